@@ -18,7 +18,7 @@ DATA ?= data
 # the program anew, which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick check lint types docs setup serve clean
+.PHONY: run test quick check lint types docs setup browser serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
@@ -52,6 +52,16 @@ $(STAMP): pyproject.toml constraints.txt
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[all]'
 	@touch $@
+
+# For the tests of the web pages; without it they are skipped. A machine with another one needs none.
+browser:
+	@if which chromium chromium-browser google-chrome 2>/dev/null | grep -q .; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing Chromium for the tests of the web pages."; \
+		apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null \
+			|| echo "Chromium could not be installed; the tests of the web pages will be skipped."; \
+	else echo "No Chromium: the tests of the web pages in a browser will be skipped."; fi
 
 clean:
 	rm -rf $(VENV) $(DATA) build dist *.egg-info

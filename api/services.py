@@ -20,8 +20,10 @@ import structlog
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
+from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint
+from ingestion.rereading import read_again
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
@@ -49,6 +51,7 @@ log = structlog.get_logger(__name__)
 
 # What the service starts in processes of their own.
 EVALUATE_COMMAND = (sys.executable, "-m", "api.cli.main", "evaluate")
+CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
 _SHARED = ("retriever", "uploads", "skills", "tagger", "index")
 
@@ -101,6 +104,11 @@ class Services(KnowledgeBase):
         )
 
     @cached_property
+    def page_images(self) -> PageImages:
+        """Pages of PDF documents as pictures."""
+        return PageImages(self.settings)
+
+    @cached_property
     def skills(self) -> SkillLibrary:
         """The skill library."""
         return SkillLibrary(self.catalog)
@@ -110,8 +118,10 @@ class Services(KnowledgeBase):
         self.skills.observed(names)
 
     def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
-        """Register or replace a hardware; `origin` names the description in errors."""
-        return register_hardware(
+        """Register or replace a hardware; `origin` names the description in errors. Where its
+        languages changed, its manuals are read again.
+        """
+        answer = register_hardware(
             self.registry,
             description,
             origin,
@@ -119,6 +129,9 @@ class Services(KnowledgeBase):
             check_signature=signature_from_mapping,
             check_rules=check_own,
         )
+        if answer["outcome"] == "updated" and self.documents.find(hardware=answer["id"]):
+            read_again(self.uploads, self.documents, self.blobs, answer["id"])
+        return answer
 
     def parser_pool(self) -> ParserPool:
         """Processes that parse files, within the limits of the settings; to be used in a `with`."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ingestion.formats.detect import detect
+from ingestion.read import own_languages
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -146,7 +147,7 @@ class Uploads:
             sha256=key,
             size_bytes=len(upload.data),
             blob_key=key,
-            pipeline=self._pipeline,
+            pipeline=self._pipeline_for(hardware),
             origin=upload.origin,
             access_scope=upload.access_scope,
         )
@@ -174,6 +175,13 @@ class Uploads:
             elif group is not None:
                 self._jobs.join_group(connection, registered.document_id, group)
         return Submitted(registered.document_id, job_id, registered.outcome, name, group)
+
+    def _pipeline_for(self, hardware: Sequence[str]) -> str:
+        """Names and kernels are read in the languages of a chip's own toolchains, so the same bytes
+        give something else once it states them.
+        """
+        languages = own_languages(hardware, self._registry.all())
+        return "+".join((self._pipeline, *sorted(languages)))
 
     @staticmethod
     def _source_key(upload: Upload, name: str, category: str, hardware: Sequence[str]) -> str:

@@ -161,6 +161,11 @@ class ChildProcess:
         """Whether it has not ended."""
         return self._process.poll() is None
 
+    @property
+    def code(self) -> int | None:
+        """Its exit code; None while it runs."""
+        return self._process.poll()
+
     def answer(self, seconds: float) -> tuple[str, str]:
         """What it wrote to standard output and error. Raises TimeoutError where it did not end in
         time; it still runs then.

@@ -48,6 +48,45 @@ def list_documents(
     `hardware` is an id, name or alias: only documents about exactly that hardware. Raises
     UnknownHardware, and InvalidRequest for an unknown category.
     """
+    _check_category(category)
+    documents = base.documents.find(
+        hardware=base.registry.resolve(hardware) if hardware else None,
+        category=category,
+        access_scope=access_scope,
+    )
+    return [_document(document) for document in documents]
+
+
+def page_of_documents(
+    base: KnowledgeBase,
+    *,
+    limit: int,
+    offset: int = 0,
+    hardware: str | None = None,
+    category: str | None = None,
+    words: str = "",
+    access_scope: AccessScope = ALL_ACCESS,
+) -> tuple[list[Json], int]:
+    """At most `limit` of what `list_documents` has, after the first `offset`, and how many that
+    are; with `words`, only documents that have each of them in title or source key.
+    """
+    _check_category(category)
+    about = base.registry.resolve(hardware) if hardware else None
+    rows = base.documents.find(
+        hardware=about,
+        category=category,
+        words=words,
+        limit=limit,
+        offset=offset,
+        access_scope=access_scope,
+    )
+    total = base.documents.count(
+        hardware=about, category=category, words=words, access_scope=access_scope
+    )
+    return [_document(row) for row in rows], total
+
+
+def _check_category(category: str | None) -> None:
     if category is not None and category not in CATEGORIES:
         near = nearest(category, CATEGORIES)
         raise InvalidRequest(
@@ -55,12 +94,6 @@ def list_documents(
             hint=f"Use one of {', '.join(CATEGORIES)}"
             + (f"; did you mean {near[0]}?" if near else "."),
         )
-    documents = base.documents.find(
-        hardware=base.registry.resolve(hardware) if hardware else None,
-        category=category,
-        access_scope=access_scope,
-    )
-    return [_document(document) for document in documents]
 
 
 def show_document(

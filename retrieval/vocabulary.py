@@ -43,6 +43,23 @@ def list_symbols(
     return [card.as_json() for card in cards[:limit]]
 
 
+def symbols_of_section(
+    base: KnowledgeBase, section_id: str, access_scope: AccessScope = ALL_ACCESS
+) -> list[dict[str, Any]]:
+    """Cards of the names that a section of a document defines."""
+    with base.catalog.read() as connection:
+        cards = symbols.listed(connection, section=section_id, access_scope=access_scope)
+    return [card.as_json() for card in cards]
+
+
+def show_symbol(
+    base: KnowledgeBase, symbol_id: str, access_scope: AccessScope = ALL_ACCESS
+) -> dict[str, Any]:
+    """The card of a name. Raises NotFound."""
+    with base.catalog.read() as connection:
+        return symbols.get(connection, symbol_id, access_scope).as_json()
+
+
 def list_samples(
     base: KnowledgeBase,
     hardware: str,

@@ -130,24 +130,48 @@ class SkillLibrary:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills by name. `hardware`: those that hold for it, so also of its lineage and of any."""
+        wanted = self._narrowing(states, tier, hardware, signal, access_scope)
+        with self._catalog.read() as connection:
+            return _summaries(connection, store.heads(connection, **wanted), access_scope)
+
+    def page(
+        self,
+        *,
+        limit: int,
+        offset: int = 0,
+        states: Sequence[str] | None = None,
+        tier: str | None = None,
+        hardware: str | None = None,
+        signal: str | None = None,
+        access_scope: AccessScope = ALL_ACCESS,
+    ) -> tuple[Sequence[SkillSummary], int]:
+        """At most `limit` of what `list` has, after the first `offset`; how many `list` has."""
+        wanted = self._narrowing(states, tier, hardware, signal, access_scope)
+        with self._catalog.read() as connection:
+            rows = store.heads(connection, limit, offset, **wanted)
+            return _summaries(connection, rows, access_scope), store.count(connection, **wanted)
+
+    def _narrowing(
+        self,
+        states: Sequence[str] | None,
+        tier: str | None,
+        hardware: str | None,
+        signal: str | None,
+        access_scope: AccessScope,
+    ) -> dict[str, Any]:
         odd = sorted({*(states or ())} - {*store.STATES})
         if odd or (tier is not None and tier not in store.TIERS):
             raise InvalidRequest(
                 f"no such state or tier: {', '.join(odd) or tier}",
                 hint=f"States: {', '.join(store.STATES)}. Tiers: {', '.join(store.TIERS)}.",
             )
-        scopes = None if hardware is None else self._scopes(hardware, access_scope)
-        wanted = None if signal is None else load_signals().get(signal).id
-        with self._catalog.read() as connection:
-            rows = store.heads(
-                connection,
-                states=states,
-                tier=tier,
-                hardware_scopes=scopes,
-                signal=wanted,
-                access_scope=access_scope,
-            )
-            return _summaries(connection, rows, access_scope)
+        return {
+            "states": states,
+            "tier": tier,
+            "hardware_scopes": None if hardware is None else self._scopes(hardware, access_scope),
+            "signal": None if signal is None else load_signals().get(signal).id,
+            "access_scope": access_scope,
+        }
 
     def search(
         self,

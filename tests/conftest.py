@@ -14,6 +14,7 @@ import urllib.error
 import urllib.request
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -321,8 +322,14 @@ def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
     """The real service on a free port with a data directory of its own, killed at the end. It has
     all chips and some documents: reading and embedding the others would go on beside other tests.
     """
-    folder = service_folder
-    knowledge = copy_knowledge(folder / "knowledge", SERVED_DOCUMENTS)
+    with service_of(service_folder, SERVED_DOCUMENTS, model_cache) as url:
+        yield url
+
+
+@contextmanager
+def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> Iterator[str]:
+    """A real service with these built-in documents; everything that it has lies in `folder`."""
+    knowledge = copy_knowledge(folder / "knowledge", documents)
     place_models(folder / "data", model_cache)
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -22,8 +22,9 @@ PAGES_BY_HAND = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
     *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "docs" / "guide").glob("*.md")),
 ]
-ALL_PAGES = [*PAGES_BY_HAND, *sorted((ROOT / "docs").glob("*/*.md"))]
+ALL_PAGES = list(dict.fromkeys([*PAGES_BY_HAND, *sorted((ROOT / "docs").glob("*/*.md"))]))
 MAX_LINE = 200  # characters of a line that is no row of a table
 SHELL = re.compile(r"^(<!-- executed -->\n)?```(?:sh)?\n(.*?)^```$", re.M | re.S)
 EXECUTED = re.compile(

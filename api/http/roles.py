@@ -40,6 +40,8 @@ NEEDED: Mapping[str, Role] = {
     "POST /ui/passages/{passage_id}": "writer",
     "POST /ui/jobs/{job_id}/retry": "writer",
     "POST /ui/hardware": "writer",
+    "POST /ui/hardware/{hardware_id}/description": "writer",
+    "POST /ui/symbols/{symbol_id}": "writer",
     # What counts of it.
     "PATCH /facts/{fact_id}": "curator",
     "PATCH /hardware/{hardware_id}/facts": "curator",
@@ -55,6 +57,9 @@ NEEDED: Mapping[str, Role] = {
     "POST /runs": "admin",
     "POST /runs/{run_id}/cancel": "admin",
     "POST /runs/{run_id}/candidates": "admin",
+    "POST /ui/runs": "admin",
+    "POST /ui/runs/{run_id}/cancel": "admin",
+    "POST /ui/hardware/{hardware_id}/check": "admin",
 }
 # Whoever is restricted to some hardware may not have code run, which could read everything.
 RUNS_CODE = frozenset({"POST /trajectories"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
@@ -15,6 +15,7 @@ from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
 from ingestion import hardware as chips
 from retrieval.coverage import coverage
 from retrieval.documents import list_documents
+from retrieval.onboarding import onboarding_steps
 from retrieval.vocabulary import list_samples, list_symbols
 
 ACTOR = "web"
@@ -50,7 +51,7 @@ def add(request: Request, parts: Parts, form: SentForm) -> Response:
         given["languages"] = form.listed("languages")
     body = validated(HardwareBody, given).model_dump(exclude_none=True)
     answer = parts.register_hardware(body, "the form")
-    return see_other(request, f"/hardware/{answer['id']}")
+    return see_other(request, f"/hardware/{answer['id']}/setup")
 
 
 @router.get("/{hardware_id}")
@@ -72,6 +73,7 @@ def show(
         facts=chips.facts_of(parts.registry, chip["id"], facts),
         documents=list_documents(parts, hardware=chip["id"], access_scope=access),
         coverage=known,
+        steps=onboarding_steps(parts, chip["id"], access),
         symbols=len(list_symbols(parts, chip["id"], access_scope=access)),
         samples=len(list_samples(parts, chip["id"], access_scope=access)),
     )
@@ -94,12 +96,23 @@ def symbols(
     parts: Parts,
     access: Access,
     q: str = "",
+    status: Literal["", "proposed", "rejected"] = "",
     number: Number = 1,
 ) -> HTMLResponse:
     """The names of a chip's languages, searched and paged."""
     chip = chips.show_hardware(parts.registry, hardware_id)
-    rows = list_symbols(parts, chip["id"], q[:400], access_scope=access)
-    return page(request, "symbols.html", chip=chip, q=q, shown=paged(rows, number))
+    rows = list_symbols(
+        parts, chip["id"], q[:400], access_scope=access, status=status or "accepted"
+    )
+    return page(
+        request,
+        "symbols.html",
+        chip=chip,
+        q=q,
+        status=status,
+        statuses=("proposed", "rejected"),
+        shown=paged(rows, number),
+    )
 
 
 @router.get("/{hardware_id}/samples")

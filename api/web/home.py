@@ -14,8 +14,8 @@ from api.web.pages import PageRoute, page
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
 from kb.scope import AccessScope
-from optimizer.search.runs.run_store import list_runs
-from retrieval.documents import list_documents, list_proposed_recipes
+from optimizer.search.runs.run_store import count_runs, list_runs
+from retrieval.documents import list_documents, list_proposed_recipes, page_of_documents
 
 router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
 
@@ -34,27 +34,31 @@ class Task:
 @router.get("")
 def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HTMLResponse:
     """Counts, and what needs a person."""
-    documents = list_documents(parts, access_scope=access)
-    skills = parts.skills.list(access_scope=access)
-    runs = list_runs(parts)
+    _, documents = page_of_documents(parts, limit=0, access_scope=access)
+    _, skills = parts.skills.page(limit=0, access_scope=access)
+    _, waiting = parts.skills.page(
+        limit=0, tier="learned", states=("candidate", "suspect"), access_scope=access
+    )
     chips_known = [c for c in chips.list_hardware(parts.registry) if c["kind"] == "accelerator"]
     readiness = threads.readiness()
+    passages = readiness.passages
+    if access.restricted:
+        passages = sum(row["passages"] for row in list_documents(parts, access_scope=access))
     counts = (
         ("Chips", len(chips_known), "/hardware"),
-        ("Documents", len(documents), "/documents"),
-        ("Passages", sum(d["passages"] for d in documents), "/knowledge"),
-        ("Skills", len(skills), "/skills"),
-        ("Runs", len(runs), "/runs"),
+        ("Documents", documents, "/documents"),
+        ("Passages", passages, "/knowledge"),
+        ("Skills", skills, "/skills"),
+        ("Runs", count_runs(parts), "/runs"),
     )
-    waiting = [s for s in skills if s.tier == "learned" and s.state in ("candidate", "suspect")]
-    tasks = [*_of_chips(parts), *_of_store(parts, access, len(waiting))]
+    tasks = [*_of_chips(parts), *_of_store(parts, access, waiting)]
     return page(
         request,
         "home.html",
         counts=counts,
         tasks=[task for task in tasks if task.count],
         readiness=None if access.restricted else readiness,  # of the whole store
-        runs=runs[:5],
+        runs=list_runs(parts, 5),
     )
 
 

@@ -55,6 +55,12 @@ def job(job_id: str, request: Request, parts: Parts, access: Access) -> HTMLResp
     return page(request, "job.html", job=show_job(parts, job_id, access_scope=access))
 
 
+@router.get("/jobs/{job_id}/row")
+def job_row(job_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+    """How far a job is, as a row of the list of an upload."""
+    return page(request, "job_row.html", job=show_job(parts, job_id, access_scope=access))
+
+
 @router.post("/jobs/{job_id}/retry")
 def retry(job_id: str, request: Request, parts: Parts, access: Access) -> Response:
     """Queue a failed job again."""

@@ -1,8 +1,9 @@
 """What every page shares: templates, headers, error pages, forms and paging.
 
-Templates escape every value. The headers allow no script or style inside of a page, so text of an
-upload stays text even where escaping was forgotten. Foreign pages cannot send our forms: the
-middleware `api.http.callers` refuses them before a route is reached.
+Templates escape every value. The headers allow the two scripts that the service itself serves, and
+no script or style inside of a page, so text of an upload stays text even where escaping was
+forgotten. Every page works without scripts; with them, live parts renew themselves. Foreign pages
+cannot send our forms: the middleware `api.http.callers` refuses them before a route is reached.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ MAX_PARAMETER = 20_000
 MAX_PAGE = 10**6
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self';"
-    " script-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    " script-src 'self'; connect-src 'self'; form-action 'self'; base-uri 'none';"
+    " frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     # `no-referrer` would make the origin of our own forms "null", which is refused.
     "Referrer-Policy": "same-origin",
@@ -78,9 +80,10 @@ def figure(value: Any) -> str:
     return f"{value:.4g}"
 
 
-def page(request: Request, template: str, status: int = 200, **values: Any) -> HTMLResponse:
+def page(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
     """The template as a response; `root` is what stands before every path behind a proxy."""
     root = request.scope.get("root_path", "")
+    query = f"?{request.url.query}" if request.url.query else ""
     text = (
         _environment()
         .get_template(template)
@@ -89,10 +92,16 @@ def page(request: Request, template: str, status: int = 200, **values: Any) -> H
             ui=f"{root}/ui",
             path=request.url.path.removeprefix(root),
             logged_in=is_session(request.scope),
+            here=f"{request.url.path}{query}",
             **values,
         )
     )
     return HTMLResponse(text, status_code=status, headers=HEADERS)
+
+
+def is_fragment(request: Request) -> bool:
+    """Whether a script of a page asks for a part of it."""
+    return request.headers.get("hx-request") == "true"
 
 
 def see_other(request: Request, path: str) -> RedirectResponse:
@@ -185,6 +194,11 @@ class Page(NamedTuple):
     number: int
     pages: int
     total: int
+
+
+def counted(rows: Sequence[Any], number: int, total: int) -> Page:
+    """A page whose rows the store has chosen."""
+    return Page(rows, number, max(1, -(-total // PAGE_SIZE)), total)
 
 
 def paged(rows: Sequence[Any], number: int, size: int = PAGE_SIZE) -> Page:

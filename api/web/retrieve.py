@@ -75,7 +75,12 @@ def _answered(
         return page(request, "retrieve.html", error.status, **values | {"error": error})
     counters.retrieval(answer)
     base = str(request.base_url).rstrip("/")
-    values |= {"answer": answer.as_json(), "curl": _curl(base, body), "python": _python(base, body)}
+    values |= {
+        "answer": answer.as_json(),
+        "curl": _curl(base, body),
+        "python": _python(base, body),
+        "mcp": _mcp(body),
+    }
     return page(request, "retrieve.html", **values)
 
 
@@ -110,6 +115,12 @@ def _metrics(text: str) -> Any:
 def _curl(base: str, body: dict[str, Any]) -> str:
     data = shlex.quote(json.dumps(body, ensure_ascii=False))
     return f"curl -s {base}/retrieve -H 'content-type: application/json' \\\n  -d {data}"
+
+
+def _mcp(body: dict[str, Any]) -> str:
+    """The parameters of a `tools/call` request."""
+    call = {"name": "retrieve_context", "arguments": body}
+    return json.dumps(call, ensure_ascii=False, indent=2)
 
 
 def _python(base: str, body: dict[str, Any]) -> str:

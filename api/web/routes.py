@@ -8,7 +8,18 @@ from fastapi import APIRouter, Depends, FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
-from api.web import documents, hardware, home, knowledge, login, retrieve, runs, skills
+from api.web import (
+    documents,
+    hardware,
+    home,
+    knowledge,
+    login,
+    onboarding,
+    retrieve,
+    runs,
+    skills,
+    symbols,
+)
 from api.web.pages import PageRoute, check_query
 from kb.errors import NotFound
 
@@ -17,7 +28,18 @@ def add_to(app: FastAPI) -> None:
     """Serve the pages below /ui."""
     folder = files("api.web") / "static"
     app.mount("/ui/static", StaticFiles(directory=str(folder)), name="ui-static")
-    for module in (login, home, hardware, retrieve, documents, skills, runs, knowledge):
+    for module in (
+        login,
+        home,
+        onboarding,
+        hardware,
+        retrieve,
+        documents,
+        symbols,
+        skills,
+        runs,
+        knowledge,
+    ):
         app.include_router(module.router, dependencies=[Depends(check_query)])
     app.include_router(_rest)
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import SkillPatch, validated
 from api.http.dependencies import Access, Parts
-from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
+from api.web.pages import (
+    MAX_PAGE,
+    PAGE_SIZE,
+    PageRoute,
+    SentForm,
+    counted,
+    page,
+    paged,
+    see_other,
+)
 from ingestion import hardware as chips
 from kb.catalog.skills import STATES, TIERS
 from retrieval.diagnose.signals import load_signals
@@ -32,18 +41,22 @@ def list_page(
     number: Number = 1,
 ) -> HTMLResponse:
     """Skills that fit every filter."""
-    rows = parts.skills.find(
-        states=[part.strip() for part in state.split(",")] if state else None,
-        tier=tier or None,
-        hardware=hardware or None,
-        signal=signal or None,
-        words=q or None,
-        access_scope=access,
-    )
+    wanted: dict[str, Any] = {
+        "states": [part.strip() for part in state.split(",")] if state else None,
+        "tier": tier or None,
+        "hardware": hardware or None,
+        "signal": signal or None,
+        "access_scope": access,
+    }
+    if q:
+        shown = paged(parts.skills.find(words=q, **wanted), number)
+    else:
+        rows, total = parts.skills.page(limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, **wanted)
+        shown = counted(rows, number, total)
     return page(
         request,
         "skills.html",
-        shown=paged(rows, number),
+        shown=shown,
         given={"q": q, "state": state, "tier": tier, "hardware": hardware, "signal": signal},
         states=STATES,
         tiers=TIERS,

@@ -111,20 +111,43 @@ class Documents:
         *,
         hardware: str | None = None,
         category: str | None = None,
+        words: str = "",
+        limit: int | None = None,
+        offset: int = 0,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> list[Document]:
-        """Documents by category, then title. `hardware`: only those scoped to exactly this id."""
+        """Documents by category, then title. `hardware`: only those scoped to exactly this id;
+        `words`: only those that have each of them in title or source key; with `limit`, at most
+        that many after the first `offset`.
+        """
         query = sa.select(t.documents).where(visible.documents(access_scope))
         if category is not None:
             query = query.where(t.documents.c.category == category)
         if hardware is not None:
-            scoped = sa.select(t.document_scopes.c.document_id).where(
-                t.document_scopes.c.kind == "hardware", t.document_scopes.c.value == hardware
-            )
-            query = query.where(t.documents.c.id.in_(scoped))
+            query = query.where(t.documents.c.id.in_(_about(hardware)))
+        query = query.where(*_with_words(words)).limit(limit).offset(offset)
         query = query.order_by(t.documents.c.category, t.documents.c.title, t.documents.c.id)
         with self._catalog.read() as connection:
             return _complete(connection, list(connection.execute(query)), access_scope)
+
+    def count(
+        self,
+        *,
+        hardware: str | None = None,
+        category: str | None = None,
+        words: str = "",
+        access_scope: AccessScope = ALL_ACCESS,
+    ) -> int:
+        """How many documents `find` has without a limit."""
+        query = sa.select(sa.func.count(t.documents.c.id)).where(
+            visible.documents(access_scope), *_with_words(words)
+        )
+        if category is not None:
+            query = query.where(t.documents.c.category == category)
+        if hardware is not None:
+            query = query.where(t.documents.c.id.in_(_about(hardware)))
+        with self._catalog.read() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def unread(
         self,
@@ -277,6 +300,17 @@ class Documents:
         if row is None:
             raise NotFound(f"no document {document_id!r}", hint="GET /documents lists them.")
         return row
+
+
+def _about(hardware: str) -> sa.Select[Any]:
+    return sa.select(t.document_scopes.c.document_id).where(
+        t.document_scopes.c.kind == "hardware", t.document_scopes.c.value == hardware
+    )
+
+
+def _with_words(words: str) -> list[sa.ColumnElement[bool]]:
+    text = t.documents.c.title.concat(" ").concat(t.documents.c.source_key)
+    return [text.icontains(word, autoescape=True) for word in words.split()]
 
 
 def _complete(

@@ -225,11 +225,13 @@ def listed(
     hardware: Sequence[str] | None = None,
     *,
     names: Collection[str] | None = None,
+    section: str | None = None,
     statuses: Collection[SymbolStatus] = ACCEPTED,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Symbol]:
     """Active cards in the order of their documents; with `hardware`, those about one of these ids,
-    with `names`, those with one of these names. Without `statuses`, only accepted ones: what was
+    with `names`, those with one of these names, with `section`, those that this section defines.
+    Without `statuses`, only accepted ones: what was
     read from structure, and what a person has accepted of a model's proposals.
     """
     wanted = [
@@ -237,6 +239,8 @@ def listed(
         visible.read_from(t.symbols, access_scope),
         t.symbols.c.status.in_(statuses),
     ]
+    if section is not None:
+        wanted.append(t.symbols.c.section_id == section)
     parts: Iterable[Sequence[str] | None] = [None] if names is None else portions(sorted(names))
     symbols = []
     for part in parts:

@@ -54,6 +54,38 @@ class NodeRow:
     usage: Mapping[str, Any] | None = None
 
 
+@dataclass(frozen=True)
+class RunWhere:
+    """Which runs are meant; what is empty means any. `words` stand in the run's id, its problem's
+    name or the place of its problem.
+    """
+
+    words: str = ""
+    hardware: str = ""
+    state: str = ""
+
+    def conditions(self) -> list[sa.ColumnElement[bool]]:
+        """What their rows fulfil."""
+        place = sa.func.json_extract(t.runs.c.settings, "$.problem")
+        conditions = [
+            sa.or_(
+                *(
+                    c.icontains(word, autoescape=True)
+                    for c in (t.runs.c.id, t.problems.c.name, place)
+                )
+            )
+            for word in self.words.split()
+        ]
+        if self.hardware:
+            conditions.append(t.runs.c.hardware_id == self.hardware)
+        if self.state:
+            conditions.append(t.runs.c.state == self.state)
+        return conditions
+
+
+EVERY_RUN = RunWhere()
+
+
 class Runs:
     """Every method is one transaction."""
 
@@ -98,13 +130,23 @@ class Runs:
             raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
         return _stored(row)
 
-    def latest(self, limit: int = 50) -> list[StoredRun]:
-        """Runs, newest first."""
+    def latest(
+        self, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
+    ) -> list[StoredRun]:
+        """Runs, newest first, after the first `offset` of those that are meant."""
+        query = self._select().where(*where.conditions())
+        query = query.order_by(t.runs.c.created_at.desc(), t.runs.c.id)
         with self._catalog.read() as connection:
-            rows = connection.execute(
-                self._select().order_by(t.runs.c.created_at.desc(), t.runs.c.id).limit(limit)
-            ).all()
+            rows = connection.execute(query.limit(limit).offset(offset)).all()
         return [_stored(row) for row in rows]
+
+    def count(self, where: RunWhere = EVERY_RUN) -> int:
+        """How many runs are meant."""
+        query = self._select().where(*where.conditions()).subquery()
+        with self._catalog.read() as connection:
+            return int(
+                connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one()
+            )
 
     def _select(self) -> sa.Select[Any]:
         return (
@@ -112,6 +154,12 @@ class Runs:
             .join(t.problems, t.problems.c.id == t.runs.c.problem_id)
             .where(visible.runs(self._scope))
         )
+
+    def size(self, run_id: str) -> int:
+        """How many nodes a run has."""
+        query = sa.select(sa.func.count()).where(t.nodes.c.run_id == run_id)
+        with self._catalog.read() as connection:
+            return int(connection.execute(query).scalar_one())
 
     def update(
         self, run_id: str, state: str, settings: Mapping[str, Any], cost_usd: float = 0.0

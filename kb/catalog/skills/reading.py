@@ -183,10 +183,21 @@ def error_words(
     return {name: str(text) for name, text in rows}
 
 
-def heads(connection: Connection, **narrowing: Any) -> list[SkillHead]:
-    """Skills sorted by name, without their texts. Takes the arguments of `listed`."""
+def heads(
+    connection: Connection, limit: int | None = None, offset: int = 0, **narrowing: Any
+) -> list[SkillHead]:
+    """Skills sorted by name, without their texts. Takes the arguments of `listed`; with `limit`, at
+    most that many after the first `offset`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
-    return _heads(connection, _narrowed(_light(scope), **narrowing))
+    query = _narrowed(_light(scope), **narrowing)
+    return _heads(connection, query.limit(limit).offset(offset))
+
+
+def count(connection: Connection, **narrowing: Any) -> int:
+    """How many skills there are. Takes the arguments of `listed`."""
+    scope = narrowing.get("access_scope", ALL_ACCESS)
+    query = _narrowed(_light(scope), **narrowing).subquery()
+    return int(connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one())
 
 
 def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kb.blobs import Blobs
 from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.runs import NodeRow, Runs
+from kb.catalog.search.runs import EVERY_RUN, NodeRow, Runs, RunWhere
 from optimizer.search.records import Node, Proposal, node_from_json
 from optimizer.search.store import RunRow, run_from_json
 
@@ -33,9 +33,13 @@ class CatalogStore:
         """The run with this id. Raises NotFound."""
         return run_from_json(self._runs.find(run_id).settings)
 
-    def latest(self, limit: int = 50) -> list[RunRow]:
-        """At most `limit` runs, newest first."""
-        return [run_from_json(row.settings) for row in self._runs.latest(limit)]
+    def latest(self, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN) -> list[RunRow]:
+        """At most `limit` of the runs that are meant, newest first, after the first `offset`."""
+        return [run_from_json(row.settings) for row in self._runs.latest(limit, offset, where)]
+
+    def count(self, where: RunWhere = EVERY_RUN) -> int:
+        """How many runs are meant."""
+        return self._runs.count(where)
 
     def update(self, run: RunRow) -> None:
         """Store the run's row and the cost of its nodes in USD."""
@@ -78,6 +82,10 @@ class CatalogStore:
     def nodes(self, run_id: str) -> list[Node]:
         """The nodes of a run in the order of their numbers, with bundles and evaluations."""
         return [node_from_json(self._whole(record)) for record in self._runs.nodes(run_id)]
+
+    def size(self, run_id: str) -> int:
+        """How many nodes a run has."""
+        return self._runs.size(run_id)
 
     def _whole(self, record: Mapping[str, Any]) -> dict[str, Any]:
         row = dict(record)

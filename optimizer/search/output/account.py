@@ -12,7 +12,6 @@ from typing import Any
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.search.confirm import Outcome
-from optimizer.search.output.cases import wins
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
@@ -22,6 +21,8 @@ FORMAT = 1
 
 def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict[str, Any]:
     """The report of a run as JSON, without the plots."""
+    from optimizer.search.output.cases import wins  # loads torch, which the rest here does not need
+
     device = next((n.evaluation.device for n in tree if n.evaluation is not None), "not known")
     return {
         "format": FORMAT,

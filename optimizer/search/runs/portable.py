@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 import zipfile
@@ -286,6 +287,18 @@ def export_run(base: KnowledgeBase, run_id: str, folder: Path) -> dict[str, Any]
         "report": str(report),
         "rows": str(folder / "rows" / run.id),
     }
+
+
+def exported_zip(base: KnowledgeBase, run_id: str) -> bytes:
+    """What `export_run` writes, as a zip file with one folder. Raises NotFound."""
+    with tempfile.TemporaryDirectory(prefix="kernlore-export-") as place:
+        folder = Path(place) / run_id
+        export_run(base, run_id, folder)
+        packed = io.BytesIO()
+        with zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as archive:
+            for path in sorted(folder.rglob("*")):
+                archive.write(path, path.relative_to(place))
+        return packed.getvalue()
 
 
 def outcome_of(run: RunRow, tree: Tree) -> Outcome:

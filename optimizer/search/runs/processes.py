@@ -7,6 +7,7 @@ What is remembered here is only what runs now; runs and nodes are rows of the ca
 from __future__ import annotations
 
 import json
+import re
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -14,32 +15,36 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kb.errors import Conflict, NotFound
+from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
 from kb.jobs import ChildProcess
 from kb.private import private_folder
 from optimizer.search.runs.run_lock import owner_of
-from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.run_store import cancel_run, run_store
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE, Mailbox
 from retrieval.knowledge_base import KnowledgeBase
 
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 MAX_RUNNING = 2
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
 @dataclass(frozen=True)
 class SubmittedProblem:
-    """A problem: where its file lies here, or its text and that of the toml beside it."""
+    """A problem: where its file lies here, or its text and that of the toml beside it. `name` is
+    what a problem that was sent as text is called.
+    """
 
     path: str | None
     source: str = ""
     toml: str | None = None
+    name: str = "sent"
 
     def place(self, folder: Path) -> str:
         """The path of its file; what was sent as text is written to the run's folder."""
         if self.path is not None:
             return self.path
-        file = folder / "problem.py"
+        file = folder / f"{self.name}.py"
         file.write_text(self.source, encoding="utf-8")
         if self.toml is not None:
             file.with_suffix(".toml").write_text(self.toml, encoding="utf-8")
@@ -47,8 +52,8 @@ class SubmittedProblem:
 
 
 def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
-    """Check a shipped name, or `source` with `toml` or None, without running any of it. Raises
-    NotFound and InvalidRequest.
+    """Check a shipped name, or `source` with `toml` or None and maybe a `name`, without running any
+    of it. Raises NotFound and InvalidRequest.
     """
     from optimizer.evaluation.evaluate import problem_named, problem_sent
 
@@ -56,7 +61,13 @@ def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
         return SubmittedProblem(str(problem_named(problem).path))
     source, toml = problem["source"], problem.get("toml")
     problem_sent(source, toml)
-    return SubmittedProblem(None, source, toml)
+    name = problem.get("name") or SubmittedProblem.name
+    if not _NAME.fullmatch(name):
+        raise InvalidRequest(
+            f"{name[:80]!r} cannot be the name of a problem",
+            hint="Use 1 to 64 letters, digits, `-` and `_`.",
+        )
+    return SubmittedProblem(None, source, toml, name)
 
 
 class RunProcesses:
@@ -79,9 +90,9 @@ class RunProcesses:
     ) -> str:
         """The id of a run that has begun.
 
-        `problem` is a shipped name, or `source` with `toml` or None; `goal` has the fields of
-        `Goal`; `hardware` is an id, name or alias, or `auto`; `context_tokens` bounds the knowledge
-        that is packed for an external proposer. Raises InvalidRequest, NotFound and
+        `problem` is a shipped name, or `source` with `toml` or None and maybe a `name`; `goal` has
+        the fields of `Goal`; `hardware` is an id, name or alias, or `auto`; `context_tokens` bounds
+        the knowledge that is packed for an external proposer. Raises InvalidRequest, NotFound and
         UnknownHardware, and Conflict where too many run already: they would wait for the same
         device.
         """
@@ -191,14 +202,18 @@ class RunProcesses:
         return {"run": run_id, "step": step, "state": "accepted"}
 
     def cancel(self, run_id: str) -> dict[str, Any]:
-        """End a run and show it. It is asked to end first; nothing of it is alive when this
-        returns. Raises NotFound.
+        """End a run and show it. It is asked to end first; nothing of one that this service has
+        started is alive when this returns. One of another process ends after its candidate. Raises
+        NotFound.
         """
         store = run_store(self._base)
-        with suppress(NotFound):
-            store.cancel(run_id)
         with self._changing:
             child = self._children.get(run_id)
+        with suppress(NotFound):
+            if child is None:
+                cancel_run(self._base, run_id)
+            else:
+                store.cancel(run_id)
         if child is not None:
             child.wait(GRACE_SECONDS)
             child.end(GRACE_SECONDS / 2)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.runs import Runs
+from kb.catalog.search.runs import EVERY_RUN, Runs, RunWhere
 from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
@@ -48,9 +48,16 @@ def summary_of(run: RunRow) -> Json:
     }
 
 
-def list_runs(base: KnowledgeBase) -> list[Json]:
-    """Summaries of the runs, newest first."""
-    return [summary_of(run) for run in run_store(base).latest()]
+def list_runs(
+    base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
+) -> list[Json]:
+    """Summaries of the runs that are meant, newest first."""
+    return [summary_of(run) for run in run_store(base).latest(limit, offset, where)]
+
+
+def count_runs(base: KnowledgeBase, where: RunWhere = EVERY_RUN) -> int:
+    """How many runs are meant."""
+    return run_store(base).count(where)
 
 
 def run_account(base: KnowledgeBase, run_id: str) -> Json:
@@ -186,6 +193,22 @@ def candidate_diff(base: KnowledgeBase, run_id: str, number: int) -> list[str]:
     return lines
 
 
+def node_transcript(base: KnowledgeBase, run_id: str, number: str) -> Json | None:
+    """The stored conversation with the model that proposed a candidate; None where no model did.
+    Raises NotFound.
+    """
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+
+    proposal = node_record(base, run_id, number)["proposal"]
+    if proposal is None or not proposal["transcript"]:
+        return None
+    run, _, place = str(proposal["transcript"]).rpartition("/")
+    step, _, attempt = place.partition("-")
+    stored = FolderTranscripts(base.settings.data_dir / "transcripts")
+    transcript = stored.read(run, int(step), int(attempt))
+    return None if transcript is None else transcript.as_json()
+
+
 def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
     """The plots of the report as SVG, by name; those that cannot be drawn are left out. Raises
     NotFound.
@@ -251,7 +274,7 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
         "policy": run.goal.policy,
         "knowledge": "on" if run.goal.knowledge else "off",
         "gain": summary_of(run)["gain"],
-        "candidates": str(len(tree) - 1),
+        "candidates": str(max(0, len(tree) - 1)),
         "candidates to the best": str(best.number) if best is not None else "",
         "verdicts": json.dumps(dict(counts)),
         "seconds": f"{run.seconds:.0f}",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from io import BytesIO
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from reportlab.pdfgen.canvas import Canvas
 
 from api.services import Services
 from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
@@ -20,6 +22,7 @@ from tests.api.conftest import finished, upload
 
 EVIL = "<img src=x onerror=alert(1)>"
 RUN = "run_of_pages"
+OTHER_RUN = "run_of_nobody"  # that no process works on
 CHIP = "pages-x1"
 MANUAL = f"""# {EVIL}
 
@@ -31,6 +34,20 @@ The shared memory of a core is 192 KiB. Tiles that are larger spill to {EVIL}.
 |---|---|
 | Shared memory per core | 192 KiB |
 | Memory bandwidth | 2.5 TB/s |
+"""
+NAMES = """# Instructions
+
+## tile.wait
+
+`tile.wait d` waits for the tile `d`.
+
+| Operand | Meaning |
+|---|---|
+| `d` | the tile, of at most 4 KiB |
+
+```pages-l
+tile.wait t0
+```
 """
 SKILL = f"""---
 name: pages-larger-tiles
@@ -50,11 +67,18 @@ class Filled:
     document: str
     job: str
     passage: str
+    on_page: str
+    symbol: str
     skill: str
 
 
 @pytest.fixture(scope="session")
 def filled(client: TestClient) -> Filled:
+    tools = {"pages-l": {"compile": "cc {source} {output}", "run": "run {output} {input}"}}
+    chip = {"id": "pages-lang", "languages": ["pages-l"], "toolchains": tools}
+    assert client.post("/hardware", json=chip).status_code == 201
+    sent = upload(client, "names.md", NAMES.encode(), hardware="pages-lang").json()
+    assert finished(client, sent["job_id"])["state"] == "ready"
     chip = {"id": CHIP, "name": f"Pages {EVIL}", "languages": ["pages-c"]}
     assert client.post("/hardware", json=chip).status_code == 201
     title = {"title": EVIL, "hardware": CHIP}
@@ -65,9 +89,31 @@ def filled(client: TestClient) -> Filled:
     added = client.post("/skills", json=skill)
     assert added.status_code == 201, added.text
     store_run(client.app.state.services)  # type: ignore[attr-defined]
+    drawn = upload(client, "pages.pdf", one_page(), hardware=CHIP).json()
+    assert finished(client, drawn["job_id"])["state"] == "ready"
+    pages = client.get(f"/documents/{drawn['document_id']}/passages").json()["passages"]
+    symbols = client.get("/hardware/pages-lang/symbols").json()["symbols"]
     return Filled(
-        client, sent["document_id"], sent["job_id"], listed[0]["id"], added.json()["name"]
+        client,
+        sent["document_id"],
+        sent["job_id"],
+        listed[0]["id"],
+        pages[0]["id"],
+        symbols[0]["id"],
+        added.json()["name"],
     )
+
+
+def one_page() -> bytes:
+    """A PDF with a heading and a paragraph."""
+    written = BytesIO()
+    sheet = Canvas(written, pagesize=(300, 400))
+    sheet.setFont("Helvetica-Bold", 18)
+    sheet.drawString(40, 340, "Memory")
+    sheet.setFont("Helvetica", 10)
+    sheet.drawString(40, 300, "The scratchpad holds 64 KiB, and tiles must fit into it.")
+    sheet.save()
+    return written.getvalue()
 
 
 def store_run(services: Services) -> None:
@@ -83,6 +129,7 @@ def store_run(services: Services) -> None:
     store.begin(row)
     for node in nodes:
         store.add(RUN, node)
+    store.begin(replace(row, id=OTHER_RUN))
 
 
 def _evaluated(services: Services, key: str, kernel: Bundle, right: bool) -> Evaluation:

@@ -1,0 +1,211 @@
+"""The pages in a real Chromium: a new chip by clicking, accessibility, and text that stays text."""
+
+from __future__ import annotations
+
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Locator, Page, expect, sync_playwright
+
+from tests.conftest import ROOT, service_of
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = [
+    pytest.mark.slow(40),
+    pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: `make browser` installs it"),
+]
+EXAMPLE = ROOT / "examples/new_chip"
+DOCUMENTS = ("guidance/memory-bound.md", "hardware/h100/tuning.md")
+EVIL = "<img src=x onerror=\"document.documentElement.dataset.evil='yes'\">"
+DESKTOP, PHONE = {"width": 1280, "height": 900}, {"width": 390, "height": 844}
+PATIENCE = 120_000  # milliseconds: a loaded machine is no defect of a page
+
+
+@dataclass(frozen=True)
+class Site:
+    """A running service, and the files of a chip that nobody has seen."""
+
+    url: str
+    chip: str
+    files: Path
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Site]:
+    folder = tmp_path_factory.mktemp("browser")
+    seed = secrets.randbelow(10_000)
+    make = [sys.executable, str(EXAMPLE / "chip.py"), str(seed), str(folder / "chip")]
+    subprocess.run(make, check=True, capture_output=True)
+    with service_of(folder, DOCUMENTS, model_cache) as url:
+        yield Site(url, f"nova-{seed}", folder / "chip")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        # Without a sandbox of its own: where the tests run as root it has none.
+        launched = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield launched
+        launched.close()
+
+
+@pytest.fixture
+def page(browser: Browser) -> Iterator[Page]:
+    context = browser.new_context(viewport=DESKTOP)  # type: ignore[arg-type]
+    context.set_default_timeout(PATIENCE)
+    opened = context.new_page()
+    complaints: list[str] = []
+    opened.on("pageerror", lambda error: complaints.append(str(error)))
+    opened.on("console", lambda m: complaints.append(m.text) if m.type == "error" else None)
+    yield opened
+    context.close()
+    # The browser itself reports an answer with an error status; the pages show it.
+    assert [c for c in complaints if "Failed to load resource" not in c] == []
+
+
+def saying(page: Page | Locator, text: str) -> Locator:
+    return page.get_by_text(text, exact=False).first
+
+
+def test_a_new_chip_from_nothing_to_a_finished_optimization(site: Site, page: Page) -> None:
+    expect.set_options(timeout=PATIENCE)
+    page.goto(f"{site.url}/ui")
+    page.get_by_role("link", name="Add a chip").click()
+    page.get_by_label("Id", exact=True).fill(site.chip)
+    page.get_by_label("Languages").fill("novac")
+    page.get_by_role("button", name="Add the chip").click()
+
+    page.get_by_label("Files", exact=True).set_input_files(site.files / "manual.md")
+    page.get_by_role("button", name="Upload").click()
+    expect(page.locator("#sent li").get_by_text("ready", exact=True)).to_be_visible()
+    page.get_by_label("Take the text from a file").set_input_files(site.files / "hardware.toml")
+    page.get_by_role("button", name="Save the description").click()
+    # What the language's names and kernels are is read from the manual again, now that it is known.
+    expect(page.get_by_text("ready", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Check it").click()
+    expect(page.get_by_role("status")).to_contain_text("Complete")
+
+    page.get_by_role("link", name="See the proposed facts").click()
+    for box in page.get_by_role("checkbox").all():
+        box.check()
+    page.get_by_role("button", name="Accept the marked").click()
+    expect(saying(page, "No facts here are proposed")).to_be_visible()
+    page.get_by_role("link", name="What a first prompt would contain").click()
+    expect(saying(page, "The text")).to_be_visible()
+    page.go_back()
+    page.get_by_role("link", name="Ask about it").click()
+    page.get_by_label("Question").fill("how large is the scratchpad")
+    page.get_by_role("button", name="Ask").click()
+    page.locator("article.card h3 a").first.click()
+    expect(page.get_by_role("heading", name="Correct it")).to_be_visible()
+
+    page.goto(f"{site.url}/ui/hardware/{site.chip}/setup")
+    page.get_by_role("link", name="Search for a kernel").click()
+    page.get_by_label("Take the text from a file").set_input_files(EXAMPLE / "problems/matmul.py")
+    page.get_by_label("Name", exact=True).fill("matmul")
+    page.get_by_label("Candidates", exact=True).fill("2")
+    page.get_by_role("button", name="Start the run").click()
+    # From here on nothing is loaded anew: the page renews itself.
+    expect(page.locator("#live").get_by_text("finished", exact=True)).to_be_visible()
+    expect(page.get_by_role("heading", level=1)).to_have_text(f"matmul on {site.chip}")
+    expect(page.locator("ul.tree li")).to_have_count(3)
+    page.locator("#n2 > details > summary").click()
+    expect(page.locator("#n2 .body").get_by_role("heading", name="Code")).to_be_visible()
+    assert httpx.get(f"{site.url}/ui/runs", params={"q": "matmul", "state": "finished"}).text.count(
+        "matmul</a>"
+    )
+
+
+def test_several_files_are_sent_each_with_its_progress(
+    site: Site, page: Page, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{name}.md" for name in ("one", "two", "three")]
+    for file in files:
+        file.write_text(f"# {file.stem}\n\nText {EVIL}.\n", encoding="utf-8")
+    files.append(tmp_path / "empty.md")
+    files[-1].write_text("", encoding="utf-8")
+    page.goto(f"{site.url}/ui/upload")
+    page.get_by_label("Files", exact=True).set_input_files(files)
+    page.get_by_role("button", name="Upload").click()
+    rows = page.locator("#sent > li")
+    expect(rows.get_by_text("ready", exact=True)).to_have_count(3)
+    expect(rows.get_by_text("rejected", exact=True)).to_have_count(1)
+
+
+def test_a_title_that_is_markup_stays_text(site: Site, page: Page, tmp_path: Path) -> None:
+    expect.set_options(timeout=PATIENCE)
+    file = tmp_path / "title.md"
+    file.write_text(f"# Title\n\nText {EVIL}.\n", encoding="utf-8")
+    page.goto(f"{site.url}/ui/upload")
+    page.get_by_label("Files", exact=True).set_input_files(file)
+    page.get_by_label("Title").fill(EVIL)
+    page.get_by_role("button", name="Upload").click()
+    expect(page.locator("#sent").get_by_text("ready", exact=True)).to_be_visible()
+    for link in (None, "Read what was read", "open and correct"):
+        if link is not None:
+            page.get_by_role("link", name=link).first.click()
+        expect(page.get_by_text("<img src=x").first).to_be_visible()
+        assert page.locator("main img").count() == 0
+        assert page.locator("html").get_attribute("data-evil") is None
+
+
+def pages_of(site: Site) -> list[str]:
+    """One address of each page, with what the store has by now."""
+
+    def ids(path: str, key: str, field: str) -> str:
+        return str(httpx.get(f"{site.url}{path}").json()[key][0][field])
+
+    chip = f"/hardware/{site.chip}"
+    document = ids("/documents", "documents", "id")
+    passage = ids(f"/documents/{document}/passages", "passages", "id")
+    job, skill = ids("/jobs", "jobs", "id"), ids("/skills", "skills", "name")
+    run = ids("/runs", "runs", "id")
+    symbol = ids(f"{chip}/symbols", "symbols", "id")
+    return [
+        *("", "/hardware", chip, f"{chip}?facts=all", f"{chip}/setup", f"{chip}/symbols"),
+        *(f"{chip}/samples", f"{chip}/first-prompt", f"/symbols/{symbol}", "/upload", "/recipes"),
+        *("/retrieve", "/retrieve?signal=memory_bound&hardware=h100", "/documents", "/no/page"),
+        *(f"/documents/{document}", f"/passages/{passage}", "/jobs", f"/jobs/{job}", "/knowledge"),
+        *("/skills", f"/skills/{skill}", "/runs", "/runs/new", f"/runs/{run}"),
+        *(f"/runs/{run}/candidates/1", f"/runs/compare?run={run}&run={run}"),
+    ]
+
+
+def test_every_page_is_accessible_and_fits_a_phone(site: Site, page: Page) -> None:
+    axe = Axe()
+    wrong: list[str] = []
+    for number, path in enumerate(pages_of(site)):
+        # Every other one as a phone in the dark shows it.
+        small = number % 2 == 1
+        page.emulate_media(color_scheme="dark" if small else "light")
+        page.set_viewport_size(DESKTOP if not small else PHONE)  # type: ignore[arg-type]
+        page.goto(f"{site.url}/ui{path}")
+        for violation in axe.run(page, options={"resultTypes": ["violations"]}).response[
+            "violations"
+        ]:
+            if violation["impact"] in ("serious", "critical"):
+                places = [node["html"][:150] for node in violation["nodes"][:3]]
+                wrong.append(f"{path}: {violation['id']}: {places}")
+        page.set_viewport_size(PHONE)  # type: ignore[arg-type]
+        if page.evaluate("document.documentElement.scrollWidth > innerWidth"):
+            wrong.append(f"{path} is wider than a phone")
+    assert wrong == []
+
+
+def test_the_keyboard_reaches_the_content_first(site: Site, page: Page) -> None:
+    page.goto(f"{site.url}/ui/hardware")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()
+    page.keyboard.press("Enter")
+    assert re.search(r"#main$", page.url)
