@@ -31,7 +31,7 @@ from retrieval.ranking import Ranked
 
 HITS = 60  # passages of a ranking that sections are made of
 CUTOFF = (
-    0.35  # of the best weighed score, below which a section of the chip's documents is left out
+    0.45  # of the best weighed score, below which a section of the chip's documents is left out
 )
 LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
 FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
