@@ -38,6 +38,19 @@ def _expand(lowering: Lowering, node: fx.Node) -> Value:
     return broadcast(lowering.argument(node, 0), shape, dtype)
 
 
+@rule("aten.repeat")
+def _repeat(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    ahead = len(shape) - len(value.shape)
+
+    def at(places: Places) -> Expression:
+        own = zip(places[ahead:], value.shape, strict=True)
+        return value.at(tuple(place % size for place, size in own))
+
+    return Value(shape, dtype, at)
+
+
 @rule("prims.broadcast_in_dim")
 def _broadcast_in(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
