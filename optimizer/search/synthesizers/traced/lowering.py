@@ -182,7 +182,7 @@ class Lowering:
     # -- operators
 
     def _lowered(self, node: fx.Node) -> Value | tuple[Value, ...]:
-        name = str(node.target).removesuffix(".default")
+        name = _functional(node)
         if self._library is not None and name in self._library:
             return self._left(node)
         try:
@@ -283,6 +283,25 @@ class Lowering:
         if isinstance(of, tuple | list):
             return [self._plain(part) for part in of]
         return of
+
+
+def _functional(node: fx.Node) -> str:
+    """The operator's name; that of the form that returns a new tensor where it writes into one that
+    nobody else reads."""
+    name, target = str(node.target).removesuffix(".default"), node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return name
+    into = node.args[0] if node.args else None
+    if not isinstance(into, fx.Node) or len(into.users) > 1:
+        return name
+    source = into.target
+    if not isinstance(source, torch._ops.OpOverload):
+        return name
+    if any(returned.alias_info is not None for returned in source._schema.returns):
+        return name
+    space, _, rest = name.partition(".")
+    base, dot, form = rest.partition(".")
+    return f"{space}.{base.removesuffix('_')}{dot}{form}"
 
 
 def read_of(buffer: Buffer) -> Value:
