@@ -41,7 +41,6 @@ from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.traced import cpp
 from optimizer.search.synthesizers.traced.synthesizer import CPP, lowered
 
-
 FASTER, RIGHT, LEFT = "right and faster", "right, not known to be faster", "left to the library"
 WRONG, FAILED, NOT_BEGUN = "not right", "not measured", "not begun: the time was over"
 BUILT_BY = {"cpp": "g++", "torch": "torch"}
@@ -138,7 +137,9 @@ def _outcome(made: Made, folder: Path, timed: bool) -> Row:
     timing = TimingPolicy(max_pairs=12, seconds=20.0)
     settings = EvaluationSettings(seeds=1, call_seconds=20.0, load_seconds=60.0, timing=timing)
     target = Target("x86-64", ("x86-64",), "native", "cpu")
-    places = {name: Place(target, usable_toolchain(name, target, t)) for name, t in BUILT_BY.items()}
+    places = {
+        name: Place(target, usable_toolchain(name, target, t)) for name, t in BUILT_BY.items()
+    }
     if not timed:
         problem = replace(problem, cases=tuple(replace(c, timed=False) for c in problem.cases))
     with LocalBench(problem, places, settings) as bench:

@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,21 +22,30 @@ import torch
 from kb.errors import NotFound, Unavailable, nearest
 
 ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}  # of the largest input, about
+MOST_RESULTS = 1 << 28  # elements
 SAMPLES = 24  # of an operator that are looked at
-SMALL = 4_096  # elements: a sample this large needs no other size
+BEST = 3
 _FLOATING = (torch.float32,)
 _PLAIN = (bool, int, float, str, type(None))
 
 
 @dataclass(frozen=True)
 class Made:
-    """A problem file and its problem.toml; `larger` says whether there are real sizes."""
+    """A problem file and its problem.toml; `larger` says whether there are real sizes, `plain`
+    whether the result is one tensor of floats with several elements, which alone tells a right
+    kernel from a wrong one surely."""
 
     name: str
     operator: str
     source: str
     toml: str
     larger: bool
+    plain: bool
+
+    @property
+    def worth(self) -> int:
+        """How good a problem it is, up to BEST."""
+        return 2 * self.larger + self.plain
 
 
 @dataclass(frozen=True)
@@ -66,12 +75,16 @@ def aten_problem(name: str) -> Made | NotMade:
     if call is None:
         return NotMade(name, "no function of torch or method of a tensor has its name")
     reason = "it has no sample with a tensor of float32"
+    best: Made | None = None
     for sample in _samples(info):
         made = _from_sample(info, name, call, sample)
-        if isinstance(made, Made):
-            return made
-        reason = made.reason
-    return NotMade(name, reason)
+        if isinstance(made, NotMade):
+            reason = made.reason
+        elif best is None or made.worth > best.worth:
+            best = made
+        if best is not None and best.worth == BEST:
+            break
+    return best or NotMade(name, reason)
 
 
 def write_problem_files(made: Made, folder: Path) -> Path:
@@ -81,6 +94,38 @@ def write_problem_files(made: Made, folder: Path) -> Path:
     (place / "problem.py").write_text(made.source, encoding="utf-8")
     (place / "problem.toml").write_text(made.toml, encoding="utf-8")
     return place
+
+
+@dataclass(frozen=True)
+class WrittenProblem:
+    """What came of an operator: the folder of its problem, or the reason why there is none; a
+    reason beside a folder says why it has no real sizes."""
+
+    operator: str
+    path: Path | None
+    reason: str = ""
+
+
+def write_problems(
+    names: Sequence[str], folder: Path, log: Callable[[str], None]
+) -> list[WrittenProblem]:
+    """Write the problems of these operators below `folder`; `log` is told of every hundredth.
+    Raises NotFound and Unavailable before anything is written."""
+    known = set(operator_names())
+    for name in names:
+        if name not in known:
+            aten_problem(name)
+    written = []
+    for number, name in enumerate(names, 1):
+        made = aten_problem(name)
+        if isinstance(made, NotMade):
+            written.append(WrittenProblem(name, None, made.reason))
+        else:
+            reason = "" if made.larger else "only the sample's size: torch takes no larger one"
+            written.append(WrittenProblem(name, write_problem_files(made, folder), reason))
+        if number % 100 == 0:
+            log(f"{number} of {len(names)} operators")
+    return written
 
 
 # -- samples
@@ -157,16 +202,17 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
     extents = sorted({size for t in file.inputs for size in t.shape if size > 1}, reverse=True)
     source = _source(name, call, file, extents, info)
     own = {_constant(size): size for size in extents}
-    reason = _refused(source, own)
-    if reason:
-        return NotMade(name, reason)
+    result = _result(source, own)
+    if isinstance(result, str):
+        return NotMade(name, result)
+    plain = len(result) == 1 and result[0].is_floating_point() and result[0].numel() > 1
     larger = {}
     for device, most in ELEMENTS.items():
         sizes = _larger(source, file, extents, most)
         if sizes is not None:
             larger[device] = sizes
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
-    return Made(short, name, source, _toml(short, name, own, larger), bool(larger))
+    return Made(short, name, source, _toml(short, name, own, larger), bool(larger), plain)
 
 
 def _arguments(sample: Any) -> _File | str:
@@ -179,7 +225,9 @@ def _arguments(sample: Any) -> _File | str:
             return f"x{len(inputs) - 1}"
         if isinstance(value, list | tuple):
             inner = ", ".join(text(part) for part in value)
-            return f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+            return (
+                f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+            )
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, _PLAIN):
@@ -252,9 +300,8 @@ def _input(tensor: torch.Tensor, extents: Sequence[int], info: Any) -> str:
     return f"{made} * {high - low:.6g} + {low:.6g}"
 
 
-def _refused(source: str, constants: dict[str, int]) -> str:
-    """Why torch does not compute this file with these sizes as a problem has it; empty where it
-    does."""
+def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
+    """What the file computes with these sizes, or why it is no problem."""
     known: dict[str, Any] = {}
     exec(compile(source, "aten problem", "exec"), known)
     known.update(constants)
@@ -273,16 +320,15 @@ def _refused(source: str, constants: dict[str, int]) -> str:
     if any(p.dtype.is_complex or p.layout is not torch.strided for p in parts):
         return "its result is complex or sparse"
     repeated = list(again) if isinstance(again, tuple | list) else [again]
-    if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in zip(parts, repeated, strict=True)):
+    pairs = zip(parts, repeated, strict=True)
+    if not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs):
         return "its result is random"
     if any(p.is_floating_point() and not p.isfinite().all() for p in parts):
         return "its result is not finite"
-    return ""
+    return parts
 
 
-def _larger(
-    source: str, file: _File, extents: Sequence[int], most: int
-) -> dict[str, int] | None:
+def _larger(source: str, file: _File, extents: Sequence[int], most: int) -> dict[str, int] | None:
     """Larger extents that torch accepts: all of them scaled, or only the first of the largest
     input; None where it accepts neither. Sizes for a GPU are only tried without memory."""
     largest = max(file.inputs, key=torch.Tensor.numel)
@@ -327,7 +373,9 @@ def _accepted(source: str, constants: dict[str, int]) -> bool:
     finally:
         log.disabled = before
     parts = list(result) if isinstance(result, tuple | list) else [result]
-    return all(isinstance(p, torch.Tensor) for p in parts) and sum(p.numel() for p in parts) < 1 << 28
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        return False
+    return sum(part.numel() for part in parts) < MOST_RESULTS
 
 
 def _toml(short: str, name: str, own: dict[str, int], larger: dict[str, dict[str, int]]) -> str:

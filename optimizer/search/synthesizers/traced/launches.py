@@ -233,7 +233,7 @@ def in_steps(stage: Stage) -> list[Stage]:
     if len(runs) > 1:
         first, last = runs[-1]
         return _parted(stage, tuple(dims[first:last]))
-    if stage.space and prod(v.extent for v in stage.space) >= FEW or terms < MANY:
+    if (stage.space and prod(v.extent for v in stage.space) >= FEW) or terms < MANY:
         return [stage]
     inner = stage.reduced[1:]
     if inner and prod(v.extent for v in inner) >= LEAST_TERMS and stage.reduced[0].extent >= FEW:

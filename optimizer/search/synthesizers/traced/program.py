@@ -60,9 +60,9 @@ class View:
 
 @dataclass(frozen=True)
 class Call:
-    """An operator that is left to torch: `operator` as torch.ops names it, arguments as plain values
-    with Views in place of tensors. Its results fill `outs`, in order; None for one that nothing
-    reads. `after` is how many stages come before it."""
+    """An operator that is left to torch: `operator` as torch.ops names it, arguments as plain
+    values with Views in place of tensors. Its results fill `outs`, in order; None for one that
+    nothing reads. `after` is how many stages come before it."""
 
     operator: str
     args: tuple[Any, ...]

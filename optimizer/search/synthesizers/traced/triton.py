@@ -214,7 +214,9 @@ def _view(view: View, buffer: Buffer) -> str:
     for extent in reversed(view.shape):
         strides.append(size)
         size *= extent
-    dense = all(a == b or n == 1 for a, b, n in zip(view.strides, strides[::-1], view.shape))
+    dense = all(
+        a == b or n == 1 for a, b, n in zip(view.strides, strides[::-1], view.shape, strict=True)
+    )
     if dense and not view.offset and size == buffer.elements:
         same = view.shape == buffer.shape
         return buffer.name if same else f"{buffer.name}.view({list(view.shape)})"

@@ -91,9 +91,7 @@ def tile_of(launch: Launch, values: Mapping[str, Value]) -> Tile:
     return _tile(rows, columns, chunked, along, each * -(-count // rows), per_warp)
 
 
-def _tile(
-    rows: int, columns: int, chunked: bool, along: str, programs: int, per_warp: int
-) -> Tile:
+def _tile(rows: int, columns: int, chunked: bool, along: str, programs: int, per_warp: int) -> Tile:
     warps = power_of_two(max(1, rows * columns // per_warp))
     return Tile(rows, columns, chunked, along, programs, min(MOST_WARPS, warps))
 
@@ -230,9 +228,7 @@ class _Kernel:
         totals = {}
         for part in walked:
             if part.combine is not None:
-                start = operators.number(
-                    neutral(part.combine, part.body.dtype), part.body.dtype
-                )
+                start = operators.number(neutral(part.combine, part.body.dtype), part.body.dtype)
                 kind = operators.TYPES[part.body.dtype]
                 totals[part.out.name] = self._assign(
                     f"tl.full({list(self.shape)}, {start}, {kind})"
@@ -347,9 +343,9 @@ class _Kernel:
             return f"tl.full([], {operators.number(of.value, of.dtype)}, {_type(of)})"
         if of.name == "load" and str(of.value) in self.made:
             source = self.made[str(of.value)]
-            return self._value(source.body) if source.role == "full" else self.results[
-                source.out.name
-            ]
+            return (
+                self._value(source.body) if source.role == "full" else self.results[source.out.name]
+            )
         if id(of) not in self.known:
             self.known[id(of)] = self._assign(self._text(of))
         return self.known[id(of)]

@@ -16,8 +16,18 @@ TYPES: Mapping[str, str] = {
     "bool": "tl.int1",
 }
 INFIX: Mapping[str, str] = {
-    **{"add": "+", "sub": "-", "mul": "*", "div": "/", "and": "&", "or": "|"},
-    **{"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="},
+    "add": "+",
+    "sub": "-",
+    "mul": "*",
+    "div": "/",
+    "and": "&",
+    "or": "|",
+    "eq": "==",
+    "ne": "!=",
+    "lt": "<",
+    "le": "<=",
+    "gt": ">",
+    "ge": ">=",
 }
 _OWN = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "abs")
 # Functions that a kernel file defines for itself, each with those that it calls.

@@ -1,5 +1,5 @@
-"""Triton that is written from a graph computes what the graph computes, in Triton's interpreter; and
-it compiles for chips that are not here."""
+"""Triton that is written from a graph computes what the graph computes, in Triton's interpreter,
+and compiles for chips that are not here."""
 
 from __future__ import annotations
 
@@ -79,7 +79,11 @@ NOT_RUN = {("parts", "whole"), ("parts", "chunks"), ("everything", "chunks")}
 RUN = [(n, f) for n in MODELS for f in ("whole", "chunks") if (n, f) not in NOT_RUN]
 INIT = {"library": "self.l = nn.Linear(24, 10)"}
 SMALL: Mapping[str, Value] = {
-    **triton.START, "block": 64, "row_block": 64, "resident": 64, "chunk": 32
+    **triton.START,
+    "block": 64,
+    "row_block": 64,
+    "resident": 64,
+    "chunk": 32,
 }
 RUNNER = """
 import importlib.util, pathlib, torch
@@ -194,9 +198,7 @@ def test_kernels_compile_for_chips_that_are_not_here(name: str, tmp_path: Path) 
 
 
 def test_where_all_stays_with_torch_there_is_nothing_to_write() -> None:
-    source = FILE.format(
-        init="pass", forward="x @ y", shape="(8, 5)", second="torch.randn(5, 6)"
-    )
+    source = FILE.format(init="pass", forward="x @ y", shape="(8, 5)", second="torch.randn(5, 6)")
     shapes = {"x": (8, 5), "y": (5, 6), "out": (8, 6)}
     specs = [
         TensorSpec(name, "output" if name == "out" else "input", "float32", shape)
