@@ -374,7 +374,7 @@ def _accepted(source: str, constants: dict[str, int]) -> bool:
     parts = list(result) if isinstance(result, tuple | list) else [result]
     if not all(isinstance(part, torch.Tensor) for part in parts):
         return False
-    return sum(part.numel() for part in parts) < MOST_RESULTS
+    return bool(sum(part.numel() for part in parts) < MOST_RESULTS)
 
 
 def _toml(short: str, name: str, own: dict[str, int], larger: dict[str, dict[str, int]]) -> str:

@@ -121,7 +121,7 @@ def launches(program: Program) -> list[Launch | Call]:
             made.append(_with_stores(launch, group, read))
         launch, group = None, []
         if isinstance(step, Stage):
-            launch, group = Launch(axes_of(step), (placed(step, axes_of(step)),)), [step]
+            launch, group = _begun(step), [step]
         elif step is not None:
             made.append(step)
     return made
@@ -384,6 +384,13 @@ def _made(role: Role, stage: Stage, values: dict[Var, Index]) -> Placed:
 
 
 # -- kernels
+
+
+def _begun(stage: Stage) -> Launch:
+    axes = axes_of(stage)
+    part = placed(stage, axes)
+    assert part is not None  # in_steps leaves only stages that fit their own axes
+    return Launch(axes, (part,))
 
 
 def _joined(launch: Launch | None, group: Sequence[Stage], stage: Stage) -> Launch | None:

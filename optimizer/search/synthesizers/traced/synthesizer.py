@@ -37,8 +37,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Language:
     """How candidates in one language look. `start` are the choices of the first, `others` what each
-    may be changed to; `write` makes the source with some choices, and names those that change
-    nothing."""
+    may be changed to; `first_plan` and `change` begin what a proposal says of itself."""
 
     name: str
     file: str
@@ -132,18 +131,19 @@ class TracedSynthesizer:
         """The programs; None where the first timed case has none."""
         key = (problem.name, language.name)
         if key not in self._lowered:
-            library = None
-            if language is TRITON:
-                allowed = problem.policy.get("library") == "allowed"
-                library = LIBRARY if allowed else None
-            self._lowered[key] = self._all(problem, library)
+            allowed = problem.policy.get("library") == "allowed"
+            library = LIBRARY if language is TRITON and allowed else None
+            without = LIBRARY if language is TRITON and not allowed else frozenset()
+            self._lowered[key] = self._all(problem, library, without)
         return self._lowered[key]
 
-    def _all(self, problem: ProblemView, library: frozenset[str] | None) -> Lowered | None:
+    def _all(
+        self, problem: ProblemView, library: frozenset[str] | None, without: frozenset[str]
+    ) -> Lowered | None:
         programs: list[tuple[Signature, Program]] = []
         served = []
         for case in problem.cases:
-            program = lowered(case, library)
+            program = lowered(case, library, without)
             if isinstance(program, str):
                 self._log(f"no kernel of its own for {problem.name}, {case.name}: {program}")
                 if case is problem.main:
@@ -162,14 +162,19 @@ def language_of(hardware: HardwareView) -> Language | None:
     return TRITON if TRITON.name in hardware.languages else None
 
 
-def lowered(case: CaseView, library: frozenset[str] | None = None) -> Program | str:
+def lowered(
+    case: CaseView,
+    library: frozenset[str] | None = None,
+    without: frozenset[str] = frozenset(),
+) -> Program | str:
     """The program of a case, or why there is none. With `library`, the operators that it names and
-    those that cannot be lowered stay with torch."""
+    those that cannot be lowered stay with torch. Those of `without` are refused."""
     traced = trace(case.source, case.dtype)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
+    known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        return Lowering(traced.graph, case.signature, OPERATORS, library).program()
+        return Lowering(traced.graph, case.signature, known, library).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 

@@ -7,6 +7,7 @@ Standard library only.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -37,9 +38,10 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "resident": (4096, 32768),
     "chunk": (2048, 8192),
 }
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand first in a file
 _HEAD = '''\
 """Written from the traced graph of the problem: {about}."""
-
+{future}
 import torch
 import triton
 import triton.language as tl
@@ -65,7 +67,6 @@ class Source:
     text: str
     kernels: int
     left: tuple[str, ...]
-    choices: frozenset[str]
 
 
 def written(
@@ -74,24 +75,23 @@ def written(
     """A candidate that serves these cases; `reference` is the problem's own file. Raises
     NotWritten."""
     hosts, kernels, left, tests = [], [], [], []
-    choices: set[str] = set()
     for number, (signature, program) in enumerate(programs):
         case = _case(number, signature, program, values)
         hosts.append(case.host)
         kernels += case.kernels
         left += case.left
-        choices |= case.choices
         tests.append(_test(number, signature))
     if not kernels:
         raise NotWritten(f"a kernel of its own, where all stays with torch: {', '.join(left)}")
     used = sorted({helper for kernel in kernels for helper in kernel.helpers})
     others = tuple(dict.fromkeys(left))
-    about = f"{len(kernels)} kernels" + (f"; torch's {', '.join(others)}" if others else "")
+    count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
+    about = count + (f"; torch's {', '.join(others)}" if others else "")
     parts = [operators.helpers(used), *(k.text for k in kernels), *hosts, _run(tests)]
-    text = _HEAD.format(about=about) + "\n\n" + "\n\n".join(p for p in parts if p)
-    return Source(
-        text + _TAIL.format(reference=reference), len(kernels), others, frozenset(choices)
-    )
+    future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
+    head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
+    tail = _TAIL.format(reference=_FUTURE.sub("", reference))
+    return Source(head + tail, len(kernels), others)
 
 
 @dataclass(frozen=True)
@@ -99,7 +99,6 @@ class _Case:
     host: str
     kernels: list[Written]
     left: list[str]
-    choices: frozenset[str]
 
 
 def _case(
@@ -116,7 +115,6 @@ def _case(
     steps = launches(program)
     called = {out.name for s in steps if isinstance(s, Call) for out in s.outs if out is not None}
     buffers = {**program.buffers, **_made(steps)}
-    choices: set[str] = set()
     for step in steps:
         if isinstance(step, Call):
             left.append(step.operator.removesuffix(".default"))
@@ -127,7 +125,6 @@ def _case(
             alias[step.placed[0].out.name] = same
             continue
         kernel = write_kernel(f"traced_{number}_{len(kernels)}", step, buffers, values)
-        choices |= _choices(step, values)
         kernels.append(kernel)
         lines += [_allocated(buffers[name]) for name in sorted(step.stored)]
         meta = f"num_warps={kernel.warps}"
@@ -137,7 +134,7 @@ def _case(
     lines.append(f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})")
     body = "\n".join(f"    {line}" for line in lines)
     host = f"def traced_case{number}({', '.join(names)}):\n    device = in0.device\n{body}\n"
-    return _Case(host, kernels, left, frozenset(choices))
+    return _Case(host, kernels, left)
 
 
 def _made(steps: Sequence[Launch | Call]) -> dict[str, Buffer]:
@@ -149,13 +146,6 @@ def _made(steps: Sequence[Launch | Call]) -> dict[str, Buffer]:
         for part in step.placed
         if part.out.number is None
     }
-
-
-def _choices(launch: Launch, values: Mapping[str, Value]) -> set[str]:
-    """The choices that change this kernel's text."""
-    if launch.axes.length == 1:
-        return {"block", "warp_elements"}
-    return {"row_block", "warp_elements", "resident", "chunk"}
 
 
 def _same(launch: Launch, called: set[str], buffers: Mapping[str, Buffer]) -> str | None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,10 +18,11 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
 from optimizer.search.records import Value
-from optimizer.search.synthesizers.base import CaseView
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
 from optimizer.search.synthesizers.traced import triton
 from optimizer.search.synthesizers.traced.program import Program
-from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, lowered
+from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
+from tests.optimizer.search.synthesizers.compiler.proposals import context
 
 pytestmark = pytest.mark.slow(seconds=20)
 
@@ -197,15 +199,49 @@ def test_kernels_compile_for_chips_that_are_not_here(name: str, tmp_path: Path) 
         assert list(compiled.kernels) == ["traced_0_0"]
 
 
-def test_where_all_stays_with_torch_there_is_nothing_to_write() -> None:
-    source = FILE.format(init="pass", forward="x @ y", shape="(8, 5)", second="torch.randn(5, 6)")
-    shapes = {"x": (8, 5), "y": (5, 6), "out": (8, 6)}
+def proposed(forward: str, device: str | None, library: str = "allowed") -> tuple[list[str], str]:
+    """What the proposer logs for a GPU, and the plan of its first proposal, empty for none."""
+    source = FILE.format(init="pass", forward=forward, shape="(8, 5)", second="torch.randn(5, 6)")
     specs = [
-        TensorSpec(name, "output" if name == "out" else "input", "float32", shape)
-        for name, shape in shapes.items()
+        TensorSpec("x", "input", "float32", (8, 5)),
+        TensorSpec("y", "input", "float32", (5, 6)),
+        TensorSpec("out", "output", "float32", (8, 6)),
     ]
-    signature = Signature(tuple(specs))
-    program = lowered(CaseView("main", signature, {}, True, None, {}, source), LIBRARY)
+    case = CaseView("main", Signature(tuple(specs)), {}, True, None, {}, source)
+    problem = ProblemView("p", "matmul", "", source, (case,), {"library": library})
+    hardware = HardwareView("h100", ("h100", "any"), device, ("triton", "torch"), {})
+    lines: list[str] = []
+    proposal = TracedSynthesizer(lines.append).propose(replace(context(problem), hardware=hardware))
+    if proposal is not None:
+        assert (proposal.bundle.language, proposal.cases) == ("triton", ("main",))
+        compile(proposal.bundle.source, "kernel.py", "exec")
+    return lines, proposal.plan if proposal is not None else ""
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_a_gpu_gets_triton_that_names_what_stays_with_torch(device: str | None) -> None:
+    lines, plan = proposed("F.gelu(x @ y)", device)
+    assert (lines, plan) == ([], "Write the traced graph as Triton: 1 kernel; torch keeps aten.mm.")
+
+
+@pytest.mark.parametrize(
+    ("forward", "library", "reason"),
+    [
+        ("x @ y", "allowed", "all stays with torch: aten.mm"),
+        ("F.gelu(x @ y)", "forbidden", "it is not lowered: aten.mm"),
+        ("(x @ y).sort(0).values", "forbidden", "it is not lowered: aten.mm"),
+    ],
+)
+def test_no_proposal_without_a_reason(forward: str, library: str, reason: str) -> None:
+    lines, plan = proposed(forward, "cuda", library)
+    assert plan == "" and reason in "".join(lines)
+
+
+def test_an_import_that_must_stand_first_does() -> None:
+    case, _, _ = model_of("softmax")
+    program = lowered(case)
     assert isinstance(program, Program)
-    with pytest.raises(triton.NotWritten, match=r"aten\.mm"):
-        triton.written([(signature, program)], source, triton.START)
+    reference = f"from __future__ import annotations\n{case.source}"
+    source = triton.written([(case.signature, program)], reference, triton.START)
+    compile(source.text, "kernel.py", "exec")
+    assert source.text.count("from __future__") == 1
