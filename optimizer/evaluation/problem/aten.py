@@ -208,7 +208,7 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
     plain = len(result) == 1 and result[0].is_floating_point() and result[0].numel() > 1
     larger = {}
     for device, most in ELEMENTS.items():
-        sizes = _larger(source, file, extents, most)
+        sizes = _larger(source, file, extents, most, really=device == "cpu")
         if sizes is not None:
             larger[device] = sizes
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
@@ -327,9 +327,12 @@ def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
     return parts
 
 
-def _larger(source: str, file: _File, extents: Sequence[int], most: int) -> dict[str, int] | None:
+def _larger(
+    source: str, file: _File, extents: Sequence[int], most: int, *, really: bool
+) -> dict[str, int] | None:
     """Larger extents that torch accepts: all of them scaled, or only the first of the largest
-    input; None where it accepts neither. Sizes for a GPU are only tried without memory."""
+    input; None where it accepts neither. They are computed with where `really` is set, else only
+    tried without memory."""
     largest = max(file.inputs, key=torch.Tensor.numel)
     if not largest.dim() or largest.numel() >= most // 2:
         return None
@@ -343,7 +346,9 @@ def _larger(source: str, file: _File, extents: Sequence[int], most: int) -> dict
         alone = _rounded(first * (most / largest.numel()) ** (1 / times))
         ways.append({_constant(s): alone if s == first else s for s in extents})
     for sizes in ways:
-        if len(set(sizes.values())) == len(sizes) and _accepted(source, sizes):
+        if len(set(sizes.values())) < len(sizes) or not _accepted(source, sizes):
+            continue
+        if not really or not isinstance(_result(source, sizes), str):
             return sizes
     return None
 
