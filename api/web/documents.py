@@ -28,7 +28,7 @@ from ingestion import hardware as chips
 from ingestion.page_images import PageImage
 from ingestion.progress import show_job
 from kb.errors import InvalidRequest, KernloreError, NotFound, error_json
-from kb.scope import CATEGORIES
+from kb.scope import CATEGORIES, AccessScope
 from retrieval import documents as browse
 from retrieval.vocabulary import symbols_of_section
 

@@ -119,7 +119,7 @@ def optimize(
         {
             "language": language,
             **_target(target),
-            "synthesizers": _synthesizers(synthesizers),
+            "synthesizers": named_synthesizers(synthesizers),
             "candidates": candidates,
             "minutes": minutes,
             "usd": usd,
@@ -188,7 +188,8 @@ def _target(text: str | None) -> dict[str, float]:
     return {TARGETS[unit or "x"]: value}
 
 
-def _synthesizers(text: str) -> tuple[str, ...]:
+def named_synthesizers(text: str) -> tuple[str, ...]:
+    """The names in the option. Raises InvalidRequest for external candidates."""
     from kb.errors import InvalidRequest
 
     names = tuple(dict.fromkeys(part.strip() for part in text.split(",") if part.strip()))

@@ -10,7 +10,7 @@ import typer
 
 from api.cli.options import AsJson
 from api.cli.output import note, pairs, show, table
-from kb.errors import NotFound, nearest
+from kb.errors import InvalidRequest, NotFound, nearest
 from kb.problem_terms import canonical_op
 
 if TYPE_CHECKING:
@@ -48,6 +48,45 @@ def new(
         note(f"{op!r} is not a known operator (similar: {near}); it is kept as written")
     answer = {"path": where, "next": f"edit {where}, then `kernlore problem check {where}`"}
     show({key: str(value) for key, value in answer.items()}, as_json, pairs)
+
+
+@app.command("aten")
+def aten(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME...", help="Operators, such as softmax or nn.functional.gelu."),
+    ] = None,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every operator that torch has samples of.")
+    ] = False,
+    names_only: Annotated[
+        bool, typer.Option("--list", help="List the operators; write nothing.")
+    ] = False,
+    folder: Annotated[Path, typer.Option("--dir", help="Folder to write to.")] = Path("aten"),
+    as_json: AsJson = False,
+) -> int:
+    """Write problems for torch's own operators, from the samples of its tests.
+
+    Each has the sample's own size and, where the operator accepts them, larger ones for CPU and
+    GPU. Exits 1 if an operator that was named gets no problem.
+    """
+    from optimizer.evaluation.problem.aten import operator_names, write_problems
+
+    if names_only:
+        show(operator_names(), as_json, lambda rows: "\n".join(rows))
+        return 0
+    if every == bool(names):
+        raise InvalidRequest(
+            "no operator is named" if not every else "operators and --all exclude each other",
+            hint="Name operators, or give --all; --list lists them.",
+        )
+    written = write_problems(names or operator_names(), folder, note)
+    rows = [
+        {"operator": w.operator, "path": str(w.path or ""), "reason": w.reason} for w in written
+    ]
+    headers = ("operator", "path", "reason")
+    show(rows, as_json, lambda rows: table(headers, [[r[h] for h in headers] for r in rows]))
+    return 1 if not every and any(w.path is None for w in written) else 0
 
 
 @app.command("list")

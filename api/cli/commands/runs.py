@@ -10,7 +10,12 @@ import typer
 
 from api.cli.backends import actor as login
 from api.cli.backends import opened
-from api.cli.commands.optimize import INTERRUPTED, ended_as_by_ctrl_c
+from api.cli.commands.optimize import (
+    INTERRUPTED,
+    Synthesizers,
+    ended_as_by_ctrl_c,
+    named_synthesizers,
+)
 from api.cli.options import (
     Actor,
     ApiBase,
@@ -259,13 +264,20 @@ def pack(
     knowledge: Annotated[
         str, typer.Option(help="Whether to pack retrieved knowledge: on or off.")
     ] = "on",
+    synthesizers: Synthesizers = "",
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:
     """Pack a search for a machine that has only torch and triton."""
     from optimizer.search.goal import Goal
 
-    goal = Goal(candidates=candidates, minutes=minutes, seed=seed, knowledge=switched_on(knowledge))
+    goal = Goal(
+        candidates=candidates,
+        minutes=minutes,
+        seed=seed,
+        knowledge=switched_on(knowledge),
+        synthesizers=named_synthesizers(synthesizers),
+    )
     with opened(data_dir) as local:
         from optimizer.evaluation.problem.load import load_problem
 

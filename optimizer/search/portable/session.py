@@ -10,7 +10,7 @@ import os
 import resource
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,7 +48,7 @@ from optimizer.search.synthesizers.base import Asking, HardwareView, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
+from optimizer.search.synthesizers.traced.synthesizer import LANGUAGES, TracedSynthesizer
 from optimizer.search.tree import Tree
 
 
@@ -212,7 +212,7 @@ def _search(
             row=run,
             store=store,
             bench=bench,
-            synthesizers=_synthesizers(session, goal, places),
+            synthesizers=_synthesizers(session, goal, places, Lines(problem.name).log),
             knowledge=SnapshotKnowledge(session["knowledge"], problem.op, facts),
             problem=view,
             hardware=HardwareView(
@@ -242,14 +242,20 @@ def _places(session: Mapping[str, Any]) -> dict[str, Place]:
 
 
 def _synthesizers(
-    session: Mapping[str, Any], goal: Goal, places: Mapping[str, Place]
+    session: Mapping[str, Any],
+    goal: Goal,
+    places: Mapping[str, Place],
+    log: Callable[[str], None],
 ) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     synthesizers: list[Synthesizer] = [RecipeSynthesizer(_recipes(session), wanted)]
-    if "traced" in goal.synthesizers and "cpp" in wanted and "cpp" in places:
-        synthesizers.append(TracedSynthesizer())
+    here = [name for name in LANGUAGES if name in wanted and name in places]
+    if "traced" in goal.synthesizers and here:
+        synthesizers.append(TracedSynthesizer(log))
     if "torch" in wanted:
         synthesizers.append(CompilerSynthesizer())
+    if goal.synthesizers:
+        return [s for s in synthesizers if s.name in goal.synthesizers]
     return synthesizers
 
 

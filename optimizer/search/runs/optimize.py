@@ -59,7 +59,7 @@ LANGUAGES = ("torch", "triton", "cpp", "cuda")
 REQUIRES = {
     "recipe": "recipes of active skills",
     "sample": "code samples of an uploaded manual",
-    "traced": "C++ for the CPU: --language cpp, or no --language",
+    "traced": "C++ for the CPU or Triton for a GPU: --language cpp or triton, or no --language",
     "compiler": "--language torch, or no --language",
 }
 BUILTIN = tuple(REQUIRES)
@@ -340,7 +340,8 @@ def _builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[
     if samples:
         proposers.append(SampleSynthesizer(samples))
     # Both import torch's compiler, which takes seconds. Traced kernels are new: on request alone.
-    if "traced" in goal.synthesizers and "cpp" in wanted and "cpp" in places:
+    here = [name for name in ("cpp", "triton") if name in wanted and name in places]
+    if "traced" in goal.synthesizers and here:
         from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
 
         proposers.append(TracedSynthesizer())

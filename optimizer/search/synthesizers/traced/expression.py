@@ -127,7 +127,25 @@ def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
     """A call; arguments are cast by the caller. Raises KeyError for an unknown operator."""
     if name not in COSTS:
         raise KeyError(name)
+    if dtype == "int64":
+        place = _as_index(name, args)
+        if place is not None:
+            return counted(place)
     return _made(Expression(name, computed_in(dtype), args))
+
+
+def _as_index(name: str, args: tuple[Expression, ...]) -> Index | None:
+    """A sum, difference or product of an index and a number as an index; None for anything else."""
+    if name not in ("add", "sub", "mul") or args[0].name != "counted":
+        return None
+    first, second = args[0].indices[0], args[1]
+    if second.name == "counted" and name != "mul":
+        return first + second.indices[0] if name == "add" else first - second.indices[0]
+    if second.name != "literal" or not isinstance(second.value, int):
+        return None
+    if name == "mul":
+        return first * second.value
+    return first + (second.value if name == "add" else -second.value)
 
 
 def _substituted(

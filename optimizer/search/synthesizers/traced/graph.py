@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from optimizer.evaluation.problem.convention import positional
@@ -65,15 +65,17 @@ def _traced(source: str, dtype: str | None) -> Traced | NotTraced:
     model_class, known = module.__dict__["Model"], module.__dict__
     wanted = getattr(torch, dtype) if dtype else None
     make_init = known.get("get_init_inputs")
-    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+    with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         init = make_init() if make_init is not None else []
-        model = model_class(*positional(model_class.__init__, init, "get_init_inputs()", 1))
-        model = model.eval().requires_grad_(False)
+        model = _model(model_class, init).eval().requires_grad_(False)
         values = positional(model_class.forward, known["get_inputs"](), "get_inputs()", 1)
         if not all(isinstance(value, torch.Tensor) for value in values):
             return NotTraced("forward takes Python numbers, whose values may change")
         inputs = [_of_dtype(value, wanted) for value in values]
-        state = {name: _of_dtype(v, wanted) for name, v in model.state_dict().items()}
+        state = {
+            name: _of_dtype(v if isinstance(v, FakeTensor) else mode.from_tensor(v), wanted)
+            for name, v in model.state_dict().items()
+        }
 
         def run(*tensors: torch.Tensor) -> Any:
             weights = dict(zip(state, tensors[len(inputs) :], strict=True))
@@ -86,6 +88,20 @@ def _traced(source: str, dtype: str | None) -> Traced | NotTraced:
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
     graph.eliminate_dead_code()
     return Traced(graph)
+
+
+def _model(model_class: Any, init: Any) -> torch.nn.Module:
+    """The Model without memory where that is possible: torch cannot change the dtype of some fake
+    weights."""
+    arguments = positional(model_class.__init__, init, "get_init_inputs()", 1)
+    try:
+        model: torch.nn.Module = model_class(*arguments)
+    except RuntimeError as problem:
+        if "swap" not in str(problem):
+            raise
+        with unset_fake_temporarily():
+            model = model_class(*arguments)
+    return model
 
 
 def _writes(node: fx.Node) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import gcd
 from typing import Any, Union
 
 UNBOUNDED = 1 << 62
@@ -129,6 +130,11 @@ def index(of: Var | int) -> Index:
     return Index(((of, 1),)) if isinstance(of, Var) else Index((), of)
 
 
+def axis(of: Var) -> Index:
+    """A variable as an index; 0 for one that has no other value."""
+    return index(of) if of.extent > 1 else Index()
+
+
 def read(value: Any, low: int = -UNBOUNDED, high: int = UNBOUNDED) -> Index:
     """The integer that an expression yields, as an index."""
     return Index(((Read(value, low, high), 1),))
@@ -205,6 +211,45 @@ def _substituted_atom(atom: Atom, values: Mapping[Var, Index]) -> Index:
         return read(atom.value.substituted(values), atom.low, atom.high)
     inner = substituted(atom.index, values)
     return inner // atom.by if isinstance(atom, Quotient) else inner % atom.by
+
+
+def rejoined(of: Index) -> Index:
+    """The same number with a quotient and a remainder of one division put together again."""
+    result = Index((), of.offset)
+    for atom, factor in of.terms:
+        result = result + _rejoined_atom(atom) * factor
+    for atom, factor in result.terms:
+        if isinstance(atom, Remainder):
+            # x = by * (x // by) + x % by, where the first summand is there too
+            quotient = atom.index // atom.by * (factor * atom.by)
+            joined = result - Index(((atom, factor),)) - quotient + atom.index * factor
+            if len(joined.terms) < len(result.terms):
+                return rejoined(joined)
+    return result
+
+
+def _rejoined_atom(atom: Atom) -> Index:
+    if isinstance(atom, Quotient):
+        return _quotient(rejoined(atom.index), atom.by)
+    if isinstance(atom, Remainder):
+        return rejoined(atom.index) % atom.by
+    return Index(((atom, 1),))
+
+
+def _quotient(of: Index, by: int) -> Index:
+    """The quotient, by a factor of the divisor first where that leaves fewer terms."""
+    if len(of.terms) == 1 and not of.offset and isinstance(of.terms[0][0], Remainder):
+        (inner, factor) = of.terms[0]
+        assert isinstance(inner, Remainder)
+        if factor == 1 and inner.by % by == 0:  # x % (by * n) // by = x // by % n
+            return rejoined(_quotient(inner.index, by) % (inner.by // by))
+    for _, factor in of.terms:
+        common = gcd(factor, by)
+        if 1 < common < by:
+            part = rejoined(of // common)
+            if len(part.terms) < len(of.terms):
+                return _quotient(part, by // common)
+    return of // by
 
 
 def flattened(indices: tuple[Index, ...], shape: tuple[int, ...]) -> Index:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
+from operator import getitem
 from typing import Any
 
 import torch
@@ -24,8 +26,15 @@ from optimizer.search.synthesizers.traced.expression import (
     literal,
     load,
 )
-from optimizer.search.synthesizers.traced.index import Index, Var, index
-from optimizer.search.synthesizers.traced.program import Buffer, Combine, Program, Stage
+from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index
+from optimizer.search.synthesizers.traced.program import (
+    Buffer,
+    Call,
+    Combine,
+    Program,
+    Stage,
+    View,
+)
 
 Places = tuple[Index, ...]
 DEAR = 10  # additions, from which on a value that is used twice is kept
@@ -59,14 +68,22 @@ class Lowering:
     """The graph of one case, node by node."""
 
     def __init__(
-        self, graph: fx.Graph, signature: Signature, operators: Mapping[str, Rule]
+        self,
+        graph: fx.Graph,
+        signature: Signature,
+        operators: Mapping[str, Rule],
+        library: frozenset[str] | None = None,
     ) -> None:
-        """`operators` lowers one node each, by the operator's name."""
+        """`operators` lowers one node each, by the operator's name. With `library`, the operators
+        that it names and those that cannot be lowered are left to torch, and what is kept has the
+        dtype that torch would give it."""
         self._graph = graph
         self._operators = operators
         self._signature = signature
         self.buffers: dict[str, Buffer] = {}
         self.stages: list[Stage] = []
+        self.calls: list[Call] = []
+        self._library = library
         self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self._counter = 0
 
@@ -87,7 +104,7 @@ class Lowering:
             elif node.op == "get_attr":
                 raise NotLowered("a tensor that the Model keeps outside its state")
         self._outputs()
-        return Program(self.buffers, tuple(self.stages))
+        return Program(self.buffers, tuple(self.stages), tuple(self.calls))
 
     def _outputs(self) -> None:
         (returned,) = next(n for n in self._graph.nodes if n.op == "output").args
@@ -119,7 +136,8 @@ class Lowering:
         space = self.variables([size for size in value.shape if size != 1])
         inner = iter(space)
         places = tuple(index(next(inner)) if size != 1 else Index() for size in value.shape)
-        return self.stage(value.at(places), space, value.shape, value.dtype)
+        exact = self._library is not None
+        return self.stage(value.at(places), space, value.shape, value.dtype, exact=exact)
 
     def stage(
         self,
@@ -129,12 +147,14 @@ class Lowering:
         dtype: str,
         reduced: tuple[Var, ...] = (),
         combine: Combine | None = None,
+        exact: bool = False,
     ) -> Value:
         """A stage into a buffer of the shape of `space`, read as a value of `shape`, which has
-        dimensions of size 1 besides."""
+        dimensions of size 1 besides. `exact` keeps the dtype, not the one it is computed in."""
         sizes = tuple(v.extent for v in space)
-        name = f"kept{sum(b.number is None for b in self.buffers.values())}"
-        buffer = self._buffer(name, sizes, computed_in(dtype), None)
+        kind = dtype if exact else computed_in(dtype)
+        buffer = self._buffer(self._new_name(), sizes, kind, None)
+        name = buffer.name
         self.stages.append(Stage(buffer, space, body, reduced, combine))
 
         def at(places: Places) -> Expression:
@@ -142,6 +162,9 @@ class Lowering:
             return load(name, inner, buffer.dtype)
 
         return Value(shape, computed_in(dtype), at)
+
+    def _new_name(self) -> str:
+        return f"kept{sum(b.number is None for b in self.buffers.values())}"
 
     def _buffer(self, name: str, shape: Sequence[int], dtype: str, number: int | None) -> Buffer:
         buffer = Buffer(name, tuple(shape), dtype, number)
@@ -159,10 +182,87 @@ class Lowering:
     # -- operators
 
     def _lowered(self, node: fx.Node) -> Value | tuple[Value, ...]:
-        name = str(node.target).removesuffix(".default")
-        if name not in self._operators:
+        name = _functional(node)
+        if self._library is not None and name in self._library:
+            return self._left(node)
+        try:
+            if name not in self._operators:
+                raise NotLowered(name)
+            return self._operators[name](self, node)
+        except NotLowered:
+            if self._library is None:
+                raise
+            return self._left(node)
+
+    # -- what is left to torch
+
+    def _left(self, node: fx.Node) -> Value | tuple[Value, ...]:
+        """A call of torch's own operator. Raises NotLowered for one that cannot be called apart."""
+        name, target = str(node.target), node.target
+        if not isinstance(target, torch._ops.OpOverload) or name.endswith("_for_cpu"):
             raise NotLowered(name)
-        return self._operators[name](self, node)
+        if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
+            raise NotLowered(f"{name}, which draws numbers or writes into its arguments")
+        args = tuple(self._handed(arg) for arg in node.args)
+        kwargs = tuple((key, self._handed(arg)) for key, arg in node.kwargs.items())
+        meta = node.meta["val"]
+        several = isinstance(meta, tuple | list)
+        outs: list[Buffer | None] = []
+        values = []
+        for number, part in enumerate(meta if several else [meta]):
+            if not isinstance(part, torch.Tensor):
+                raise NotLowered(f"{name}, whose result is no tensor")
+            read = not several or any(
+                user.target is getitem and user.args[1] == number for user in node.users
+            )
+            shape, dtype = tuple(map(int, part.shape)), str(part.dtype).removeprefix("torch.")
+            buffer = Buffer("", shape, dtype)
+            if read:
+                buffer = self._buffer(self._new_name(), shape, dtype, None)
+            outs.append(buffer if read else None)
+            values.append(read_of(buffer))
+        self.calls.append(Call(name, args, kwargs, tuple(outs), len(self.stages)))
+        return tuple(values) if several else values[0]
+
+    def _handed(self, of: Any) -> Any:
+        """An argument of a call: tensors as Views of buffers."""
+        if isinstance(of, fx.Node):
+            value = self._values[of]
+            if not isinstance(value, Value):
+                raise NotLowered("a call with several results as one argument")
+            return self._view(value)
+        if isinstance(of, tuple | list):
+            return [self._handed(part) for part in of]
+        return of
+
+    def _view(self, value: Value) -> View:
+        """The value as places of a buffer; of a new one where no buffer has it so."""
+        view = self._view_of(value)
+        if view is None:
+            space = self.variables(value.shape)
+            buffer = self._buffer(self._new_name(), value.shape, value.dtype, None)
+            self.stages.append(Stage(buffer, space, value.at(tuple(map(index, space)))))
+            strides = tuple(prod(value.shape[d + 1 :]) for d in range(len(value.shape)))
+            view = View(buffer.name, value.shape, strides, 0)
+        return view
+
+    def _view_of(self, value: Value) -> View | None:
+        space = self.variables(value.shape)
+        element = value.at(tuple(map(index, space)))
+        if element.name != "load" or 0 in value.shape:
+            return None
+        buffer = self.buffers[str(element.value)]
+        place = flattened(element.indices, buffer.shape)
+        strides = [place.factor(variable) for variable in space]
+        known = {v: index(v) * (s or 0) for v, s in zip(space, strides, strict=True)}
+        linear = sum(known.values(), start=Index((), place.offset))
+        if None in strides or linear != place or buffer.dtype != value.dtype:
+            return None
+        if any(s is None or s < 0 for s in strides):
+            return None
+        return View(buffer.name, value.shape, tuple(s or 0 for s in strides), place.offset)
+
+    # -- arguments
 
     def tensor(self, node: fx.Node, place: int) -> Value:
         """An argument that is a tensor. Raises NotLowered for anything else."""
@@ -183,6 +283,25 @@ class Lowering:
         if isinstance(of, tuple | list):
             return [self._plain(part) for part in of]
         return of
+
+
+def _functional(node: fx.Node) -> str:
+    """The operator's name; that of the form that returns a new tensor where it writes into one that
+    nobody else reads."""
+    name, target = str(node.target).removesuffix(".default"), node.target
+    if not isinstance(target, torch._ops.OpOverload) or not target._schema.is_mutable:
+        return name
+    into = node.args[0] if node.args else None
+    if not isinstance(into, fx.Node) or len(into.users) > 1:
+        return name
+    source = into.target
+    if not isinstance(source, torch._ops.OpOverload):
+        return name
+    if any(returned.alias_info is not None for returned in source._schema.returns):
+        return name
+    space, _, rest = name.partition(".")
+    base, dot, form = rest.partition(".")
+    return f"{space}.{base.removesuffix('_')}{dot}{form}"
 
 
 def read_of(buffer: Buffer) -> Value:

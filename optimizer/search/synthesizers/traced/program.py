@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Literal
+from typing import Any, Literal
 
 from optimizer.search.synthesizers.traced.expression import Expression
 from optimizer.search.synthesizers.traced.index import Var
@@ -49,8 +49,33 @@ class Stage:
 
 
 @dataclass(frozen=True)
+class View:
+    """Places of a buffer as a tensor: `strides` and `offset` in elements."""
+
+    buffer: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """An operator that is left to torch: `operator` as torch.ops names it, arguments as plain
+    values with Views in place of tensors. Its results fill `outs`, in order; None for one that
+    nothing reads. `after` is how many stages come before it."""
+
+    operator: str
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outs: tuple[Buffer | None, ...]
+    after: int
+
+
+@dataclass(frozen=True)
 class Program:
-    """The stages for one case, in the order of computation; `buffers` by name."""
+    """The stages for one case, in the order of computation; `buffers` by name. `calls` are there
+    only where a program was lowered with operators left to torch."""
 
     buffers: dict[str, Buffer]
     stages: tuple[Stage, ...]
+    calls: tuple[Call, ...] = ()

@@ -1,117 +1,210 @@
-"""Proposes a kernel of its own for any problem whose graph can be traced and lowered.
+"""Proposes a kernel of its own for any problem whose graph can be traced and lowered: C++ for the
+CPU, Triton for a GPU.
 
 From the reference it proposes the kernel as it is written first; from one of its own, the same with
-one choice of the compiler changed. Where a graph cannot be lowered, the log says which operator is
-missing, and nothing is proposed. Deterministic in the context and the installed torch.
+one choice changed. Where a graph cannot be lowered, the log says which operator is missing, and
+nothing is proposed. Where the problem allows libraries, a Triton candidate leaves such operators,
+products and convolutions to torch. Deterministic in the context and the installed torch.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
-from optimizer.search.synthesizers.base import CaseView, Context, ProblemView
-from optimizer.search.synthesizers.traced.cpp import written
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.traced import cpp, triton
 from optimizer.search.synthesizers.traced.graph import NotTraced, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
 from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
 NAME = "traced"
-LANGUAGE = "cpp"
-FILE = "kernel.cpp"
-ENTRY = "kernlore_run"
-# Choices of the C++ toolchain (its VARIANTS) that change how these loops are compiled.
-START: Mapping[str, Value] = {"prefer_vector_width": "512", "unroll_loops": False}
-OTHERS: Mapping[str, tuple[Value, ...]] = {
-    "prefer_vector_width": ("256", "512"),
-    "unroll_loops": (True, False),
-}
+LANGUAGES = ("cpp", "triton")
+# Operators that torch's libraries do better than the loops here, where they may be called.
+LIBRARY = frozenset(
+    f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
+)
+Choices = Mapping[str, Value]
 _log = logging.getLogger(__name__)
 
 
+@dataclass(frozen=True)
+class Language:
+    """How candidates in one language look. `start` are the choices of the first, `others` what each
+    may be changed to; `first_plan` and `change` begin what a proposal says of itself."""
+
+    name: str
+    file: str
+    entry: str
+    start: Choices
+    others: Mapping[str, tuple[Value, ...]]
+    first_plan: str
+    change: str
+
+
+CPP = Language(
+    "cpp",
+    "kernel.cpp",
+    "kernlore_run",
+    # Choices of the C++ toolchain (its VARIANTS) that change how these loops are compiled.
+    {"prefer_vector_width": "512", "unroll_loops": False},
+    {"prefer_vector_width": ("256", "512"), "unroll_loops": (True, False)},
+    "Write the traced graph as loops, with rows worked on to the end.",
+    "Compile the same loops",
+)
+TRITON = Language(
+    "triton",
+    "kernel.py",
+    "ModelNew",
+    triton.START,
+    triton.OTHERS,
+    "Write the traced graph as Triton",
+    "Write the same kernels",
+)
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """The programs of a problem, and the cases that they serve."""
+
+    programs: tuple[tuple[Signature, Program], ...]
+    cases: tuple[str, ...]
+
+
 class TracedSynthesizer:
-    """Writes C++ for the CPU."""
+    """Writes C++ for the CPU and Triton for a GPU."""
 
     name = NAME
     first_tries = 1
 
-    def __init__(self) -> None:
-        self._kernels: dict[str, tuple[str, tuple[str, ...]]] = {}
+    def __init__(self, log: Callable[[str], None] | None = None) -> None:
+        """`log` is told why a problem gets no kernel; by default this module's logger."""
+        self._log = log or _log.info
+        self._lowered: dict[tuple[str, str], Lowered | None] = {}
 
     def propose(self, context: Context) -> Proposal | None:
         """The next kernel; None where the graph cannot be lowered, a case's dtypes are not known,
         or nothing is left to change."""
-        if context.hardware.device != "cpu" or LANGUAGE not in context.hardware.languages:
+        language = language_of(context.hardware)
+        if language is None:
             return None
-        text, cases = self._kernel(context.problem)
-        if not text:
+        lowered = self._programs(context.problem, language)
+        if lowered is None:
             return None
         tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _own(n)}
-        for plan, values in _choices(context.parent):
-            if _key(values) not in tried:
-                bundle = Bundle({FILE: text}, FILE, LANGUAGE, ENTRY, dict(values), "recipe")
-                return Proposal(
-                    bundle=bundle,
-                    synthesizer=NAME,
-                    parent=context.parent.number,
-                    plan=plan,
-                    values=dict(values),
-                    cases=cases,
-                )
+        texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _own(n)}
+        for plan, values in _choices(context.parent, language):
+            if _key(values) in tried:
+                continue
+            try:
+                text, about = _written(language, lowered, context.problem, values)
+            except NotWritten as problem:
+                self._log(f"no kernel of its own for {context.problem.name}: {problem}")
+                self._lowered[(context.problem.name, language.name)] = None
+                return None
+            if language is TRITON and text in texts:
+                continue  # this choice changes nothing here
+            return Proposal(
+                bundle=Bundle(
+                    {language.file: text},
+                    language.file,
+                    language.name,
+                    language.entry,
+                    dict(values),
+                    "recipe",
+                ),
+                synthesizer=NAME,
+                parent=context.parent.number,
+                plan=plan + about if context.parent.number == REFERENCE else plan,
+                values=dict(values),
+                cases=lowered.cases,
+            )
         return None
 
-    def _kernel(self, problem: ProblemView) -> tuple[str, tuple[str, ...]]:
-        """The source and the cases that it serves; empty where there is none."""
-        if problem.name not in self._kernels:
-            programs: list[tuple[Signature, Program]] = []
-            served = []
-            for case in problem.cases:
-                program = lowered(case)
-                if isinstance(program, str):
-                    _log.info(
-                        "no kernel of its own for %s, %s: %s", problem.name, case.name, program
-                    )
-                    if case is problem.main:
-                        break
-                    continue
-                served.append(case.name)
-                if all(signature != case.signature for signature, _ in programs):
-                    programs.append((case.signature, program))
-            whole = problem.main.name in served
-            text = written(programs) if whole else ""
-            self._kernels[problem.name] = (text, tuple(served) if whole else ())
-        return self._kernels[problem.name]
+    def _programs(self, problem: ProblemView, language: Language) -> Lowered | None:
+        """The programs; None where the first timed case has none."""
+        key = (problem.name, language.name)
+        if key not in self._lowered:
+            allowed = problem.policy.get("library") == "allowed"
+            library = LIBRARY if language is TRITON and allowed else None
+            without = LIBRARY if language is TRITON and not allowed else frozenset()
+            self._lowered[key] = self._all(problem, library, without)
+        return self._lowered[key]
+
+    def _all(
+        self, problem: ProblemView, library: frozenset[str] | None, without: frozenset[str]
+    ) -> Lowered | None:
+        programs: list[tuple[Signature, Program]] = []
+        served = []
+        for case in problem.cases:
+            program = lowered(case, library, without)
+            if isinstance(program, str):
+                self._log(f"no kernel of its own for {problem.name}, {case.name}: {program}")
+                if case is problem.main:
+                    return None
+                continue
+            served.append(case.name)
+            if all(signature != case.signature for signature, _ in programs):
+                programs.append((case.signature, program))
+        return Lowered(tuple(programs), tuple(served))
 
 
-def lowered(case: CaseView) -> Program | str:
-    """The program of a case, or why there is none."""
+def language_of(hardware: HardwareView) -> Language | None:
+    """The language that candidates for this hardware are written in; None where there is none."""
+    if hardware.device == "cpu":
+        return CPP if CPP.name in hardware.languages else None
+    return TRITON if TRITON.name in hardware.languages else None
+
+
+def lowered(
+    case: CaseView,
+    library: frozenset[str] | None = None,
+    without: frozenset[str] = frozenset(),
+) -> Program | str:
+    """The program of a case, or why there is none. With `library`, the operators that it names and
+    those that cannot be lowered stay with torch. Those of `without` are refused."""
     traced = trace(case.source, case.dtype)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
+    known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        return Lowering(traced.graph, case.signature, OPERATORS).program()
+        return Lowering(traced.graph, case.signature, known, library).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 
 
-def _choices(parent: Node) -> Iterator[tuple[str, Mapping[str, Value]]]:
+def _written(
+    language: Language, lowered: Lowered, problem: ProblemView, values: Choices
+) -> tuple[str, str]:
+    """The source with these choices, and what the plan says of it. Raises NotWritten."""
+    if language is CPP:
+        return cpp.written(lowered.programs), ""
+    source = triton.written(lowered.programs, problem.source, values)
+    kernels = f"{source.kernels} kernel" + ("s" if source.kernels != 1 else "")
+    left = f"; torch keeps {', '.join(source.left)}" if source.left else ""
+    return source.text, f": {kernels}{left}."
+
+
+def _choices(parent: Node, language: Language) -> Iterator[tuple[str, Choices]]:
     if parent.number == REFERENCE:
-        yield "Write the traced graph as loops, with rows worked on to the end.", START
+        yield language.first_plan, language.start
     elif _own(parent) and parent.proposal is not None:
-        for name, values in OTHERS.items():
+        for name, values in language.others.items():
             for value in values:
                 if parent.proposal.values.get(name) != value:
                     changed = {**parent.proposal.values, name: value}
-                    yield f"Compile the same loops with {name} = {value}.", changed
+                    yield f"{language.change} with {name} = {value}.", changed
 
 
 def _own(node: Node) -> bool:
     return node.proposal is not None and node.proposal.synthesizer == NAME
 
 
-def _key(values: Mapping[str, Value]) -> frozenset[tuple[str, str]]:
+def _key(values: Choices) -> frozenset[tuple[str, str]]:
     return frozenset((name, str(value)) for name, value in values.items())

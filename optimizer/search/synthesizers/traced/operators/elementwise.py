@@ -12,6 +12,7 @@ from optimizer.search.synthesizers.traced.expression import (
     computed_in,
     counted,
 )
+from optimizer.search.synthesizers.traced.index import bounds, index
 from optimizer.search.synthesizers.traced.lowering import (
     Lowering,
     NotLowered,
@@ -156,6 +157,24 @@ def _pow(lowering: Lowering, node: fx.Node) -> Value:
             value = pointwise("mul", [value, parts], shape, inner, dtype)
         return value
     return pointwise("pow", [base, power], shape, inner, dtype)
+
+
+@rule("aten.fmod.Scalar", "aten.remainder.Scalar")
+def _remainder(lowering: Lowering, node: fx.Node) -> Value:
+    """Of places alone."""
+    shape, dtype = result(node)
+    value, by = lowering.tensor(node, 0), lowering.argument(node, 1)
+    if dtype != "int64" or not isinstance(by, int) or by <= 0:
+        raise NotLowered("a remainder of numbers")
+
+    def at(places: Places) -> Expression:
+        number = value.at(places)
+        if number.name != "counted" or bounds(number.indices[0])[0] < 0:
+            raise NotLowered("a remainder of numbers")
+        return counted(number.indices[0] % by)
+
+    at(tuple(map(index, lowering.variables(shape))))  # refused here, where torch can take it over
+    return Value(shape, dtype, at)
 
 
 @rule("aten._to_copy", "prims.convert_element_type", "aten.clone", "aten.alias", "aten.detach")

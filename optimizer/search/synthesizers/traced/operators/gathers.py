@@ -13,6 +13,7 @@ from optimizer.search.synthesizers.traced.expression import (
 )
 from optimizer.search.synthesizers.traced.index import (
     Index,
+    bounds,
     read,
 )
 from optimizer.search.synthesizers.traced.lowering import (
@@ -29,6 +30,10 @@ from optimizer.search.synthesizers.traced.operators.rules import rule
 
 def _place_from(value: Expression, size: int) -> Index:
     """An index that a tensor holds; negative ones count from the end."""
+    if value.name == "counted":
+        low, high = bounds(value.indices[0])
+        if low >= 0 and high < size:
+            return value.indices[0]
     number = cast(value, "int64")
     below = call("lt", (number, literal(0, "int64")), "bool")
     wrapped = call("add", (number, literal(size, "int64")), "int64")

@@ -92,6 +92,25 @@ def _mean(lowering: Lowering, node: fx.Node) -> Value:
     return pointwise("mul", [total, 1.0 / count], shape, computed_in(dtype), dtype)
 
 
+@rule("aten.linalg_vector_norm")
+def _vector_norm(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, inner = lowering.tensor(node, 0), computed_in(dtype)
+    order = float(lowering.argument(node, 1, "ord", 2))
+    dims = _dims(lowering.argument(node, 2, "dim"), len(value.shape))
+    keep = bool(lowering.argument(node, 3, "keepdim", False))
+    size = pointwise("abs", [value], value.shape, inner, inner)
+    if order in (inf, -inf):
+        return _over(lowering, size, dims, "max" if order > 0 else "min", keep, inner)
+    if order == 1:
+        return _over(lowering, size, dims, "sum", keep, inner)
+    if order != 2:
+        raise NotLowered(f"a vector norm of order {order:g}")
+    squares = pointwise("mul", [size, size], value.shape, inner, inner)
+    total = _over(lowering, squares, dims, "sum", keep, inner)
+    return pointwise("sqrt", [total], shape, inner, dtype)
+
+
 @rule("prims.var")
 def _var(lowering: Lowering, node: fx.Node) -> Value:
     """In two passes: the mean, then the squares of what differs from it."""

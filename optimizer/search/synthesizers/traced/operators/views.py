@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from torch import fx
@@ -36,6 +37,19 @@ def _view(lowering: Lowering, node: fx.Node) -> Value:
 def _expand(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     return broadcast(lowering.argument(node, 0), shape, dtype)
+
+
+@rule("aten.repeat")
+def _repeat(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    ahead = len(shape) - len(value.shape)
+
+    def at(places: Places) -> Expression:
+        own = zip(places[ahead:], value.shape, strict=True)
+        return value.at(tuple(place % size for place, size in own))
+
+    return Value(shape, dtype, at)
 
 
 @rule("prims.broadcast_in_dim")
@@ -83,6 +97,26 @@ def _slice(lowering: Lowering, node: fx.Node) -> Value:
     size = value.shape[dim]
     start = min(max(start + size if start < 0 else start, 0), size)
     return Value(shape, dtype, lambda p: value.at((*p[:dim], p[dim] * step + start, *p[dim + 1 :])))
+
+
+@rule("aten.split_with_sizes", "aten.split.Tensor", "aten.unbind.int")
+def _split(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+    value = lowering.tensor(node, 0)
+    whole = "unbind" in str(node.target)
+    dim = lowering.argument(node, 1 if whole else 2, "dim", 0) % len(value.shape)
+    parts = []
+    first = 0
+    for part in node.meta["val"]:
+        shape = tuple(map(int, part.shape))
+        parts.append(Value(shape, value.dtype, _from(value, dim, first, whole)))
+        first += 1 if whole else shape[dim]
+    return tuple(parts)
+
+
+def _from(value: Value, dim: int, first: int, alone: bool) -> Callable[[Places], Expression]:
+    if alone:
+        return lambda p: value.at((*p[:dim], Index((), first), *p[dim:]))
+    return lambda p: value.at((*p[:dim], p[dim] + first, *p[dim + 1 :]))
 
 
 @rule("aten.select.int")

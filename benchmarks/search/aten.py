@@ -1,0 +1,200 @@
+"""Kernels of our own for torch's operators: which are right, which are faster, which stay with the
+library and why.
+
+    python -m benchmarks.search.aten --count 160 --minutes 15 -o benchmarks/results/aten_cpu.md
+
+The operators are drawn by seed from those that `kernlore problem aten` makes problems with a real
+size of. Each gets the C++ kernel that is written from its traced graph, no search; it is checked on
+the operator's small and real size and timed on the real one, against the operator in eager mode.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import tempfile
+import time
+import warnings
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from benchmarks.report import ended, say, table, write_result
+from kb.errors import KernloreError
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.aten import (
+    Made,
+    NotMade,
+    aten_problem,
+    operator_names,
+    write_problem_files,
+)
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timing.blocks import TimingPolicy
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.registry import usable_toolchain
+from optimizer.search.bench.local import LocalBench, Place, problem_view
+from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.traced import cpp
+from optimizer.search.synthesizers.traced.synthesizer import CPP, lowered
+
+FASTER, RIGHT, LEFT = "right and faster", "right, not known to be faster", "left to the library"
+WRONG, FAILED, NOT_BEGUN = "not right", "not measured", "not begun: the time was over"
+BUILT_BY = {"cpp": "g++", "torch": "torch"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """What came of one operator."""
+
+    operator: str
+    outcome: str
+    speedup: str = ""
+    reason: str = ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="benchmarks.search.aten", description=__doc__)
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.add_argument("--count", type=int, default=160)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument(
+        "--untimed", action="store_true", help="only whether kernels are right: for a busy machine"
+    )
+    parser.add_argument("--operators", nargs="*", help="these in place of drawn ones")
+    parser.add_argument("--output", "-o", type=Path)
+    options = parser.parse_args()
+    ended(lambda: run(options))
+
+
+def run(options: argparse.Namespace) -> None:
+    warnings.simplefilter("ignore")  # torch's samples warn of what they are meant to try
+    began = time.monotonic()
+    until = began + 60 * options.minutes
+    rows: list[Row] = []
+    problems = drawn(options.operators, options.count, options.seed)
+    say(f"{len(problems)} problems in {time.monotonic() - began:.0f} s")
+    with tempfile.TemporaryDirectory(prefix="kernlore-aten-") as folder:
+        for made in problems:
+            if time.monotonic() > until:
+                rows.append(Row(made.operator, NOT_BEGUN))
+                continue
+            row = outcome_of(made, Path(folder), not options.untimed)
+            say(f"{row.operator}: {row.outcome} {row.speedup} {row.reason}")
+            rows.append(row)
+    count = f"--count {options.count} --seed {options.seed} --minutes {options.minutes:g}"
+    count += " --untimed" if options.untimed else ""
+    write_result(
+        options.output,
+        "Kernels of our own for torch's operators, x86-64, C++",
+        [*report(rows), f"Command: `python -m benchmarks.search.aten {count}`."],
+    )
+
+
+def drawn(names: Sequence[str] | None, count: int, seed: int) -> list[Made]:
+    """Problems with a real size. Raises NotFound, and Unavailable without torch's samples."""
+    if names:
+        made = [aten_problem(name) for name in names]
+        return [m for m in made if not isinstance(m, NotMade)]
+    order = operator_names()
+    random.Random(seed).shuffle(order)
+    chosen: list[Made] = []
+    for name in order:
+        if len(chosen) == count:
+            break
+        problem = aten_problem(name)
+        if isinstance(problem, Made) and problem.larger:
+            chosen.append(problem)
+    return chosen
+
+
+def outcome_of(made: Made, folder: Path, timed: bool) -> Row:
+    """Write the operator's kernel and evaluate it."""
+    try:
+        return _outcome(made, folder, timed)
+    except KernloreError as problem:
+        return Row(made.operator, FAILED, reason=problem.message)
+    # Operators are torch's own, and a reference that fails at this size fails in its own way.
+    except Exception as problem:
+        return Row(made.operator, FAILED, reason=f"{type(problem).__name__}: {problem}"[:160])
+
+
+def _outcome(made: Made, folder: Path, timed: bool) -> Row:
+    problem = load_problem(write_problem_files(made, folder))
+    view = problem_view(problem, "cpu")
+    programs = []
+    for case in view.cases:
+        program = lowered(case)
+        if isinstance(program, str):
+            return Row(made.operator, LEFT, reason=program)
+        programs.append((case.signature, program))
+    text = cpp.written(programs)
+    bundle = Bundle({CPP.file: text}, CPP.file, CPP.name, CPP.entry, dict(CPP.start), "recipe")
+    timing = TimingPolicy(max_pairs=12, seconds=20.0)
+    settings = EvaluationSettings(seeds=1, call_seconds=20.0, load_seconds=60.0, timing=timing)
+    target = Target("x86-64", ("x86-64",), "native", "cpu")
+    places = {
+        name: Place(target, usable_toolchain(name, target, t)) for name, t in BUILT_BY.items()
+    }
+    if not timed:
+        problem = replace(problem, cases=tuple(replace(c, timed=False) for c in problem.cases))
+    with LocalBench(problem, places, settings) as bench:
+        evaluation = bench.evaluate(Proposal(bundle, "traced"))
+    return _row(made.operator, evaluation)
+
+
+def _row(operator: str, evaluation: Evaluation) -> Row:
+    if not evaluation.correct:
+        return Row(operator, WRONG, reason=f"{evaluation.validity}: {evaluation.message}"[:200])
+    gain = evaluation.speedup
+    if gain is None:
+        return Row(operator, RIGHT, reason="not timed")
+    text = f"{gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+    if evaluation.timing == "repeat":
+        return Row(operator, RIGHT, text, "the machine was too busy to trust the time")
+    return Row(operator, FASTER if gain.low > 1 else RIGHT, text)
+
+
+def report(rows: Sequence[Row]) -> list[str]:
+    """The parts of the report, in Markdown."""
+    counts = Counter(row.outcome for row in rows)
+    begun = [row for row in rows if row.outcome != NOT_BEGUN]
+    own = counts[FASTER] + counts[RIGHT]
+    sentences = [
+        f"Operators: {len(rows)}, of which {len(begun)} were begun. A kernel of our own is right"
+        f" for {own} of them.",
+        "Nothing was timed: the machine was busy."
+        if all(not row.speedup for row in begun)
+        else '"Faster" means that the whole interval of the speed-up over eager lies above 1; other'
+        " programs ran on the machine, so intervals are wide and some true gains are not counted.",
+        "One kernel each, as it is written first: nothing was searched.",
+    ]
+    order = (FASTER, RIGHT, LEFT, WRONG, FAILED, NOT_BEGUN)
+    reasons = Counter(_kind(row.reason) for row in rows if row.outcome == LEFT)
+    return [
+        "\n".join(f"- {sentence}" for sentence in sentences),
+        table(["outcome", "operators"], [[name, counts[name]] for name in order if counts[name]]),
+        table(["left to the library because", "operators"], reasons.most_common()),
+        table(
+            ["operator", "outcome", "speed-up", "reason"],
+            [
+                [row.operator, row.outcome, row.speedup, " ".join(row.reason.split())]
+                for row in sorted(rows, key=lambda r: (order.index(r.outcome), r.operator))
+                if row.outcome != NOT_BEGUN
+            ],
+        ),
+    ]
+
+
+def _kind(reason: str) -> str:
+    """A reason without what differs from operator to operator."""
+    first, _, rest = reason.partition(": ")
+    return f"{first}: {rest.partition(': ')[0]}" if rest else first
+
+
+if __name__ == "__main__":
+    main()

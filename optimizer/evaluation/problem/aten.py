@@ -1,0 +1,395 @@
+"""Problem files for torch's own operators, made of the samples that torch ships for its tests.
+
+An operator's largest sample that a file can hold becomes a Model; the extents of its inputs become
+constants of the file, which the cases of problem.toml set: the sample's own, and larger ones where
+the operator still accepts its inputs then. Samples that only Python objects can express (functions,
+generators, devices) are left out, with the reason.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from kb.errors import NotFound, Unavailable, nearest
+
+ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}  # of the largest input, about
+MOST_RESULTS = 1 << 28  # elements
+SAMPLES = 12  # of an operator that are looked at
+BEST = 3
+_FLOATING = (torch.float32,)
+_PLAIN = (bool, int, float, str, type(None))
+
+
+@dataclass(frozen=True)
+class Made:
+    """A problem file and its problem.toml; `larger` says whether there are real sizes, `plain`
+    whether the result is one tensor of floats with several elements, which alone tells a right
+    kernel from a wrong one surely."""
+
+    name: str
+    operator: str
+    source: str
+    toml: str
+    larger: bool
+    plain: bool
+
+    @property
+    def worth(self) -> int:
+        """How good a problem it is, up to BEST."""
+        return 2 * self.larger + self.plain
+
+
+@dataclass(frozen=True)
+class NotMade:
+    """Why there is no problem of an operator."""
+
+    operator: str
+    reason: str
+
+
+def operator_names() -> list[str]:
+    """The operators that torch has samples of. Raises Unavailable."""
+    return sorted({_full_name(info) for info in _infos()})
+
+
+def aten_problem(name: str) -> Made | NotMade:
+    """The problem of an operator. Raises NotFound for one that torch has no samples of, and
+    Unavailable."""
+    info = next((i for i in _infos() if _full_name(i) == name), None)
+    if info is None:
+        near = ", ".join(nearest(name, operator_names()))
+        raise NotFound(
+            f"torch has no samples of {name!r}",
+            hint=f"Similar: {near}." if near else "See `kernlore problem aten --list`.",
+        )
+    call = _callable(info)
+    if call is None:
+        return NotMade(name, "no function of torch or method of a tensor has its name")
+    reason = "it has no sample with a tensor of float32"
+    best: Made | None = None
+    for sample in _samples(info):
+        made = _from_sample(info, name, call, sample)
+        if isinstance(made, NotMade):
+            reason = made.reason
+        elif best is None or made.worth > best.worth:
+            best = made
+        if best is not None and best.worth == BEST:
+            break
+    return best or NotMade(name, reason)
+
+
+def write_problem_files(made: Made, folder: Path) -> Path:
+    """Write the problem into a folder of its own below `folder`; returns that folder."""
+    place = folder / made.name
+    place.mkdir(parents=True, exist_ok=True)
+    (place / "problem.py").write_text(made.source, encoding="utf-8")
+    (place / "problem.toml").write_text(made.toml, encoding="utf-8")
+    return place
+
+
+@dataclass(frozen=True)
+class WrittenProblem:
+    """What came of an operator: the folder of its problem, or the reason why there is none; a
+    reason beside a folder says why it has no real sizes."""
+
+    operator: str
+    path: Path | None
+    reason: str = ""
+
+
+def write_problems(
+    names: Sequence[str], folder: Path, log: Callable[[str], None]
+) -> list[WrittenProblem]:
+    """Write the problems of these operators below `folder`; `log` is told of every hundredth.
+    Raises NotFound and Unavailable before anything is written."""
+    known = set(operator_names())
+    for name in names:
+        if name not in known:
+            aten_problem(name)
+    written = []
+    for number, name in enumerate(names, 1):
+        made = aten_problem(name)
+        if isinstance(made, NotMade):
+            written.append(WrittenProblem(name, None, made.reason))
+        else:
+            reason = "" if made.larger else "only the sample's size: torch takes no larger one"
+            written.append(WrittenProblem(name, write_problem_files(made, folder), reason))
+        if number % 100 == 0:
+            log(f"{number} of {len(names)} operators")
+    return written
+
+
+# -- samples
+
+
+def _infos() -> list[Any]:
+    try:
+        from torch.testing._internal.common_methods_invocations import op_db
+    except ImportError as problem:
+        raise Unavailable(
+            f"torch's operator samples cannot be imported: {problem}",
+            hint="They need the package expecttest: pip install -e '.[kernels]'.",
+        ) from problem
+    return list(op_db)
+
+
+def _full_name(info: Any) -> str:
+    return f"{info.name}.{info.variant_test_name}" if info.variant_test_name else str(info.name)
+
+
+def _callable(info: Any) -> str | None:
+    """How a file calls the operator, with the arguments to come in place of {}."""
+    owner: Any = torch
+    for part in info.name.split("."):
+        owner = getattr(owner, part, None)
+        if owner is None:
+            break
+    if callable(owner):
+        return f"torch.{info.name}({{}})"
+    if "." not in info.name and callable(getattr(torch.Tensor, info.name, None)):
+        return f"torch.Tensor.{info.name}({{}})"
+    return None
+
+
+def _samples(info: Any) -> list[Any]:
+    """Samples with tensors that are not empty, the largest first."""
+    torch.manual_seed(0)
+    made: Iterator[Any] = iter(())
+    if torch.float32 in info.dtypes:
+        made = info.sample_inputs("cpu", torch.float32, requires_grad=False)
+    samples = []
+    for sample in itertools.islice(made, SAMPLES):
+        tensors = _tensors_of([sample.input, *sample.args, *sample.kwargs.values()])
+        if tensors and all(t.numel() and t.layout is torch.strided for t in tensors):
+            samples.append((sum(t.numel() for t in tensors), sample))
+    return [sample for _, sample in sorted(samples, key=lambda pair: -pair[0])]
+
+
+def _tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
+    tensors = []
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            tensors.append(value)
+        elif isinstance(value, list | tuple):
+            tensors += _tensors_of(value)
+    return tensors
+
+
+# -- files
+
+
+@dataclass(frozen=True)
+class _File:
+    """What a sample becomes: the tensors that are inputs, and the text of the call's arguments."""
+
+    inputs: tuple[torch.Tensor, ...]
+    arguments: str
+
+
+def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade:
+    file = _arguments(sample)
+    if isinstance(file, str):
+        return NotMade(name, file)
+    extents = sorted({size for t in file.inputs for size in t.shape if size > 1}, reverse=True)
+    source = _source(name, call, file, extents, info)
+    own = {_constant(size): size for size in extents}
+    result = _result(source, own)
+    if isinstance(result, str):
+        return NotMade(name, result)
+    plain = len(result) == 1 and result[0].is_floating_point() and result[0].numel() > 1
+    larger = {}
+    for device, most in ELEMENTS.items():
+        sizes = _larger(source, file, extents, most, really=device == "cpu")
+        if sizes is not None:
+            larger[device] = sizes
+    short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
+    return Made(short, name, source, _toml(short, name, own, larger), bool(larger), plain)
+
+
+def _arguments(sample: Any) -> _File | str:
+    """The call's arguments as text, or why there is none."""
+    inputs: list[torch.Tensor] = []
+
+    def text(value: Any) -> str:
+        if isinstance(value, torch.Tensor):
+            inputs.append(value)
+            return f"x{len(inputs) - 1}"
+        if isinstance(value, list | tuple):
+            inner = ", ".join(text(part) for part in value)
+            return (
+                f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
+            )
+        if isinstance(value, float) and not math.isfinite(value):
+            return f'float("{value}")'
+        if isinstance(value, _PLAIN):
+            return repr(value)
+        if isinstance(value, torch.dtype):
+            return str(value)
+        raise TypeError(f"an argument of its sample is a {type(value).__name__}")
+
+    try:
+        parts = [text(sample.input), *(text(arg) for arg in sample.args)]
+        parts += [f"{key}={text(value)}" for key, value in sample.kwargs.items()]
+    except TypeError as problem:
+        return str(problem)
+    if any(t.dtype not in (torch.float32, torch.int64, torch.bool) for t in inputs):
+        return "its sample has tensors of other dtypes than float32, int64 and bool"
+    if not any(t.dtype in _FLOATING for t in inputs):
+        return "its sample has no tensor of float32"
+    return _File(tuple(inputs), ", ".join(parts))
+
+
+def _constant(size: int) -> str:
+    return f"n{size}"
+
+
+def _source(name: str, call: str, file: _File, extents: Sequence[int], info: Any) -> str:
+    arguments = ", ".join(f"x{n}: torch.Tensor" for n in range(len(file.inputs)))
+    constants = "\n".join(f"{_constant(size)} = {size}" for size in extents)
+    inputs = "\n".join(f"        {_input(t, extents, info)}," for t in file.inputs)
+    return f'''"""torch's operator {name}, on inputs like those of torch's own tests."""
+
+import torch
+
+# The extents of the inputs; a case of problem.toml may set each.
+{constants}
+
+
+class Model(torch.nn.Module):
+    def forward(self, {arguments}):
+        return {call.format(file.arguments)}
+
+
+def get_inputs():
+    return [
+{inputs}
+    ]
+
+
+def get_init_inputs():
+    return []
+'''
+
+
+def _input(tensor: torch.Tensor, extents: Sequence[int], info: Any) -> str:
+    """A tensor with values in the range of the sample's. Whole numbers are taken for places along
+    the shortest dimension that has so many."""
+    sizes = [_constant(size) if size > 1 else str(size) for size in tensor.shape]
+    shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+    low, high = tensor.min().item(), tensor.max().item()
+    if tensor.dtype is torch.bool:
+        return f"torch.rand{shape} > 0.5" if sizes else "torch.rand(()) > 0.5"
+    if tensor.dtype is torch.int64:
+        above = int(high) + 1
+        bound = min((size for size in extents if size >= above), default=None)
+        top = _constant(bound) if bound is not None and low >= 0 else str(above)
+        return f"torch.randint({int(low)}, {top}, {shape})"
+    first, last = getattr(info, "domain", (None, None)) or (None, None)
+    if first is None and last is None and low < 0:
+        return f"torch.randn{shape}" if sizes else "torch.randn(())"
+    made = f"torch.rand{shape}" if sizes else "torch.rand(())"
+    return f"{made} * {high - low:.6g} + {low:.6g}"
+
+
+def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
+    """What the file computes with these sizes, or why it is no problem."""
+    known: dict[str, Any] = {}
+    exec(compile(source, "aten problem", "exec"), known)
+    known.update(constants)
+    torch.manual_seed(0)
+    try:
+        with torch.no_grad():
+            inputs = known["get_inputs"]()
+            before = torch.get_rng_state()
+            result = known["Model"]()(*inputs)
+            drawn = not torch.equal(before, torch.get_rng_state())
+    # torch says with errors of any kind that an operator does not take these sizes.
+    except Exception as problem:
+        return f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    if not parts or not all(isinstance(p, torch.Tensor) and p.numel() for p in parts):
+        return "its result is no tensor"
+    if any(p.dtype.is_complex or p.layout is not torch.strided for p in parts):
+        return "its result is complex or sparse"
+    if drawn:
+        return "its result is random"
+    if any(p.is_floating_point() and not p.isfinite().all() for p in parts):
+        return "its result is not finite"
+    return parts
+
+
+def _larger(
+    source: str, file: _File, extents: Sequence[int], most: int, *, really: bool
+) -> dict[str, int] | None:
+    """Larger extents that torch accepts: all of them scaled, or only the first of the largest
+    input; None where it accepts neither. They are computed with where `really` is set, else only
+    tried without memory."""
+    largest = max(file.inputs, key=torch.Tensor.numel)
+    if not largest.dim() or largest.numel() >= most // 2:
+        return None
+    ways = []
+    several = {size for size in largest.shape if size > 1}
+    if several:
+        scale = (most / largest.numel()) ** (1 / max(1, sum(s > 1 for s in largest.shape)))
+        ways.append({_constant(s): _rounded(s * scale) for s in extents})
+        first = next(size for size in largest.shape if size > 1)
+        times = sum(size == first for size in largest.shape)
+        alone = _rounded(first * (most / largest.numel()) ** (1 / times))
+        ways.append({_constant(s): alone if s == first else s for s in extents})
+    for sizes in ways:
+        if len(set(sizes.values())) < len(sizes) or not _accepted(source, sizes):
+            continue
+        if not really or not isinstance(_result(source, sizes), str):
+            return sizes
+    return None
+
+
+def _rounded(size: float) -> int:
+    """A multiple of 64, or of 8 where it is small."""
+    step = 64 if size >= 256 else 8
+    return max(step, round(size / step) * step)
+
+
+def _accepted(source: str, constants: dict[str, int]) -> bool:
+    """Whether torch accepts these sizes; nothing is computed."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    known: dict[str, Any] = {}
+    exec(compile(source, "aten problem", "exec"), known)
+    known.update(constants)
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before, log.disabled = log.disabled, True  # it prints a trace of every refusal
+    try:
+        with FakeTensorMode(), torch.no_grad():
+            result = known["Model"]()(*known["get_inputs"]())
+    # As above; an operator whose result's size depends on values is refused here too.
+    except Exception:
+        return False
+    finally:
+        log.disabled = before
+    parts = list(result) if isinstance(result, tuple | list) else [result]
+    if not all(isinstance(part, torch.Tensor) for part in parts):
+        return False
+    return bool(sum(part.numel() for part in parts) < MOST_RESULTS)
+
+
+def _toml(short: str, name: str, own: dict[str, int], larger: dict[str, dict[str, int]]) -> str:
+    lines = [f'name = "{short}"', 'op = "elementwise"', f'summary = "torch\'s operator {name}."']
+    cases = []
+    for device, title in (("cpu", "main"), ("cuda", "gpu")):
+        if device in larger:
+            cases.append((title, larger[device], [f'devices = ["{device}"]']))
+    cases.append(("small", own, ["timed = false"] if larger else []))
+    for title, sizes, more in cases:
+        pairs = ", ".join(f"{key} = {value}" for key, value in sizes.items())
+        lines += ["", "[[cases]]", f'name = "{title}"', f"constants = {{{pairs}}}", *more]
+    return "\n".join(lines) + "\n"

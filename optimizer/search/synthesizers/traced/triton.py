@@ -1,0 +1,234 @@
+"""A lowered graph as Triton: a kernel for every launch, and a host function that launches them in
+order; operators that are left to torch are called between them.
+
+One host function a case; `run` chooses by the shapes that it is handed, and refuses others.
+Standard library only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from optimizer.evaluation.abi import Signature
+from optimizer.search.records import Value
+from optimizer.search.synthesizers.traced import triton_operators as operators
+from optimizer.search.synthesizers.traced.expression import Expression
+from optimizer.search.synthesizers.traced.launches import Launch, launches, place_of
+from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
+from optimizer.search.synthesizers.traced.triton_kernel import Written, write_kernel
+from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+
+# The choices that a kernel is written with: elements of a program where there is no reduction and
+# where there is one, elements of a warp, the longest row that stays in registers, and the chunk of
+# a longer one.
+START: Mapping[str, Value] = {
+    "block": 1024,
+    "row_block": 4096,
+    "warp_elements": 256,
+    "resident": 16384,
+    "chunk": 4096,
+}
+OTHERS: Mapping[str, tuple[Value, ...]] = {
+    "block": (512, 2048, 4096),
+    "row_block": (2048, 8192),
+    "warp_elements": (512, 128, 1024),
+    "resident": (4096, 32768),
+    "chunk": (2048, 8192),
+}
+_FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand first in a file
+_HEAD = '''\
+"""Written from the traced graph of the problem: {about}."""
+{future}
+import torch
+import triton
+import triton.language as tl
+
+'''
+_TAIL = '''
+
+{reference}
+
+
+class ModelNew(Model):
+    """The reference's weights with these kernels."""
+
+    def forward(self, *inputs):
+        return run(*inputs, *self.state_dict(keep_vars=True).values())
+'''
+
+
+@dataclass(frozen=True)
+class Source:
+    """A candidate's text; how many kernels it has, and the operators that are left to torch."""
+
+    text: str
+    kernels: int
+    left: tuple[str, ...]
+
+
+def written(
+    programs: Sequence[tuple[Signature, Program]], reference: str, values: Mapping[str, Value]
+) -> Source:
+    """A candidate that serves these cases; `reference` is the problem's own file. Raises
+    NotWritten."""
+    hosts, kernels, left, tests = [], [], [], []
+    for number, (signature, program) in enumerate(programs):
+        case = _case(number, signature, program, values)
+        hosts.append(case.host)
+        kernels += case.kernels
+        left += case.left
+        tests.append(_test(number, signature))
+    if not kernels:
+        raise NotWritten(f"a kernel of its own, where all stays with torch: {', '.join(left)}")
+    used = sorted({helper for kernel in kernels for helper in kernel.helpers})
+    others = tuple(dict.fromkeys(left))
+    count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
+    about = count + (f"; torch's {', '.join(others)}" if others else "")
+    parts = [operators.helpers(used), *(k.text for k in kernels), *hosts, _run(tests)]
+    future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
+    head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
+    tail = _TAIL.format(reference=_FUTURE.sub("", reference))
+    return Source(head + tail, len(kernels), others)
+
+
+@dataclass(frozen=True)
+class _Case:
+    host: str
+    kernels: list[Written]
+    left: list[str]
+
+
+def _case(
+    number: int, signature: Signature, program: Program, values: Mapping[str, Value]
+) -> _Case:
+    given = len(signature.of("input", "parameter", "buffer"))
+    if not given:
+        raise NotWritten("a problem without tensors to read")
+    names = [f"in{n}" for n in range(given)]
+    lines: list[str] = []
+    kernels: list[Written] = []
+    left: list[str] = []
+    alias: dict[str, str] = {}
+    steps = launches(program)
+    called = {out.name for s in steps if isinstance(s, Call) for out in s.outs if out is not None}
+    buffers = {**program.buffers, **_made(steps)}
+    for step in steps:
+        if isinstance(step, Call):
+            left.append(step.operator.removesuffix(".default"))
+            lines += _called(step, buffers)
+            continue
+        same = _same(step, called, buffers)
+        if same is not None:
+            alias[step.placed[0].out.name] = same
+            continue
+        kernel = write_kernel(f"traced_{number}_{len(kernels)}", step, buffers, values)
+        kernels.append(kernel)
+        lines += [_allocated(buffers[name]) for name in sorted(step.stored)]
+        meta = f"num_warps={kernel.warps}"
+        lines.append(f"{kernel.name}[({kernel.programs},)]({', '.join(kernel.arguments)}, {meta})")
+    outputs = [f"out{n}" for n in range(len(signature.of("output")))]
+    results = [alias.get(name, name) for name in outputs]
+    lines.append(f"return {results[0]}" if len(results) == 1 else f"return ({', '.join(results)})")
+    body = "\n".join(f"    {line}" for line in lines)
+    host = f"def traced_case{number}({', '.join(names)}):\n    device = in0.device\n{body}\n"
+    return _Case(host, kernels, left)
+
+
+def _made(steps: Sequence[Launch | Call]) -> dict[str, Buffer]:
+    """The buffers that came with the launches, and the shapes that they have there."""
+    return {
+        part.out.name: part.out
+        for step in steps
+        if isinstance(step, Launch)
+        for part in step.placed
+        if part.out.number is None
+    }
+
+
+def _same(launch: Launch, called: set[str], buffers: Mapping[str, Buffer]) -> str | None:
+    """The result of a call that a launch would only copy."""
+    if len(launch.placed) != 1 or launch.placed[0].role != "point":
+        return None
+    (part,) = launch.placed
+    body: Expression = part.body
+    if body.name != "load" or str(body.value) not in called:
+        return None
+    source = buffers[str(body.value)]
+    same = place_of(body, source) == part.place and source.elements == part.out.elements
+    exact = source.dtype == buffers[part.out.name].dtype
+    shape = source.shape == buffers[part.out.name].shape
+    return source.name if same and exact and shape else None
+
+
+def _allocated(buffer: Buffer) -> str:
+    kind = f"torch.{buffer.dtype}"
+    return f"{buffer.name} = torch.empty({buffer.shape}, dtype={kind}, device=device)"
+
+
+def _called(step: Call, buffers: Mapping[str, Buffer]) -> list[str]:
+    args = [_plain(arg, buffers) for arg in step.args]
+    args += [f"{key}={_plain(arg, buffers)}" for key, arg in step.kwargs]
+    call = f"torch.ops.{step.operator}({', '.join(args)})"
+    if len(step.outs) == 1 and step.outs[0] is not None:
+        return [f"{step.outs[0].name} = {call}.contiguous()"]
+    wanted = [(n, out.name) for n, out in enumerate(step.outs) if out is not None]
+    return [
+        f"results = {call}",
+        *(f"{name} = results[{number}].contiguous()" for number, name in wanted),
+    ]
+
+
+def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:
+    """An argument of a call as Python writes it. Raises NotWritten."""
+    if isinstance(of, View):
+        return _view(of, buffers[of.buffer])
+    if isinstance(of, list):
+        return f"[{', '.join(_plain(part, buffers) for part in of)}]"
+    if isinstance(of, float) and (of != of or of in (float("inf"), float("-inf"))):
+        return f'float("{of}")'
+    if of is None or isinstance(of, bool | int | float | str):
+        return repr(of)
+    text = str(of)
+    if text.startswith("torch."):
+        return text
+    if type(of).__name__ == "device":
+        return "device"
+    raise NotWritten(f"a call with an argument {text[:60]}")
+
+
+def _view(view: View, buffer: Buffer) -> str:
+    strides, size = [], 1
+    for extent in reversed(view.shape):
+        strides.append(size)
+        size *= extent
+    dense = all(
+        a == b or n == 1 for a, b, n in zip(view.strides, strides[::-1], view.shape, strict=True)
+    )
+    if dense and not view.offset and size == buffer.elements:
+        same = view.shape == buffer.shape
+        return buffer.name if same else f"{buffer.name}.view({list(view.shape)})"
+    start = f", {buffer.name}.storage_offset() + {view.offset}" if view.offset else ""
+    return f"{buffer.name}.as_strided({list(view.shape)}, {list(view.strides)}{start})"
+
+
+def _test(number: int, signature: Signature) -> str:
+    given = signature.of("input", "parameter", "buffer")
+    shapes = ", ".join(str(t.shape) for t in given)
+    kinds = ", ".join(f"torch.{t.dtype}" for t in given)
+    return (
+        f"    if shapes == [{shapes}] and kinds == [{kinds}]:\n"
+        f"        return traced_case{number}(*tensors)\n"
+    )
+
+
+def _run(tests: Sequence[str]) -> str:
+    return (
+        "def run(*tensors):\n"
+        "    shapes = [tuple(t.shape) for t in tensors]\n"
+        "    kinds = [t.dtype for t in tensors]\n"
+        f"{''.join(tests)}"
+        '    raise ValueError("a shape that these kernels were not written for")\n'
+    )

@@ -1,0 +1,249 @@
+"""Triton that is written from a graph computes what the graph computes, in Triton's interpreter,
+and compiles for chips that are not here."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
+from optimizer.search.records import Value
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
+from optimizer.search.synthesizers.traced import triton
+from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
+from tests.optimizer.search.synthesizers.compiler.proposals import context
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+pytest.importorskip("triton")
+
+FILE = """
+import torch
+from torch import nn
+import torch.nn.functional as F
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        {init}
+
+    def forward(self, x, y):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn({shape}), {second}]
+"""
+# name -> what the model computes, shape of x, second input
+MODELS = {
+    "chain": ("F.gelu(x * 2 + y).sin() - torch.tanh(x)", "(7, 33)", "torch.randn(33)"),
+    "elementary": (
+        "torch.log1p(x * x) + torch.expm1(-x.abs()) + F.softplus(y) + x.abs() ** 1.5 + x.round()",
+        "(9, 40)",
+        "torch.randn(40)",
+    ),
+    "rows": ("(x * y).sum(-1)", "(9, 129)", "torch.randn(129)"),
+    "long rows": ("(x + y).amax(-1), x.std(-1)", "(7, 150)", "torch.randn(150)"),
+    "columns": ("(x * y).mean(0)", "(50, 70)", "torch.randn(70)"),
+    "everything": ("F.mse_loss(x, y)", "(60, 301)", "torch.randn(60, 301)"),
+    "parts": ("F.huber_loss(x, y)", "(600, 530)", "torch.randn(600, 530)"),
+    "softmax": ("torch.softmax(x / 3 + y, -1)", "(7, 129)", "torch.randn(129)"),
+    "softmax of channels": ("torch.log_softmax(x, 1) + y", "(3, 5, 6, 17)", "torch.randn(17)"),
+    "softmax of few": ("torch.softmax(x, 1) + y", "(30, 5, 3)", "torch.randn(3)"),
+    "log-sum-exp": ("torch.logsumexp(x, 1) * y", "(7, 70)", "torch.randn(7)"),
+    "norm": ("F.silu(F.layer_norm(x, (70,))) + y", "(7, 70)", "torch.randn(70)"),
+    "groups": ("F.group_norm(x, 2) * y", "(3, 6, 5, 9)", "torch.randn(9)"),
+    "batch": ("F.batch_norm(x, None, None, training=True) * y", "(5, 2, 6)", "torch.randn(6)"),
+    "pooling": ("F.max_pool2d(x, 3, 2, 1) * y", "(2, 3, 11, 14)", "torch.randn(7)"),
+    "means": ("F.gelu(F.avg_pool3d(x, 2)) + y", "(2, 3, 4, 6, 10)", "torch.randn(5)"),
+    "gather": ("x.gather(1, y).relu()", "(8, 40)", "torch.randint(0, 40, (8, 20))"),
+    "rows by number": ("x[y] * 2", "(30, 17)", "torch.randint(0, 30, (50,))"),
+    "turned": ("torch.roll(x, (1, -2), (0, 1)).flip(1) + y", "(8, 10)", "torch.randn(10)"),
+    "nan": ("(x / (x - x).abs()).amax(-1) + y", "(20, 9)", "torch.randn(20)"),
+    "two results": ("x.argmax(1), (x > y).sum(1)", "(6, 130)", "torch.randn(130)"),
+    "library": ("F.relu(self.l(F.gelu(x))) + y", "(9, 24)", "torch.randn(10)"),
+    "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
+}
+# Too many programs for the interpreter: only how many kernels it becomes is looked at.
+NOT_RUN = ("parts",)
+IN_CHUNKS = ("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups")
+RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
+RUN += [(name, "chunks") for name in IN_CHUNKS]
+INIT = {"library": "self.l = nn.Linear(24, 10)"}
+SMALL: Mapping[str, Value] = {
+    **triton.START,
+    "block": 64,
+    "row_block": 64,
+    "resident": 64,
+    "chunk": 32,
+}
+RUNNER = """
+import importlib.util, pathlib, torch
+for path in sorted(pathlib.Path(".").glob("*.py")):
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    result = module.run(*torch.load(path.with_suffix(".given")))
+    torch.save(result if isinstance(result, tuple) else (result,), path.with_suffix(".result"))
+"""
+
+
+def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor]]:
+    """The case, what the kernels are handed, and the outputs in float64."""
+    forward, shape, second = MODELS[name]
+    init = INIT.get(name, "pass")
+    source = FILE.format(init=init, forward=forward, shape=shape, second=second)
+    module: dict[str, object] = {}
+    exec(compile(source, "problem", "exec"), module)
+    torch.manual_seed(1)
+    inputs = module["get_inputs"]()  # type: ignore[operator]
+    model = module["Model"]().eval().requires_grad_(False)  # type: ignore[operator]
+    given = [*inputs, *(t.clone() for t in model.state_dict().values())]
+    plain = model(*inputs)
+    plain = list(plain) if isinstance(plain, tuple) else [plain]
+    doubles = [x.double() if x.is_floating_point() else x for x in inputs]
+    outputs = model.double()(*doubles)
+    outputs = list(outputs) if isinstance(outputs, tuple) else [outputs]
+    roles = ["input"] * len(inputs) + ["parameter"] * (len(given) - len(inputs))
+    roles += ["output"] * len(plain)
+    specs = [
+        TensorSpec(f"t{n}", role, str(t.dtype).removeprefix("torch."), tuple(t.shape))  # type: ignore[arg-type]
+        for n, (role, t) in enumerate(zip(roles, [*given, *plain], strict=True))
+    ]
+    return CaseView("main", Signature(tuple(specs)), {}, True, None, {}, source), given, outputs
+
+
+def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
+    case, _, _ = model_of(name)
+    program = lowered(case, LIBRARY)
+    assert isinstance(program, Program), program
+    return triton.written([(case.signature, program)], case.source, values)
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what the interpreter computed: one process for all models, each with rows in
+    registers and with rows in chunks."""
+    folder = tmp_path_factory.mktemp("interpreted")
+    for name, form in RUN:
+        _, given, _ = model_of(name)
+        path = folder / f"{name.replace(' ', '_')}-{form}.py"
+        values = triton.START if form == "whole" else SMALL
+        path.write_text(text_of(name, values).text, encoding="utf-8")
+        torch.save(given, path.with_suffix(".given"))
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        cwd=folder,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize(("name", "form"), RUN)
+def test_kernels_compute_what_the_model_computes(name: str, form: str, results: Path) -> None:
+    _, _, expected = model_of(name)
+    outputs = torch.load(results / f"{name.replace(' ', '_')}-{form}.result")
+    for output, golden in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(
+            output.double(), golden.double(), rtol=3e-5, atol=2e-5, equal_nan=True
+        )
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "left"),
+    [
+        ("chain", 1, ()),
+        ("softmax", 1, ()),
+        ("softmax of channels", 1, ()),
+        ("norm", 1, ()),
+        ("groups", 1, ()),
+        ("means", 1, ()),
+        ("two results", 1, ()),
+        ("parts", 2, ()),
+        ("library", 2, ("aten.addmm",)),
+        ("sorted", 2, ("aten.sort", "aten.cumsum")),
+    ],
+)
+def test_what_is_computed_in_one_place_is_one_kernel(
+    name: str, kernels: int, left: tuple[str, ...]
+) -> None:
+    source = text_of(name, triton.START)
+    assert (source.kernels, source.left) == (kernels, left)
+
+
+@pytest.mark.parametrize("name", ["norm", "pooling"])
+def test_kernels_compile_for_chips_that_are_not_here(name: str, tmp_path: Path) -> None:
+    case, _, _ = model_of(name)
+    bundle = Bundle({"k.py": text_of(name, triton.START).text}, "k.py", "triton", "ModelNew")
+    hopper = Target("h100", ("h100", "hopper", "nvidia"), "90")
+    cdna = Target("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
+    for toolchain, target in ((TritonNvidia(), hopper), (TritonAmd(), cdna)):
+        folder = tmp_path / target.hardware
+        folder.mkdir()
+        compiled = toolchain.compile(bundle, target, folder, (case.signature,))
+        assert compiled.ok, compiled.log
+        assert list(compiled.kernels) == ["traced_0_0"]
+
+
+def proposed(forward: str, device: str | None, library: str = "allowed") -> tuple[list[str], str]:
+    """What the proposer logs for a GPU, and the plan of its first proposal, empty for none."""
+    source = FILE.format(init="pass", forward=forward, shape="(8, 5)", second="torch.randn(5, 6)")
+    specs = [
+        TensorSpec("x", "input", "float32", (8, 5)),
+        TensorSpec("y", "input", "float32", (5, 6)),
+        TensorSpec("out", "output", "float32", (8, 6)),
+    ]
+    case = CaseView("main", Signature(tuple(specs)), {}, True, None, {}, source)
+    problem = ProblemView("p", "matmul", "", source, (case,), {"library": library})
+    hardware = HardwareView("h100", ("h100", "any"), device, ("triton", "torch"), {})
+    lines: list[str] = []
+    proposal = TracedSynthesizer(lines.append).propose(replace(context(problem), hardware=hardware))
+    if proposal is not None:
+        assert (proposal.bundle.language, proposal.cases) == ("triton", ("main",))
+        compile(proposal.bundle.source, "kernel.py", "exec")
+    return lines, proposal.plan if proposal is not None else ""
+
+
+@pytest.mark.parametrize("device", ["cuda", None])
+def test_a_gpu_gets_triton_that_names_what_stays_with_torch(device: str | None) -> None:
+    lines, plan = proposed("F.gelu(x @ y)", device)
+    assert (lines, plan) == ([], "Write the traced graph as Triton: 1 kernel; torch keeps aten.mm.")
+
+
+@pytest.mark.parametrize(
+    ("forward", "library", "reason"),
+    [
+        ("x @ y", "allowed", "all stays with torch: aten.mm"),
+        ("F.gelu(x @ y)", "forbidden", "it is not lowered: aten.mm"),
+        ("(x @ y).sort(0).values", "forbidden", "it is not lowered: aten.mm"),
+    ],
+)
+def test_no_proposal_without_a_reason(forward: str, library: str, reason: str) -> None:
+    lines, plan = proposed(forward, "cuda", library)
+    assert plan == "" and reason in "".join(lines)
+
+
+def test_an_import_that_must_stand_first_does() -> None:
+    case, _, _ = model_of("softmax")
+    program = lowered(case)
+    assert isinstance(program, Program)
+    reference = f"from __future__ import annotations\n{case.source}"
+    source = triton.written([(case.signature, program)], reference, triton.START)
+    compile(source.text, "kernel.py", "exec")
+    assert source.text.count("from __future__") == 1
