@@ -145,7 +145,8 @@ def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random) -> None:
     odd place: rows of even length then come from two rows each.
     """
     held = bank.numel()
-    for part in flat.split(held):
+    for begin in range(0, flat.numel(), held):
+        part = flat[begin : begin + held]
         start = (chosen.randrange(held) | 1) % held
         first = min(part.numel(), held - start)
         part[:first].copy_(bank[start : start + first])
