@@ -109,6 +109,8 @@ def row_of(services: Services, signal: str, hardware: str) -> tuple[Row, Answer]
     target, first = targets[signal], answer.excerpts[:FIRST]
     lineage = services.registry.lineage(hardware)
     languages = set(services.registry.get(hardware).languages)
+    if "cuda" in languages:
+        languages.add("cute")  # the CuTe DSL runs wherever CUDA C++ does
     with services.catalog.read() as connection:
         heads = heads_of(connection, [skill.name for skill in answer.skills])
     skills = {name: set(head.scopes.languages) for name, head in heads.items()}

@@ -22,10 +22,12 @@ __device__ __forceinline__ void barrier_expect(uint64_t* b, int bytes) {
                "r"(bytes) : "memory");
 }
 // The barrier at the same place in a block of the cluster.
+// Without `.release.cluster`, which would put a fence of the whole GPU (MEMBAR.ALL.GPU) into the
+// loop: what is released was only read, by the tensor cores, and they have ended.
 __device__ __forceinline__ void barrier_arrive(uint64_t* b, int block) {
   asm volatile(
       "{\n.reg .b32 remote;\nmapa.shared::cluster.u32 remote, %0, %1;\n"
-      "mbarrier.arrive.release.cluster.shared::cluster.b64 _, [remote];\n}" ::"r"(
+      "mbarrier.arrive.shared::cluster.b64 _, [remote];\n}" ::"r"(
           shared_address(b)), "r"(block) : "memory");
 }
 __device__ __forceinline__ void barrier_wait(uint64_t* b, int parity) {
