@@ -10,7 +10,7 @@ import pytest
 from kb.hardware.facts import formula_warnings
 from kb.hardware.lineage import effective_facts, registry_problems
 from kb.hardware.schema import parse_hardware
-from kb.hardware.spec import HardwareSpec
+from kb.hardware.spec import HardwareSpec, SignatureSpec
 from kb.hardware.writer import dump_hardware
 
 FOLDER = Path(__file__).parents[3] / "hw_manuals" / "hardware"
@@ -122,7 +122,7 @@ LINES = [
 def test_lines_of_a_chips_own_tools_are_known(hardware: str, line: str, signal: str) -> None:
     specs = shipped()
     chip: str | None = hardware
-    known = []
+    known: list[SignatureSpec] = []
     while chip is not None:
         known += specs[chip].signatures
         chip = specs[chip].parent
