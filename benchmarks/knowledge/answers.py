@@ -3,7 +3,8 @@
     python -m benchmarks.knowledge.answers --results benchmarks/results/first_answers.md
 
 Own chips are drawn from a seed and added with their documents as a hardware team adds them;
-`--manual ID=FOLDER` adds one whose documentation lies in a folder. Whether an excerpt is on target
+`--manual ID=FOLDER` adds one whose documentation lies in a folder, `--chip ID` a built-in chip that
+is not among the nine that are always asked for. Whether an excerpt is on target
 is decided by `answers_targets.toml` beside this module, which was written before the ranking was
 changed. `--sample FILE` writes answers drawn at random, for a person to grade.
 """
@@ -199,6 +200,7 @@ def run(
     sample: Path | None,
     count: int,
     manuals: Mapping[str, Path],
+    chips: Sequence[str] = (),
 ) -> None:
     rows: list[Row] = []
     answers: list[tuple[Row, Answer]] = []
@@ -211,7 +213,7 @@ def run(
         with services.parser_pool() as parsers:
             services.worker(parsers).drain()
         for number, signal in enumerate(signals, 1):
-            for hardware in (*CHIPS, *own):
+            for hardware in (*CHIPS, *chips, *own):
                 row, answer = row_of(services, signal, hardware)
                 rows.append(row)
                 answers.append((row, answer))
@@ -311,10 +313,19 @@ def main() -> None:
         metavar="ID=FOLDER",
         help="documentation of a further chip",
     )
+    parser.add_argument(
+        "--chip", action="append", default=[], metavar="ID", help="a further built-in chip"
+    )
     given = parser.parse_args()
     ended(
         lambda: run(
-            given.data_dir, given.results, given.rows, given.sample, given.count, dict(given.manual)
+            given.data_dir,
+            given.results,
+            given.rows,
+            given.sample,
+            given.count,
+            dict(given.manual),
+            given.chip,
         )
     )
 
