@@ -104,7 +104,9 @@ class RetrieveRequest:
     skill_states: tuple[str, ...] = _names(
         "Skills in these states. Default: only active skills.", choices=lambda: SKILL_STATES
     )
-    run_id: str | None = _field("text", "Id of the run that asks; it is logged.")
+    run_id: str | None = _field(
+        "text", "Id of the run that asks. What was shown for its failures in vain is left out."
+    )
     node_id: str | None = _field("text", "Id of the node of that run; it is logged.")
     access_scope: AccessScope = ALL_ACCESS
     task: str | None = _field(

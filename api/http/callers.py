@@ -1,6 +1,6 @@
 """Who may call: by which names, and from which pages. Stands in front of every route.
 
-The service asks nobody for a key, so a page in the user's browser must not reach it. A page can do
+A service may have no keys, so a page in the user's browser must not reach it. A page can do
 so in two ways: by its own name, which it makes mean this machine (DNS rebinding), and by a request
 to ours, which the browser marks with the page's origin.
 """

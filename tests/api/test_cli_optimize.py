@@ -177,6 +177,21 @@ def test_a_run_that_has_ended_is_not_resumed(place: Path, told: dict[str, Any]) 
         (("optimize", "softmax", "--target", "fast"), "invalid_request", "1.5x"),
         (("optimize", "softmax", "--hardware", "h1000"), "unknown_hardware", "h100"),
         (("runs", "import", "README.md"), "invalid_request", "results.zip"),
+        (
+            (
+                "runs",
+                "pack",
+                PROBLEM,
+                "--hardware",
+                "x86-64",
+                "--synthesizers",
+                "llm",
+                "-o",
+                "s.zip",
+            ),
+            "invalid_request",
+            "no proposer 'llm'",
+        ),
     ],
 )
 def test_bad_requests_say_what_to_do(

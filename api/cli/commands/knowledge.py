@@ -256,7 +256,9 @@ def _symbol_lines(rows: list[Json]) -> str:
 def samples(
     hardware: Annotated[
         str | None,
-        typer.Option(help="Hardware id, see `kernlore hardware list`. Only --check does without."),
+        typer.Option(
+            help="Hardware id, see `kernlore hardware list`. Needed unless --check is given."
+        ),
     ] = None,
     operator: Annotated[str, typer.Option(help="Only kernels that compute this.")] = "",
     check: Annotated[
@@ -271,7 +273,7 @@ def samples(
     url: Url = None,
     as_json: AsJson = False,
 ) -> int:
-    """List whole kernels for a chip: of its runs and its manuals."""
+    """List whole kernels for a chip, from runs and from documents, built-in ones too."""
     if check:
         return _check_samples(hardware, as_json)
     if hardware is None:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
 def mcp(url: Url = None, data_dir: DataDir = None) -> int:
     """Answer a coding agent through MCP tools. The agent starts this command and speaks to it over
-    standard input and output; a running service has the same tools at /mcp."""
+    standard input and output; a running service has the same tools at /mcp. Where the service
+    has keys, KERNLORE_KEY holds one."""
     from api.mcp.mounted import check_installed
 
     check_installed()

@@ -41,6 +41,7 @@ Synthesizers = Annotated[
     str,
     typer.Option(
         help="Only these proposers: recipe, sample, traced, compiler, llm; separate them by commas."
+        " Default: all but traced."
     ),
 ]
 Knowledge = Annotated[

@@ -65,7 +65,7 @@ def aten(
     folder: Annotated[Path, typer.Option("--dir", help="Folder to write to.")] = Path("aten"),
     as_json: AsJson = False,
 ) -> int:
-    """Write problems for torch's own operators, from the samples of its tests.
+    """Write problems for torch's own operators, from the sample inputs of its tests.
 
     Each has the sample's own size and, where the operator accepts them, larger ones for CPU and
     GPU. Exits 1 if an operator that was named gets no problem.

@@ -12,7 +12,6 @@ from api.cli.backends import actor as login
 from api.cli.backends import opened
 from api.cli.commands.optimize import (
     INTERRUPTED,
-    Synthesizers,
     ended_as_by_ctrl_c,
     named_synthesizers,
 )
@@ -264,7 +263,13 @@ def pack(
     knowledge: Annotated[
         str, typer.Option(help="Whether to pack retrieved knowledge: on or off.")
     ] = "on",
-    synthesizers: Synthesizers = "",
+    synthesizers: Annotated[
+        str,
+        typer.Option(
+            help="Only these proposers: recipe, traced, compiler; separate them by commas."
+            " Default: recipe and compiler."
+        ),
+    ] = "",
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> None:

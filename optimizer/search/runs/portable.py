@@ -44,6 +44,7 @@ from retrieval.knowledge_base import KnowledgeBase
 CUDA_VENDORS = ("nvidia", "amd")
 WHY_NOT = {"running": "the run has not ended", "cancelled": CANCELLED_EARLY}
 WAITING = "waiting"  # state of a run whose candidates are out to be evaluated
+PACKED = ("recipe", "traced", "compiler")  # proposers that need nothing but what is packed
 
 
 def pack_session(
@@ -51,9 +52,16 @@ def pack_session(
 ) -> Path:
     """Pack a session for a hardware, which need not be in this machine, as the zip file `output`.
 
-    Raises InvalidRequest for two problems of one name, UnknownHardware, and Unavailable where no
-    built-in toolchain runs kernels on that hardware.
+    Raises InvalidRequest for two problems of one name and for proposers that need what a session
+    does not hold, UnknownHardware, and Unavailable where no built-in toolchain runs kernels on that
+    hardware.
     """
+    missing = [name for name in goal.synthesizers if name not in PACKED]
+    if missing:
+        raise InvalidRequest(
+            f"a packed session has no proposer {missing[0]!r}",
+            hint=f"It has {', '.join(PACKED)}. For models: `kernlore runs propose`.",
+        )
     problems = [load_problem(path) for path in paths]
     twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
     if twice:
