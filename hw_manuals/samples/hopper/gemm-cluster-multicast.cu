@@ -225,8 +225,8 @@ extern "C" int gemm_multicast(const void* a, const void* b, void* c, int M, int 
       map_of(&map_c, c, M, N, 64))
     return 1;
   cudaFuncSetAttribute(multicast_gemm_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, SHARED);
-  // As many clusters as are resident at once: on a chip with odd groups of multiprocessors that is
-  // fewer than half of these, and a cluster that has to wait would double a persistent grid's time.
+  // As many clusters as are resident at once: where they do not fill the groups of multiprocessors
+  // that is fewer, and a cluster that has to wait would double a persistent grid's time.
   int clusters = 0;
   cudaLaunchAttribute shape = {};
   shape.id = cudaLaunchAttributeClusterDimension;
