@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ingestion.samples.shipped import shipped_samples
+from ingestion.shipped_samples import shipped_samples
 from ingestion.uploads import Upload, Uploads
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.documents import Documents

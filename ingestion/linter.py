@@ -17,7 +17,7 @@ from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
 from ingestion.findings.moves import Move, moves_of
-from ingestion.samples.shipped import ROWS, sample_problems, shipped_samples
+from ingestion.shipped_samples import ROWS, sample_problems, shipped_samples
 from kb.errors import KernloreError
 from kb.hardware.facts import check_formula, fact_keys
 from kb.hardware.spec import HardwareSpec

@@ -32,7 +32,7 @@ from ingestion.job_report import internal_error, progress_of
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
-from ingestion.samples.shipped import believed
+from ingestion.shipped_samples import believed
 from ingestion.turns import Waiting, allot
 from kb import reserve
 from kb.blobs import Blobs

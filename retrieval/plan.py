@@ -144,3 +144,9 @@ def other_names(tokens: Collection[str]) -> tuple[str, ...]:
                 names |= dict.fromkeys(sorted(name))
     fresh = (token for token in names if token not in present)
     return tuple(islice(fresh, MAX_OTHER_NAMES))
+
+
+def writing_words(language: str | None, op: str | None) -> str:
+    """What to look for before there is a kernel."""
+    words = ("write a", language, "kernel", (op or "").replace("_", " "))
+    return " ".join(filter(None, words))

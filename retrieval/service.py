@@ -46,7 +46,7 @@ from retrieval.journal import Journal
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
-from retrieval.plan import Plan, make_plan
+from retrieval.plan import Plan, make_plan, writing_words
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, rank
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
@@ -111,9 +111,8 @@ class Retriever:
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
     def retrieve(self, request: RetrieveRequest) -> Answer:
-        """The whole answer; it is logged under its `retrieval_id`. Equal requests on an equal
-        catalog give an equal `context`. Raises InvalidRequest, UnknownHardware and UnknownSignal.
-        """
+        """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
+        equal `context`. Raises InvalidRequest, UnknownHardware and UnknownSignal."""
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._chips(request))
@@ -269,7 +268,7 @@ class Retriever:
         words = request.query
         happened = conclusion.verdict.signal_ids or request.log or request.metrics
         if not words and not happened and request.op and request.task in (None, "write"):
-            words = _writing(request)
+            words = writing_words(request.language, request.op)
         return make_plan(
             query=words,
             log=request.log,
@@ -370,11 +369,9 @@ class Retriever:
     def _hints(
         self, conclusion: Conclusion, context: Context, request: RetrieveRequest
     ) -> tuple[str, ...]:
-        words_only = (
-            ""
-            if self._dense_ready()
-            else "Not every passage has its vector yet: this answer was found by words alone."
-        )
+        words_only = ""
+        if not self._dense_ready():
+            words_only = "Not every passage has its vector yet: this was found by words alone."
         small = (
             ""
             if any(block.citation for block in context.shown)
@@ -501,9 +498,3 @@ def _answer(
 
 def _unchanged(ranked: list[Ranked]) -> list[Ranked]:
     return ranked
-
-
-def _writing(request: RetrieveRequest) -> str:
-    """What to look for before there is a kernel."""
-    words = ("write a", request.language, "kernel", (request.op or "").replace("_", " "))
-    return " ".join(filter(None, words))

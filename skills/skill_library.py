@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +31,7 @@ from kb.catalog.skills import (
     State,
     Tier,
 )
-from kb.errors import Conflict, InvalidKnowledge, InvalidRequest
+from kb.errors import Conflict, InvalidKnowledge, InvalidRequest, UnknownHardware
 from kb.predicates import compile_predicate
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.metrics import load_metrics
@@ -235,14 +236,12 @@ class SkillLibrary:
     # -- in and out
 
     def sync_builtin(self, folder: Path) -> SyncReport:
-        """Bring the shipped skills up to the folders below `folder`; those gone are retired.
-
-        A state that somebody else set stays.
-        """
-        drafts = [
-            draft_of(read_skill(path), "curated", "shipped", self._registry)
-            for path in skill_folders(folder)
-        ]
+        """Bring the shipped skills up to the folders below `folder`; those gone are retired, those
+        about a chip that is not registered here left out. A state that somebody else set stays."""
+        drafts = []
+        for path in skill_folders(folder):
+            with suppress(UnknownHardware):  # a knowledge folder of a team's own has its own chips
+                drafts.append(draft_of(read_skill(path), "curated", "shipped", self._registry))
         changed = 0
         with self._catalog.write() as connection:
             for draft in drafts:

@@ -13,6 +13,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 
 from api.http.app import create_app
+from api.services import open_services
 from kb.settings import Settings
 from tests.api.cli_process import kernlore
 from tests.api.conftest import assert_error
@@ -220,6 +221,6 @@ def test_what_a_proxy_passes_on_is_refused(settings: Settings, path: str) -> Non
     """The service may be called by the proxy's name, but callers behind it are not on this machine.
     Nothing is opened, which the refusal does not need."""
     behind = settings.model_copy(update={"allowed_hosts": "kernels.example"})
-    client = TestClient(create_app(behind), "http://kernels.example")
+    client = TestClient(create_app(behind, open_services(behind)), "http://kernels.example")
     assert client.get("/healthz").status_code == 200
     assert_error(client.post(path, json=body()), 403, "evaluation_forbidden")

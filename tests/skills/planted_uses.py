@@ -103,7 +103,7 @@ class Uses:
 def row(retrieval: str, request: RetrieveRequest, skills: list[str]) -> dict[str, Any]:
     return {
         "id": retrieval,
-        "request": vars(request),
+        "request": vars(request) | {"access_scope": request.access_scope.owner},
         "hardware_id": request.hardware,
         "signals": [request.signal],
         "excerpt_ids": [],

@@ -359,17 +359,21 @@ class LocalTarget:
 
         library = SkillLibrary(self._library_catalog)
         if not library.list():
+            self._know_hardware()  # skills name the chips that they hold for
             library.sync_builtin(self.settings.skills_dir)
         return library
 
     def _library_with_hardware(self) -> SkillLibrary:
         """The library, over a registry that knows the built-in hardware."""
+        self._know_hardware()
+        return self._library()
+
+    def _know_hardware(self) -> None:
         from kb.catalog.hardware import HardwareRegistry
 
         registry = HardwareRegistry(self._library_catalog)
         if not registry.all():
             self._put_builtin_hardware(registry)
-        return self._library()
 
     def skills(self, filters: Filters) -> list[Json]:
         library = self._library() if filters.hardware is None else self._library_with_hardware()

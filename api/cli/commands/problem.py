@@ -65,10 +65,11 @@ def aten(
     folder: Annotated[Path, typer.Option("--dir", help="Folder to write to.")] = Path("aten"),
     as_json: AsJson = False,
 ) -> int:
-    """Write problems for torch's own operators, from the sample inputs of its tests.
+    """Write problems for torch's own operators.
 
-    Each has the sample's own size and, where the operator accepts them, larger ones for CPU and
-    GPU. Exits 1 if an operator that was named gets no problem.
+    They come from the sample inputs of torch's tests. Each has the sample's own size and, where
+    the operator accepts them, larger ones for CPU and GPU. Exits 1 if an operator that was
+    named gets no problem.
     """
     from optimizer.evaluation.problem.aten import operator_names, write_problems
 

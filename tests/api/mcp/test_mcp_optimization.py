@@ -12,6 +12,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from api.http.app import create_app
+from api.services import open_services
 from kb.settings import Settings
 from tests.api.conftest import assert_error
 from tests.api.mcp.mcp_sessions import Agent, over_http
@@ -121,7 +122,7 @@ def test_a_search_that_was_made_elsewhere(agent: Agent, service_url: str) -> Non
 def test_what_a_proxy_passes_on_has_no_code_run(settings: Settings) -> None:
     """Who calls by the proxy's name may list the tools, but is not on this machine."""
     behind = settings.model_copy(update={"allowed_hosts": "kernels.example"})
-    app = create_app(behind)
+    app = create_app(behind, open_services(behind))
     kernel = {"problem": "softmax", "language": "cpp", "source": KERNEL}
     params = {"name": "evaluate_candidate", "arguments": kernel}
     call = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
@@ -145,6 +146,6 @@ def test_without_the_extra_it_says_what_to_install(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("api.mcp.mounted.find_spec", lambda name: None)
-    client = TestClient(create_app(settings), "http://127.0.0.1:8321")
+    client = TestClient(create_app(settings, open_services(settings)), "http://127.0.0.1:8321")
     error = assert_error(client.post("/mcp", json={}), 503, "unavailable")
     assert "kernlore[mcp]" in error["hint"]

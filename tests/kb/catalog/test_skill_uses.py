@@ -37,7 +37,7 @@ def retrieval(
     journal.record(
         {
             "id": identity,
-            "request": vars(request),
+            "request": vars(request) | {"access_scope": request.access_scope.owner},
             "hardware_id": "h100",
             "signals": ["memory_bound"],
             "excerpt_ids": ["psg_1"],

@@ -11,7 +11,7 @@ from ingestion.builtin import builtin_documents, builtin_hardware, load_builtin
 from ingestion.formats.markdown import parse_markdown
 from ingestion.passages import split_sections
 from ingestion.samples.kernels import kernels_of
-from ingestion.samples.shipped import (
+from ingestion.shipped_samples import (
     ROWS,
     sample_problems,
     shipped_samples,
@@ -24,7 +24,7 @@ from tests.conftest import hardware_toml
 if TYPE_CHECKING:
     from tests.conftest import Store
 
-SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
 KERNEL = """\
 extern "C" __global__ void twice(const float* x, float* y, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -150,6 +150,7 @@ def test_what_ships_is_seen_as_whole_kernels() -> None:
     for sample in shipped:
         parsed = parse_markdown(sample.document())
         (kernel,) = with_verdict(
-            kernels_of(split_sections(parsed.elements), ()), parsed.front_matter
+            kernels_of(split_sections(parsed.elements), (), {sample.language}),
+            parsed.front_matter,
         )
         assert (kernel.code, kernel.status) == (sample.code.strip(), sample.status)
