@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.errors import Unavailable
-from kb.private import private_folder
+from kb.private import private_file, private_folder
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.launch import threads_and_memory
@@ -293,6 +293,7 @@ class DeviceStore:
         path = self._path(identity)
         draft = path.with_suffix(".part")
         record = {"identity": identity.as_json(), "ceilings": kept}
+        private_file(draft)
         draft.write_text(json.dumps(record, indent=1), encoding="utf-8")
         draft.replace(path)
         return path

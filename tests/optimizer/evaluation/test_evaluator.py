@@ -94,7 +94,7 @@ def verdict(evaluator: Evaluator, bundle: Bundle) -> Evaluation:
 
 def test_a_right_kernel_is_correct_and_timed(evaluator: Evaluator) -> None:
     found = verdict(evaluator, cpp(KERNEL))
-    assert (found.validity, found.timing) == ("correct", "measured"), found
+    assert (found.validity, found.timing) == ("correct", "measured"), (found.flags, found)
     assert found.speedup is not None and found.speedup.low <= found.speedup.value
     assert found.isolation is not None and found.isolation.level.startswith(("name", "process"))
 
