@@ -273,7 +273,10 @@ def samples(
     url: Url = None,
     as_json: AsJson = False,
 ) -> int:
-    """List whole kernels for a chip, from runs and from documents, built-in ones too."""
+    """List whole kernels for a chip.
+
+    They come from runs and from documents, built-in ones too.
+    """
     if check:
         return _check_samples(hardware, as_json)
     if hardware is None:
