@@ -371,7 +371,8 @@ def _accepted(source: str, constants: dict[str, int]) -> bool:
     try:
         with FakeTensorMode(), torch.no_grad():
             result = known["Model"]()(*known["get_inputs"]())
-    # As above; an operator whose result's size depends on values is refused here too.
+    # Operators refuse sizes by errors of many types; one whose result's size depends on values
+    # is refused here too.
     except Exception:
         return False
     finally:
