@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from importlib.util import find_spec
 
 import httpx
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from api.mcp.routes import HttpRoutes, client_of
@@ -36,6 +37,11 @@ class Mounted:
         if self._app is None:
             check_installed()
             raise Unavailable("the service is starting or ending", hint="Ask again.")
+        if scope["method"] == "GET":
+            # The SDK would open a stream that never ends. Without sessions the service has nothing
+            # to send on it; the protocol's answer for that is 405, and clients go on without.
+            await Response(status_code=405, headers={"allow": "POST"})(scope, receive, send)
+            return
         await self._app(scope, receive, send)
 
     @asynccontextmanager

@@ -243,6 +243,7 @@ class Runner:
         refreshed = touched = 0
         spans = Spans()
         began = clocks.now_ns()
+        spans.leave()
         while self._another_call():
             started = clocks.now_ns()
             if self._without.isdisjoint((7, 8)):
@@ -252,10 +253,12 @@ class Runner:
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - started
             self._last = None  # freed like any caller's, before the next call allocates
+            spans.enter()
             self._last, took, wall = clock.time(call)
             times.append(took)
             walls.append(wall)
             spans.add(took)
+            spans.leave()
             touched += self._touch()
             if 9 in self._without and len(times) == 1:
                 self._store(self._last)

@@ -42,6 +42,9 @@ SPAN_NS = 50_000  # for reading the kernel's account after a span
 PAIR_NS = 400_000  # by which the fixed costs of a pair's two blocks may differ
 CALM_SHARE = 0.5  # of a block, summed over its threads
 REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used the caches
+# How long a block may take at all, in aimed lengths: calls of microseconds are short beside the fresh
+# values before each of them.
+WALL_BLOCKS = 2.0
 BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, copying outputs
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
 # device (`python -m benchmarks.evaluation.checks`).
@@ -105,6 +108,7 @@ class Side:
     kernel: LoadedKernel
     trusted: bool = False
     per_call_ns: float = 0.0
+    wall_per_call_ns: float = 0.0  # with fresh values and all else that is done between two calls
 
     def run(self, seed: int, calls: int, seconds: float) -> Block:
         """Run one block and stop the runner. Raises BaselineFailed where the trusted side fails,
@@ -225,6 +229,7 @@ def _calibrate(
         for side in (baseline, candidate):
             block = side.run(seed, policy.calls or calls, policy.seconds)
             side.per_call_ns = min(side.per_call_ns, max(1.0, min(block.times)))
+            side.wall_per_call_ns = block.wall_ns / len(block.times)
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
         if calls >= 3 and calls * slower * 4 >= policy.block_ns:
             break
@@ -240,7 +245,10 @@ def _pair(
     """Two blocks with the same fresh values, so that their last outputs must agree."""
     seed = chance.getrandbits(30)
     slower = max(first.per_call_ns, second.per_call_ns)
-    aim = policy.block_ns / slower
+    trusted = first if first.trusted else second
+    # What is done between two calls is the same on both sides.
+    around = max(0.0, trusted.wall_per_call_ns - trusted.per_call_ns)
+    aim = min(policy.block_ns / slower, WALL_BLOCKS * policy.block_ns / (slower + around))
     calls = max(1, min(policy.max_calls, round(aim * chance.uniform(0.6, 1.4))))
     if calls == 1:
         calls = chance.choice((1, 2))
