@@ -41,7 +41,7 @@ POLICIES = ("best-first", "mcts", "evolutionary")
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open."""
-    app.state.plots = PlotCache(app.state.services)
+    app.state.plots = PlotCache()
     yield
 
 
@@ -212,9 +212,9 @@ def download(run_id: str, parts: Parts) -> Response:
 
 
 @router.get("/{run_id}/plots/{name}")
-def plot(run_id: str, name: str, plots: Plots) -> Response:
+def plot(run_id: str, name: str, parts: Parts, plots: Plots) -> Response:
     """A plot of the run as SVG: progress, tree or roofline."""
-    drawing = plots.plots(run_id).get(name.removesuffix(".svg"))
+    drawing = plots.plots(parts, run_id).get(name.removesuffix(".svg"))
     if drawing is None:
         raise NotFound(f"{run_id} has no plot {name[:80]!r}", hint=f"See /ui/runs/{run_id}.")
     # The drawing has styles of its own, which its own answer allows; nothing in it may run.

@@ -42,8 +42,8 @@ SPAN_NS = 50_000  # for reading the kernel's account after a span
 PAIR_NS = 400_000  # by which the fixed costs of a pair's two blocks may differ
 CALM_SHARE = 0.5  # of a block, summed over its threads
 REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used the caches
-# How long a block may take at all, in aimed lengths: calls of microseconds are short beside the fresh
-# values before each of them.
+# How long a block may take at all, in aimed lengths: calls of microseconds are short beside the
+# fresh values before each of them.
 WALL_BLOCKS = 2.0
 BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, copying outputs
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
