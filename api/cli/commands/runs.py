@@ -284,18 +284,13 @@ def pack(
         synthesizers=named_synthesizers(synthesizers),
     )
     with opened(data_dir) as local:
-        from optimizer.evaluation.problem.load import load_problem
+        from optimizer.search.runs.portable import pack_session, packable
 
-        for name in problems:  # a wrong name is reported before anything is read
-            load_problem(Path(name))
-        local.services.registry.resolve(hardware)
+        paths = [Path(name) for name in problems]
+        packable(local.services, paths, hardware, goal)
         if goal.knowledge:
             local.load_knowledge(note)
-        from optimizer.search.runs.portable import pack_session
-
-        written = pack_session(
-            local.services, [Path(name) for name in problems], hardware, goal, output
-        )
+        written = pack_session(local.services, paths, hardware, goal, output)
     answer = {"session": str(written), "run it with": f"python {written.name} --out results"}
     show(answer, as_json, pairs)
 

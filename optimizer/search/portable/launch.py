@@ -52,18 +52,21 @@ DESCRIPTION = (
 
 def main(folder: Path, arguments: Sequence[str]) -> int:
     """Search every problem of the session unpacked in `folder`, each in a process of its own;
-    returns the exit code, 1 where a problem failed.
+    returns the exit code, 1 where a problem failed, 2 where `--only` names one that it lacks.
     """
     options = read_arguments(arguments)
     session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
+    try:
+        chosen = _chosen(session["problems"], options.only)
+    except ValueError as unknown:
+        print(f"error: {unknown}", file=sys.stderr)
+        return 2
     until = time.monotonic() + 60 * options.minutes if options.minutes else None
     failed = 0
     options.out.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, _interrupted)
     try:
-        for entry in session["problems"]:
-            if options.only and entry["name"] not in options.only:
-                continue
+        for entry in chosen:
             left = None if until is None else (until - time.monotonic()) / 60
             name, run = entry["name"], run_id(session, entry)
             if left is not None and left <= 0:
@@ -80,6 +83,26 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     finally:
         signal.signal(signal.SIGTERM, before)
     return 1 if failed else 0
+
+
+def _chosen(
+    entries: Sequence[Mapping[str, Any]], only: Sequence[str] | None
+) -> list[Mapping[str, Any]]:
+    """The problems to search, by their names or those of their runs; all where none is named.
+    Raises ValueError for a name that the session does not hold.
+    """
+    names = [{entry["name"], _called(entry)} for entry in entries]
+    unknown = set(only or ()).difference(*names)
+    if unknown:
+        held = ", ".join(sorted(map(_called, entries)))
+        raise ValueError(f"no problem {min(unknown)!r} in this session; it holds {held}")
+    return [e for e, own in zip(entries, names, strict=True) if not only or own & set(only)]
+
+
+def _called(entry: Mapping[str, Any]) -> str:
+    """The problem's name: that of its folder or file, where the entry is named after a run."""
+    path = Path(entry.get("known_as", entry["name"]))
+    return path.parent.name if path.name == "problem.py" else path.stem
 
 
 def _interrupted(*_: object) -> None:

@@ -52,23 +52,10 @@ def pack_session(
 ) -> Path:
     """Pack a session for a hardware, which need not be in this machine, as the zip file `output`.
 
-    Raises InvalidRequest for two problems of one name and for proposers that need what a session
-    does not hold, UnknownHardware, and Unavailable where no built-in toolchain runs kernels on that
-    hardware.
+    Raises Unavailable where no built-in toolchain runs kernels on that hardware, and what
+    `packable` does.
     """
-    missing = [name for name in goal.synthesizers if name not in PACKED]
-    if missing:
-        raise InvalidRequest(
-            f"a packed session has no proposer {missing[0]!r}",
-            hint=f"It has {', '.join(PACKED)}. For models: `kernlore runs propose`.",
-        )
-    problems = [load_problem(path) for path in paths]
-    twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
-    if twice:
-        raise InvalidRequest(
-            f"two problems are called {twice[0]}", hint="Give one a `name` in its problem.toml."
-        )
-    identity = base.registry.resolve(hardware)
+    problems, identity = packable(base, paths, hardware, goal)
     target = session_target(base, identity)
     knowledge = Snapshot()
     if goal.knowledge:
@@ -83,6 +70,30 @@ def pack_session(
         knowledge=knowledge,
         recipes=[_recipe(base, recipe) for recipe in recipes],
     )
+
+
+def packable(
+    base: KnowledgeBase, paths: Sequence[Path], hardware: str, goal: Goal
+) -> tuple[list[Problem], str]:
+    """The problems of a session and the id of its hardware. Takes no knowledge, so that a mistake
+    is reported before any is read.
+
+    Raises InvalidRequest for two problems of one name and for proposers that need what a session
+    does not hold, and UnknownHardware.
+    """
+    missing = [name for name in goal.synthesizers if name not in PACKED]
+    if missing:
+        raise InvalidRequest(
+            f"a packed session has no proposer {missing[0]!r}",
+            hint=f"It has {', '.join(PACKED)}. For models: `kernlore runs propose`.",
+        )
+    problems = [load_problem(path) for path in paths]
+    twice = [name for name, n in Counter(p.name for p in problems).items() if n > 1]
+    if twice:
+        raise InvalidRequest(
+            f"two problems are called {twice[0]}", hint="Give one a `name` in its problem.toml."
+        )
+    return problems, base.registry.resolve(hardware)
 
 
 def session_target(base: KnowledgeBase, hardware: str) -> dict[str, Any]:

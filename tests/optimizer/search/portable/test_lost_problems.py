@@ -131,3 +131,12 @@ def test_a_problem_that_is_not_begun_says_so(tmp_path: Path) -> None:
     assert main(folder, ["--out", str(out), "--minutes", "0.0000001"]) == 0
     told = json.loads((out / OUTCOMES).read_text(encoding="utf-8"))
     assert told == {"ints": NOT_BEGUN, "dicts": NOT_BEGUN}
+
+
+def test_a_name_that_the_session_lacks_is_an_error(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    folder, out = _session(tmp_path / "session", ("ints", "dicts")), tmp_path / "out"
+    assert main(folder, ["--out", str(out), "--only", "ints", "floats"]) == 2
+    assert "no problem 'floats' in this session; it holds dicts, ints" in capfd.readouterr().err
+    assert not out.exists()
