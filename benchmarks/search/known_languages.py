@@ -36,9 +36,10 @@ PLACES = {
 RESAMPLES = 10_000
 NOTE = (
     "Eight problems of `benchmarks/search/unlisted`, one round of two drafts each, of one draft in"
-    " CUDA; the winner is measured again. Answers came from a strong model that saw a request and nothing else, several"
-    " instances side by side, none of which served both arms. `Gain` is over eager PyTorch, in one"
-    " session for each arm. The problems are few and the drafts two, so this is an indication."
+    " CUDA; the winner is measured again. Answers came from a strong model that saw a request and"
+    " nothing else, several instances side by side, none of which served both arms. `Gain` is over"
+    " eager PyTorch, in one session for each arm. The problems are few and the drafts two, so this"
+    " is an indication."
     " In all arms the model knew how to write a right kernel: knowledge did not decide that. With"
     " knowledge its kernels were faster, by the interval below; readers named the sections on the"
     " operator, on masking and on the sizes of the chip as what they used, and sections of the"
