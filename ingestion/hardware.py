@@ -29,6 +29,7 @@ FactFilter = Literal["effective", "accepted", "proposed", "rejected", "all"]
 
 def list_hardware(registry: HardwareRegistry) -> list[Json]:
     """Every registered hardware with its lineage."""
+    lineages = registry.lineages()
     return [
         {
             "id": spec.id,
@@ -36,7 +37,7 @@ def list_hardware(registry: HardwareRegistry) -> list[Json]:
             "vendor": spec.vendor,
             "kind": spec.kind,
             "parent": spec.parent,
-            "lineage": list(registry.lineage(spec.id)),
+            "lineage": list(lineages[spec.id]),
             "aliases": list(spec.aliases),
             "languages": list(spec.languages),
             "summary": spec.summary,
@@ -149,6 +150,18 @@ def facts_of(
         ],
         "conflicts": plain(_conflicts(own)),
     }
+
+
+def open_questions(registry: HardwareRegistry) -> list[tuple[str, int, int]]:
+    """Of each hardware with facts: its id, how many wait for a decision, and about how many the
+    sources disagree.
+    """
+    known = registry.all()
+    return [
+        (hardware, sum(fact.status == "proposed" for fact in stated), len(_conflicts(stated)))
+        for hardware, stated in sorted(registry.all_facts().items())
+        if hardware in known
+    ]
 
 
 def decide_fact(

@@ -98,8 +98,9 @@ def search_symbols(
         value += 3.0 * len(tokens & words) / max(1, len(tokens))
         return value + 2.0 * max(0.0, meaning.get(symbol.id, 0.0))
 
-    ranked = sorted(symbols, key=lambda s: (-score(s), s.name))
-    return [symbol for symbol in ranked[:limit] if score(symbol) >= 1.5]
+    scored = [(score(symbol), symbol) for symbol in symbols]
+    ranked = sorted(scored, key=lambda pair: (-pair[0], pair[1].name))
+    return [symbol for value, symbol in ranked[:limit] if value >= 1.5]
 
 
 def nearest_names(

@@ -64,18 +64,16 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
 
 def _of_chips(parts: Services) -> list[Task]:
     tasks: list[Task] = []
-    for chip in chips.list_hardware(parts.registry):
-        facts = chips.facts_of(parts.registry, chip["id"], "all")
-        proposed = sum(fact["status"] == "proposed" for fact in facts["facts"])
-        link = f"/hardware/{chip['id']}"
+    names = {spec.id: spec.name for spec in parts.registry.all().values()}
+    for chip, proposed, conflicts in chips.open_questions(parts.registry):
+        link = f"/hardware/{chip}"
         why = "Accepted facts bound the parameters of kernels; proposed ones are not used."
         tasks.append(
-            Task(proposed, f"proposed facts of {chip['name']}", f"{link}?facts=proposed#facts", why)
+            Task(proposed, f"proposed facts of {names[chip]}", f"{link}?facts=proposed#facts", why)
         )
-        conflicts = len(facts["conflicts"])
         why = "Sources give different values. Reject the wrong one."
         tasks.append(
-            Task(conflicts, f"conflicts about {chip['name']}", f"{link}?facts=all#facts", why)
+            Task(conflicts, f"conflicts about {names[chip]}", f"{link}?facts=all#facts", why)
         )
     return tasks
 

@@ -243,6 +243,21 @@ class HardwareRegistry:
             rows = connection.execute(query.order_by(facts.c.key, facts.c.origin, facts.c.id))
             return [Fact(**row._mapping) for row in rows]
 
+    def all_facts(self) -> dict[str, list[Fact]]:
+        """All facts stated for exactly each hardware that has any, by its id, then by key."""
+        query = sa.select(*_FACT_COLUMNS).where(visible.facts(self._access))
+        stated: dict[str, list[Fact]] = {}
+        with self._catalog.read() as connection:
+            rows = connection.execute(query.order_by(facts.c.key, facts.c.origin, facts.c.id))
+            for row in rows:
+                stated.setdefault(row.hardware_id, []).append(Fact(**row._mapping))
+        return stated
+
+    def lineages(self) -> dict[str, tuple[str, ...]]:
+        """Of every registered hardware, from the chip up to its vendor."""
+        specs = self.all()
+        return {hardware_id: lines.lineage(hardware_id, specs) for hardware_id in specs}
+
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The fact that holds for each key, inherited ones included; by key."""
         effective: dict[str, Fact] = {}

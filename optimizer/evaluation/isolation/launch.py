@@ -8,6 +8,7 @@ fork of a process that has used it: the process that is forked from only imports
 
 from __future__ import annotations
 
+import atexit
 import os
 import select
 import signal
@@ -15,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -142,7 +144,7 @@ class Forked:
 
 
 class Zygote:
-    """An interpreter that has imported what its forks need. Not for several threads."""
+    """An interpreter that has imported what its forks need. For any thread."""
 
     def __init__(
         self,
@@ -169,6 +171,7 @@ class Zygote:
         theirs.close()
         ours.settimeout(START_SECONDS)
         self._wire = Wire(ours, "")
+        self._asking = threading.Lock()  # protects _wire and _ready
         self._ready = False
 
     @classmethod
@@ -179,15 +182,32 @@ class Zygote:
         environment = {**threads_and_memory(threads), **(COMPILER if device == "cpu" else {})}
         return cls(RUNNER / "zygote.py", arguments, level, environment)
 
+    @classmethod
+    def kept(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
+        """The one of these settings that this process keeps until it ends: importing torch takes
+        seconds, and no candidate ever runs in it. One that has ended is replaced.
+        """
+        inherited = (os.environ.get("PATH"), os.environ.get("LD_LIBRARY_PATH"), os.getpid())
+        key = (threads, level, device, frozenset(os.sched_getaffinity(0)), *inherited)
+        with _keeping:
+            known = _kept.get(key)
+            if known is None or known._process.poll() is not None:
+                known = _kept[key] = cls.of_runners(threads, level, device)
+            return known
+
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
         """A process that answers this message. Raises WireClosed or EOFError where the zygote has
         ended, TimeoutError if it does not answer, OSError where no process could be made."""
-        if not self._ready:
-            self._wire.receive()
-            self._ready = True
         readable, status = os.pipe()
         try:
-            self._wire.send(message, (*fds, status))
+            with self._asking:
+                if not self._ready:
+                    self._wire.receive()
+                    self._ready = True
+                self._wire.send(message, (*fds, status))
+        except BaseException:
+            os.close(readable)
+            raise
         finally:
             os.close(status)
         return Forked(readable)
@@ -197,6 +217,17 @@ class Zygote:
         self._wire.close()
         self._process.kill()
         self._process.wait()
+
+
+_keeping = threading.Lock()  # protects _kept
+_kept: dict[tuple[object, ...], Zygote] = {}
+
+
+@atexit.register
+def _end_kept() -> None:
+    for key, zygote in list(_kept.items()):
+        if key[-1] == os.getpid():
+            zygote.close()
 
 
 def _children(pid: int) -> list[int]:

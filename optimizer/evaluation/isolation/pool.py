@@ -29,7 +29,7 @@ class RunnerPool:
         self._waiting: deque[RunnerProcess] = deque()
         forks = fork and sys.platform.startswith("linux")
         forked = (settings.threads, settings.level, settings.device)
-        self._zygote = Zygote.of_runners(*forked) if forks else None
+        self._zygote = Zygote.kept(*forked) if forks else None
         self._enders = ThreadPoolExecutor(ENDERS, thread_name_prefix="end-runner")
         # One thread that lives as long as the pool: runners end with the thread that started them.
         self._starter = ThreadPoolExecutor(1, thread_name_prefix="start-runner")
@@ -82,5 +82,3 @@ class RunnerPool:
         while self._waiting:
             self.end(self._waiting.popleft())
         self._enders.shutdown()
-        if self._zygote is not None:
-            self._zygote.close()

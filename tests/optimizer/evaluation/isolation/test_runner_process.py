@@ -254,3 +254,13 @@ def test_runners_share_no_ipc(loaded: Calls, zygote: Zygote) -> None:
             loaded(NAMES_IPC)[1].call(5)
         seen.add(failed.value.message)
     assert len(seen) == 2 and all("ipc:[" in message for message in seen)
+
+
+def test_a_process_keeps_one_interpreter_to_fork_from_and_replaces_one_that_ended() -> None:
+    threads = 3  # no other test's
+    first = Zygote.kept(threads, "process")
+    assert Zygote.kept(threads, "process") is first
+    first.close()
+    again = Zygote.kept(threads, "process")
+    assert again is not first
+    again.close()
