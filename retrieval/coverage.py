@@ -8,17 +8,19 @@ for is data (`data/coverage.toml`). Says nothing about the quality of a passage.
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
@@ -270,7 +272,7 @@ def load_coverage_data() -> CoverageData:
 
 
 def _counts(
-    catalog: Catalog, chip: str, lineage: Iterable[str], access_scope: AccessScope
+    catalog: Catalog, chip: str, lineage: Sequence[str], access_scope: AccessScope
 ) -> dict[tuple[str, str], _Count]:
     """Passages and documents by (kind, tag); ("", "") counts everything of the lineage."""
     about, tags = t.passage_hardware, t.passage_tags
@@ -293,8 +295,9 @@ def _counts(
             about.c.hardware_id.in_(list(lineage)),
         )
     )
-    counts: dict[tuple[str, str], _Count] = {}
-    with catalog.read() as connection:
+
+    def read(connection: Connection) -> dict[tuple[str, str], _Count]:
+        counts: dict[tuple[str, str], _Count] = {}
         for seq, document_id, hardware_id, kind, value in connection.execute(query):
             for key in {("", ""), (kind or "", value or "")}:
                 count = counts.setdefault(key, _Count())
@@ -302,7 +305,12 @@ def _counts(
                 count.documents.add(document_id)
                 if hardware_id == chip:
                     count.own.add(seq)
-    return counts
+        return counts
+
+    with catalog.read() as connection:
+        key = (chip, tuple(lineage), access_scope)
+        kept = look_up(connection, "coverage", [key], lambda _: {key: read(connection)}, most=200)
+        return kept[key]
 
 
 def _subject(

@@ -17,9 +17,10 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import visible
+from kb.catalog import meta, visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages as reading
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound, UnknownHardware, nearest
@@ -96,6 +97,9 @@ class _Count:
     topics: set[str] = field(default_factory=set)
 
 
+MOST_KEPT = 500  # nodes; the largest, a section with its passages, takes some tens of kB
+
+
 def knowledge_node(
     catalog: Catalog, registry: HardwareRegistry, path: str, access_scope: AccessScope = ALL_ACCESS
 ) -> KnowledgeNode:
@@ -103,10 +107,23 @@ def knowledge_node(
     near it.
     """
     with catalog.read() as connection:
-        place = _Place(access_scope)
-        for segment in (part for part in path.split("/") if part.strip()):
-            place = _step(connection, registry, place, segment.strip())
-        return _node(connection, registry, place)
+
+        def read(keys: Sequence[tuple[str, AccessScope]]) -> dict[Any, KnowledgeNode]:
+            return {key: _at(connection, registry, *key) for key in keys}
+
+        # Counting what lies below a place reads a row of every passage there.
+        key = (path, access_scope)
+        known = meta.get(connection, "hardware_revision")
+        return look_up(connection, "knowledge_tree", [key], read, known, MOST_KEPT)[key]
+
+
+def _at(
+    connection: Connection, registry: HardwareRegistry, path: str, access_scope: AccessScope
+) -> KnowledgeNode:
+    place = _Place(access_scope)
+    for segment in (part for part in path.split("/") if part.strip()):
+        place = _step(connection, registry, place, segment.strip())
+    return _node(connection, registry, place)
 
 
 def topic_slug(topic: str) -> str:

@@ -200,14 +200,13 @@ class SkillLibrary:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
         """Skills that fit, by name; with `words`, those that contain the most of them first."""
-        skills = self.list(
-            states=states, tier=tier, hardware=hardware, signal=signal, access_scope=access_scope
-        )
-        if words is None:
-            return skills
-        fitting = {skill.name: skill for skill in skills}
-        by_words = self.search(words, states=states, access_scope=access_scope)
-        return [fitting[skill.name] for skill in by_words if skill.name in fitting]
+        wanted = self._narrowing(states, tier, hardware, signal, access_scope)
+        with self._catalog.read() as connection:
+            if words is None:
+                rows = store.heads(connection, **wanted)
+            else:
+                rows = store.search(connection, words, **wanted)
+            return _summaries(connection, rows, access_scope)
 
     def show(self, name: str, *, access_scope: AccessScope = ALL_ACCESS) -> SkillDetail:
         """One skill with all that backs it. Raises NotFound, which names the nearest."""

@@ -230,14 +230,10 @@ def candidate(run_id: str, number: str, request: Request, parts: Parts) -> HTMLR
     """Its plan, verdict, code, what it changes of its parent, and the conversation behind it; to a
     script, without the frame of the page.
     """
-    record = runs.node_record(parts, run_id, number)
     return page(
         request,
         "candidate_body.html" if is_fragment(request) else "candidate.html",
         run_id=run_id,
-        node=record,
-        row=runs.candidate_row(parts, run_id, int(number)),
-        diff=runs.candidate_diff(parts, run_id, int(number)),
-        transcript=runs.node_transcript(parts, run_id, number),
         whole=not is_fragment(request),
+        **runs.candidate_view(parts, run_id, number),
     )

@@ -7,7 +7,7 @@ because it was right.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, Protocol
 
@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import visible
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge.symbols import document_hardware
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
@@ -111,6 +112,7 @@ def replace_version_samples(
         connection.execute(
             t.samples.update().where(t.samples.c.document_id == document.id).values(active=False)
         )
+        bump_revision(connection)  # what is kept of the lists does not hold any more
     connection.execute(t.samples.delete().where(t.samples.c.version_id == version_id))
     sections = list(
         connection.execute(
@@ -224,16 +226,25 @@ def listed(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Sample]:
     """Active samples, those of runs first; with `hardware`, those about one of these ids."""
+    if access_scope != ALL_ACCESS:
+        samples = _read(connection, access_scope)
+    else:
+        samples = look_up(connection, "samples", ["all"], lambda _: {"all": _read(connection)})[
+            "all"
+        ]
+    if hardware is not None:
+        wanted = set(hardware)
+        samples = [s for s in samples if set(s.hardware) & wanted]
+    return sorted(samples, key=lambda s: (s.document_id is not None, s.document_title, s.id))
+
+
+def _read(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[Sample]:
     query = _SELECT.where(t.samples.c.active.is_(True), visible.read_from(t.samples, access_scope))
-    samples: Iterable[Sample] = (
+    return [
         replace(sample, hardware=access_scope.named(sample.hardware))
         for sample in map(_sample, connection.execute(query))
         if access_scope.sees(sample.hardware)
-    )
-    if hardware is not None:
-        wanted = set(hardware)
-        samples = (s for s in samples if set(s.hardware) & wanted)
-    return sorted(samples, key=lambda s: (s.document_id is not None, s.document_title, s.id))
+    ]
 
 
 _SELECT = (

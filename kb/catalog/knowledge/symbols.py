@@ -19,6 +19,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections, proposed_symbols
 from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.proposed_symbols import STRUCTURE, ProposedCard, SymbolStatus
@@ -106,6 +107,7 @@ def replace_version_symbols(
         connection.execute(
             t.symbols.update().where(t.symbols.c.document_id == document.id).values(active=False)
         )
+        bump_revision(connection)  # what is kept of the lists does not hold any more
     connection.execute(t.symbols.delete().where(t.symbols.c.version_id == version_id))
     place = _Place(connection, document, version_id, current)
     sections = list(_sections(connection, version_id))
@@ -234,6 +236,27 @@ def listed(
     Without `statuses`, only accepted ones: what was
     read from structure, and what a person has accepted of a model's proposals.
     """
+    whole = names is None and section is None and access_scope == ALL_ACCESS
+    if whole and statuses == ACCEPTED:
+        # Proposals come without a new revision; accepted cards change with it alone.
+        kept = look_up(
+            connection, "symbols", ["accepted"], lambda _: {"accepted": _read(connection)}
+        )
+        symbols = kept["accepted"]
+    else:
+        symbols = _read(connection, names, section, statuses, access_scope)
+    if hardware is not None:
+        symbols = [s for s in symbols if set(s.hardware) & set(hardware)]
+    return sorted(symbols, key=lambda s: (s.document_title, s.document_id, s.ordinal))
+
+
+def _read(
+    connection: Connection,
+    names: Collection[str] | None = None,
+    section: str | None = None,
+    statuses: Collection[SymbolStatus] = ACCEPTED,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> list[Symbol]:
     wanted = [
         t.symbols.c.active.is_(True),
         visible.read_from(t.symbols, access_scope),
@@ -242,16 +265,13 @@ def listed(
     if section is not None:
         wanted.append(t.symbols.c.section_id == section)
     parts: Iterable[Sequence[str] | None] = [None] if names is None else portions(sorted(names))
-    symbols = []
+    symbols: list[Symbol] = []
     for part in parts:
         query = _SELECT.where(*wanted)
         if part is not None:
             query = query.where(t.symbols.c.name.in_(part))
         symbols += [_symbol(row) for row in connection.execute(query)]
-    symbols = [_as_seen(s, access_scope) for s in symbols if access_scope.sees(s.hardware)]
-    if hardware is not None:
-        symbols = [s for s in symbols if set(s.hardware) & set(hardware)]
-    return sorted(symbols, key=lambda s: (s.document_title, s.document_id, s.ordinal))
+    return [_as_seen(s, access_scope) for s in symbols if access_scope.sees(s.hardware)]
 
 
 def get(connection: Connection, symbol_id: str, access_scope: AccessScope = ALL_ACCESS) -> Symbol:

@@ -235,17 +235,13 @@ def _narrowed(
 
 
 def search(
-    connection: Connection,
-    text: str,
-    *,
-    states: Sequence[str] | None = None,
-    limit: int = 50,
-    access_scope: AccessScope = ALL_ACCESS,
+    connection: Connection, text: str, *, limit: int = 50, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills that contain the most of the words, best first.
 
     A word counts in the name, the description, an operator or a signal, also inside a longer word
     (`softmax` finds `log_softmax`), without regard to case. Without a word, no skill matches.
+    Takes the arguments of `listed` too.
     """
     words = list(dict.fromkeys(text.lower().replace("-", " ").split()))[:MAX_WORDS]
     if not words or limit < 1:
@@ -258,9 +254,9 @@ def search(
         (sa.cast(places[0], sa.Integer) for places in matches), sa.literal(0)
     )
     score = (matched * NAME_WEIGHT + in_name).label("score")
-    query = _light(access_scope).where(sa.or_(*(place for places in matches for place in places)))
-    if states is not None:
-        query = query.where(t.skills.c.state.in_(list(states)))
+    scope = narrowing.get("access_scope", ALL_ACCESS)
+    query = _narrowed(_light(scope), **narrowing)
+    query = query.where(sa.or_(*(place for places in matches for place in places)))
     return _heads(connection, query.order_by(score.desc()).limit(limit))
 
 

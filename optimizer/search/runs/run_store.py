@@ -150,10 +150,24 @@ def node_views(base: KnowledgeBase, run_id: str) -> list[Json]:
 def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
     """One node with its proposal and evaluation. Raises NotFound for a number that is none."""
     _, tree = _loaded(base, run_id)
-    if not (number.isascii() and number.isdigit() and int(number) < len(tree)):
-        raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(tree) - 1}.")
-    record: Json = plain(tree[int(number)].as_json())
+    record: Json = plain(_node(tree, run_id, number).as_json())
     return record
+
+
+def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
+    """A candidate as a page shows it: `node` as `node_record` has it, `row` as `candidate_rows`,
+    `diff`, the lines of a unified diff from the files of its parent, empty where either has none,
+    and `transcript`, the stored conversation with the model that proposed it or None. Raises
+    NotFound for a number that is none.
+    """
+    _, tree = _loaded(base, run_id)
+    node = _node(tree, run_id, number)
+    return {
+        "node": plain(node.as_json()),
+        "row": _candidate_row(tree, node),
+        "diff": _diff(tree, node),
+        "transcript": _transcript(base, node),
+    }
 
 
 def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
@@ -174,41 +188,6 @@ def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
     }
 
 
-def candidate_diff(base: KnowledgeBase, run_id: str, number: int) -> list[str]:
-    """Lines of a unified diff from the files of the parent to those of a candidate; empty where
-    either has none. Raises NotFound for a number that is none.
-    """
-    _, tree = _loaded(base, run_id)
-    if not 0 <= number < len(tree):
-        raise _no_candidate(run_id, number)
-    node = tree[number]
-    parent = tree[node.parent].proposal if node.parent is not None else None
-    if node.proposal is None or parent is None:
-        return []
-    before, after = parent.bundle.files, node.proposal.bundle.files
-    lines: list[str] = []
-    for name in sorted({*before, *after}):
-        old, new = (files.get(name, "").splitlines() for files in (before, after))
-        lines += unified_diff(old, new, f"parent/{name}", f"this/{name}", lineterm="")
-    return lines
-
-
-def node_transcript(base: KnowledgeBase, run_id: str, number: str) -> Json | None:
-    """The stored conversation with the model that proposed a candidate; None where no model did.
-    Raises NotFound.
-    """
-    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
-
-    proposal = node_record(base, run_id, number)["proposal"]
-    if proposal is None or not proposal["transcript"]:
-        return None
-    run, _, place = str(proposal["transcript"]).rpartition("/")
-    step, _, attempt = place.partition("-")
-    stored = FolderTranscripts(base.settings.data_dir / "transcripts")
-    transcript = stored.read(run, int(step), int(attempt))
-    return None if transcript is None else transcript.as_json()
-
-
 def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
     """The plots of the report as SVG, by name; those that cannot be drawn are left out. Raises
     NotFound.
@@ -220,6 +199,36 @@ def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
     with tempfile.TemporaryDirectory(prefix="kernlore-plots-") as folder:
         drawn = write_plots(tree, winner, Path(folder)).drawn
         return {name: path.read_bytes() for name, path in drawn.items()}
+
+
+def _node(tree: Tree, run_id: str, number: str) -> Node:
+    if not (number.isascii() and number.isdigit() and int(number) < len(tree)):
+        raise NotFound(f"{run_id} has no node {number}", hint=f"It has 0 to {len(tree) - 1}.")
+    return tree[int(number)]
+
+
+def _diff(tree: Tree, node: Node) -> list[str]:
+    parent = tree[node.parent].proposal if node.parent is not None else None
+    if node.proposal is None or parent is None:
+        return []
+    before, after = parent.bundle.files, node.proposal.bundle.files
+    lines: list[str] = []
+    for name in sorted({*before, *after}):
+        old, new = (files.get(name, "").splitlines() for files in (before, after))
+        lines += unified_diff(old, new, f"parent/{name}", f"this/{name}", lineterm="")
+    return lines
+
+
+def _transcript(base: KnowledgeBase, node: Node) -> Json | None:
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+
+    if node.proposal is None or not node.proposal.transcript:
+        return None
+    run, _, place = str(node.proposal.transcript).rpartition("/")
+    step, _, attempt = place.partition("-")
+    stored = FolderTranscripts(base.settings.data_dir / "transcripts")
+    transcript = stored.read(run, int(step), int(attempt))
+    return None if transcript is None else transcript.as_json()
 
 
 def _no_candidate(run_id: str, number: int) -> NotFound:
