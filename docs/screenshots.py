@@ -25,7 +25,7 @@ def pages(base: str) -> dict[str, str]:
     document = _first(base, "/documents?hardware=h100", "documents")["id"]
     passage = _first(base, f"/documents/{document}/passages", "passages")["id"]
     skill = _first(base, "/skills?hardware=h100", "skills")["name"]
-    run = _first(base, "/runs", "runs")["run"]
+    run = _first(base, "/runs", "runs", state="finished")["id"]
     ask = "/retrieve?signal=memory_bound&hardware=h100&op=softmax"
     named = {
         "home": "",
@@ -53,9 +53,9 @@ def pages(base: str) -> dict[str, str]:
     return {name: f"{base}/ui{path}" for name, path in named.items()}
 
 
-def _first(base: str, path: str, rows: str) -> dict[str, Any]:
+def _first(base: str, path: str, rows: str, **having: str) -> dict[str, Any]:
     with urllib.request.urlopen(base + path) as answer:
-        listed = json.load(answer)[rows]
+        listed = [r for r in json.load(answer)[rows] if having.items() <= r.items()]
     if not listed:
         raise SystemExit(f"error: {base}{path} lists nothing; fill the store first")
     first: dict[str, Any] = listed[0]

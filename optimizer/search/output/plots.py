@@ -124,7 +124,7 @@ def _progress(tree: Tree) -> Drawing:
     over = "the reference" if tree.baseline is None else "the baseline"
     axes.set_ylabel(f"speed-up over {over}\n(95 % interval)")
     axes.set_title("Speed-up of the candidates")
-    axes.margins(x=0.04)
+    axes.set_xlim(0.5, max(numbers, default=1) + 0.5)  # numbers of candidates stay whole
     bottom, top = axes.get_ylim()
     axes.set_ylim(min(bottom, 0.9) - 0.08 * (top - bottom), top)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))

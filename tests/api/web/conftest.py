@@ -18,6 +18,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.llm.asker import CallFailed, Reply
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from tests.api.conftest import finished, upload
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -123,13 +125,24 @@ def store_run(services: Services) -> None:
     for number, source in enumerate((f"// {EVIL}\nint a;\n", f"// {EVIL}\nint b;\n"), 1):
         kernel = Bundle({"k.cpp": source}, "k.cpp", "cpp", "kernlore_run", {"tile": 8}, "llm")
         evaluation = _evaluated(services, f"{RUN}-{number}", kernel, right=number == 2)
-        proposal = Proposal(kernel, "llm", plan=f"plan {number} {EVIL}")
+        proposal = Proposal(
+            kernel, "llm", plan=f"plan {number} {EVIL}", transcript=_conversation(services, number)
+        )
         nodes.append(Node(number, number - 1, "evaluated", proposal, evaluation))
     row = RunRow(RUN, "pages.py", "0" * 64, "x86-64", Goal())
     store.begin(row)
     for node in nodes:
         store.add(RUN, node)
     store.begin(replace(row, id=OTHER_RUN))
+
+
+def _conversation(services: Services, number: int) -> str:
+    """One with a reply, and with a failure before it; its id."""
+    transcript = Transcript(RUN, number, 0, "openai/gpt-4o-mini", "1")
+    transcript.messages = [{"role": "user", "content": f"Write a kernel. {EVIL}"}]
+    transcript.heard = [CallFailed("the model did not answer"), Reply(f"Reply {number} {EVIL}")]
+    FolderTranscripts(services.settings.data_dir / "transcripts").write(transcript)
+    return transcript.id
 
 
 def _evaluated(services: Services, key: str, kernel: Bundle, right: bool) -> Evaluation:

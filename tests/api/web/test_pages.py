@@ -215,6 +215,9 @@ def test_a_candidate_shows_its_change_and_a_run_its_plots(filled: Filled) -> Non
     page = soup(filled.client.get(f"/ui/runs/{RUN}/candidates/2"))
     assert [t.text for t in page.select(".diff .add")] == ["+int b;"]
     assert [t.text for t in page.select(".diff .cut")] == ["-int a;"]
+    spoken = [pre.text for pre in page.select("details pre")]
+    assert any("Reply 2" in text for text in spoken), spoken
+    assert any("the model did not answer" in text for text in spoken), spoken
     plot = filled.client.get(f"/ui/runs/{RUN}/plots/tree.svg")
     assert plot.status_code == 200 and plot.headers["content-type"] == "image/svg+xml"
     assert "sandbox" in plot.headers["content-security-policy"] and "candidate-2" in plot.text
