@@ -61,6 +61,7 @@ def _environment() -> Environment:
     )
     environment.filters["query"] = lambda values: urlencode(_given(values), doseq=True)
     environment.filters["figure"] = figure
+    environment.filters["moment"] = moment
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
     environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
     environment.globals["version"] = product_version()
@@ -78,6 +79,12 @@ def figure(value: Any) -> str:
     if isinstance(value, int) or (value.is_integer() and abs(value) < 1e15):
         return f"{int(value):,}"
     return f"{value:.4g}"
+
+
+def moment(stored: Any) -> str:
+    """A stored time as a person reads it, to the minute. It is UTC, like all stored times."""
+    text = str(stored)
+    return f"{text[:10]} {text[11:16]} UTC"
 
 
 def page(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
