@@ -74,7 +74,8 @@ def take(base: str, folder: Path) -> None:
             for size, picture in ((DESKTOP, name), (PHONE, "phone")):
                 if picture == "phone" and name != ON_A_PHONE:
                     continue
-                page = launched.new_page(viewport=size)  # type: ignore[arg-type]
+                theme = "dark" if picture == "phone" else "light"
+                page = launched.new_page(viewport=size, color_scheme=theme)  # type: ignore[arg-type]
                 page.goto(address, wait_until="networkidle")
                 page.screenshot(path=folder / f"web-{picture}.png")
                 page.close()
