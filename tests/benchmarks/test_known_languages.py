@@ -11,8 +11,9 @@ def test_the_stored_arms_are_read_and_compared() -> None:
     assert off["scaled_product_relu"].drafts == ("incorrect", "correct")
     assert off["scaled_product_relu"].gain == 1.0 and on["scaled_product_relu"].gain > 1.2
     assert on["focal_loss"].tokens > 2 * off["focal_loss"].tokens
-    gpu, cpu = report(STORED)
+    gpu, cpu, cuda = report(STORED)
     assert gpu.startswith("## Triton") and "| rotary_queries |" in gpu and "n=8" in cpu
+    assert "| scaled_product_relu | 1.00 | 1.93 | incorrect | correct |" in cuda
 
 
 def test_a_ratio_of_equal_gains_is_one() -> None:
