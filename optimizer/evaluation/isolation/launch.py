@@ -18,6 +18,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -199,17 +200,17 @@ class Zygote:
         """A process that answers this message. Raises WireClosed or EOFError where the zygote has
         ended, TimeoutError if it does not answer, OSError where no process could be made."""
         readable, status = os.pipe()
-        try:
-            with self._asking:
-                if not self._ready:
-                    self._wire.receive()
-                    self._ready = True
-                self._wire.send(message, (*fds, status))
-        except BaseException:
-            os.close(readable)
-            raise
-        finally:
-            os.close(status)
+        with ExitStack() as undo:
+            undo.callback(os.close, readable)
+            try:
+                with self._asking:
+                    if not self._ready:
+                        self._wire.receive()
+                        self._ready = True
+                    self._wire.send(message, (*fds, status))
+            finally:
+                os.close(status)
+            undo.pop_all()
         return Forked(readable)
 
     def close(self) -> None:
