@@ -391,7 +391,7 @@ class Worker:
         """A step failed: fail what it was for, or do so before the next step."""
         try:
             self._fail_waiting(error)
-        except Exception:
+        except Exception:  # whatever it is, the worker goes on and records it before its next step
             log.exception("cannot be recorded yet")
         self._unsettled = True
 

@@ -271,6 +271,9 @@ def load_coverage_data() -> CoverageData:
     return coverage_data_from(tomllib.loads(text), load_signals())
 
 
+FEW = 32  # chips whose counts are kept: they hold the numbers of all passages of a lineage
+
+
 def _counts(
     catalog: Catalog, chip: str, lineage: Sequence[str], access_scope: AccessScope
 ) -> dict[tuple[str, str], _Count]:
@@ -309,7 +312,7 @@ def _counts(
 
     with catalog.read() as connection:
         key = (chip, tuple(lineage), access_scope)
-        kept = look_up(connection, "coverage", [key], lambda _: {key: read(connection)}, most=200)
+        kept = look_up(connection, "coverage", [key], lambda _: {key: read(connection)}, most=FEW)
         return kept[key]
 
 

@@ -124,7 +124,7 @@ def _filled(data_dir: Path) -> Iterator[Path]:
             staging.mkdir(mode=0o700)
             yield staging
             _place(staging, data_dir, placed)
-        except BaseException:
+        except BaseException:  # also an interrupt leaves nothing half restored
             for path in (staging, *placed, lock):
                 _remove(path)
             if made:

@@ -143,6 +143,7 @@ def _identities() -> tuple[int, ...]:
             torch.equal,
             torch.isclose,
             torch.Tensor.copy_,
+            torch.Tensor.data_ptr,
             torch.empty,
         )
     )
