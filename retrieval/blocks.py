@@ -93,17 +93,21 @@ def section_blocks(
     excluded: frozenset[str] = frozenset(),
     prefer: Mapping[str, float] | None = None,
     most: int = HITS,
+    floor: float = 0.0,
+    merge: bool = True,
 ) -> list[Block]:
     """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
     those about the chips `own` come before the others. Sections and passages with an id in
-    `excluded` are left out. `prefer` weighs documents by id, from 0 to 1; without it all count
-    alike.
+    `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
+    documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
+    parent bring the parent, where it is short enough.
     """
     if largest <= 0:
         return []
     hits = store.load(connection, [r.seq for r in ranked[:HITS]], scope)
     best: dict[str, Passage] = {}
-    weighed = sorted(((_score(r, hits, prefer), r) for r in ranked[:HITS]), key=lambda w: -w[0])
+    offered = [r for r in ranked[:HITS] if r.score >= floor]
+    weighed = sorted(((_score(r, hits, prefer), r) for r in offered), key=lambda w: -w[0])
     for score, entry in weighed:
         passage = hits.get(entry.seq)
         if prefer and score < CUTOFF * weighed[0][0]:
@@ -112,7 +116,7 @@ def section_blocks(
             best.setdefault(passage.section_id, passage)
     ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
     sections = whole_sections(connection, best, scope)
-    merged = _parents(connection, sections, scope, largest)
+    merged = _parents(connection, sections, scope, largest) if merge else {}
     blocks: dict[str, Block] = {}
     for passage in ordered:
         section = sections.get(passage.section_id)

@@ -58,6 +58,7 @@ BROKEN = ("does not build", "does not run", "wrong result")
 # Different words of other machines, from which on general text is of no use for a chip whose
 # language no model has seen.
 FOREIGN = 2
+SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
 COMMON_KINDS = ("keyword",)  # whose names are words of running text too
 
 
@@ -75,7 +76,9 @@ class Remember(Protocol):
 @dataclass(frozen=True)
 class Material:
     """What a context is made from. `by_category` ranks the passages of a category. `excluded` are
-    ids of what the run was shown in vain.
+    ids of what the run was shown in vain. `signal_best` is the score of the best section where a
+    signal is all that is known, else 0: the scores then say how much a section has to do with the
+    signal, and what has little is left out.
     """
 
     request: RetrieveRequest
@@ -92,6 +95,7 @@ class Material:
     skills: Sequence[SkillAnswer]
     excluded: frozenset[str]
     remember: Remember
+    signal_best: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -250,7 +254,9 @@ def _sections(
     largest: int,
     shown: frozenset[str],
 ) -> Sequence[Block]:
-    own = frozenset({material.spec.id}) if material.spec is not None else frozenset[str]()
+    own = frozenset[str]()
+    if material.spec is not None and not material.signal_best:
+        own = frozenset({material.spec.id})
     scope = replace(material.scope, categories=(category,))
     ranked = material.by_category(category)
     blocks = section_blocks(
@@ -263,6 +269,8 @@ def _sections(
         excluded=shown,
         prefer=about if category == "hardware" else None,
         most=material.request.k,
+        floor=_floor(material, category, ranked),
+        merge=not material.signal_best,  # the siblings are about other signals
     )
     if material.toolchain is None or category == "hardware":
         return blocks
@@ -271,6 +279,17 @@ def _sections(
         for block in blocks
         if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
     ]
+
+
+def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:
+    """The score below which a section does not go in. The chip's manual and the guides are held
+    each against themselves: on a chip that nobody has seen, the nearest section of its manual is
+    worth more than a better one of a guide. Rules go in only where they are about the signal.
+    """
+    best = material.signal_best
+    if best and category != "constraint" and ranked:
+        best = ranked[0].score
+    return SIGNAL_FLOOR * best
 
 
 def _errors(

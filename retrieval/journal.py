@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -28,15 +28,29 @@ from kb.errors import InvalidRequest, NotFound
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, AccessScope
+from retrieval.request import RetrieveRequest
 
 BATCH = 200
 FLUSH_SECONDS = 1.0
+MAX_STORED_LOG = 20_000  # characters of a compiler log that are kept
 # A change counts as a gain above this: 80 comparisons of a kernel with itself, on a shared CPU,
 # came out between 0.98 and 1.03 (benchmarks/results/evaluation_cpu.md).
 NOISE = 0.02
 REFERENCE = 0  # number of a run's node that is the problem's own reference
 
 log = structlog.get_logger(__name__)
+
+
+def stored_request(request: RetrieveRequest) -> dict[str, Any]:
+    """A request as the log keeps it, with both ends of a long compiler log."""
+    access = request.access_scope
+    stored = asdict(request) | {"access_scope": access.owner}
+    if access.restricted:
+        stored["own_hardware"] = sorted(access.own)
+    if request.log is not None and len(request.log) > MAX_STORED_LOG:
+        half = MAX_STORED_LOG // 2
+        stored["log"] = request.log[:half] + "\n...\n" + request.log[-half:]
+    return stored
 
 
 class Journal:

@@ -11,7 +11,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from sqlalchemy import Connection
@@ -42,7 +42,7 @@ from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.excerpts import make_excerpts
-from retrieval.journal import Journal
+from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
@@ -58,7 +58,6 @@ from retrieval.target_context import own_symbols
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
 MOST_PLACES, MOST_MOVES = 500, 2_000  # that are kept, of 50 KB and of 10 KB
-MAX_STORED_LOG = 20_000  # characters of a log that the journal keeps
 
 
 @dataclass(frozen=True)
@@ -125,8 +124,8 @@ class Retriever:
             moves, choice = self._actions(connection, request, conclusion, scope)
             in_order = self._order(connection, request, conclusion, scope, moves)
             ranked = in_order(self._rank(connection, plan, scope.filter))
-            more_is_given = request.in_words or request.metrics
-            make = make_excerpts if more_is_given else section_excerpts
+            by_signal = not request.in_words and bool(conclusion.verdict.signals)
+            make = make_excerpts if request.in_words or request.metrics else section_excerpts
             excerpts = make(connection, ranked, scope.filter, request.k)
             material = Material(
                 request=request,
@@ -143,6 +142,7 @@ class Retriever:
                 skills=choice.answers,
                 excluded=shown_before,
                 remember=self._remembered(connection),
+                signal_best=ranked[0].score if by_signal and ranked else 0.0,
             )
             task = task_of(request, conclusion.verdict, self._signals)
             composed = compose(connection, material, task, self._layout)
@@ -300,7 +300,14 @@ class Retriever:
         signal = self._signals.get(conclusion.verdict.primary)
         fitting = [move.id for move in moves]
         return lambda ranked: by_sections(
-            connection, ranked, signal, fitting, scope.lineage, scope.spoken
+            connection,
+            ranked,
+            signal,
+            fitting,
+            scope.lineage,
+            scope.spoken,
+            self._signals,
+            request.op,
         )
 
     def _cards(
@@ -440,17 +447,10 @@ class Retriever:
         catalog_revision: int,
         started: float,
     ) -> None:
-        access = request.access_scope
-        stored = asdict(request) | {"access_scope": access.owner}
-        if access.restricted:
-            stored["own_hardware"] = sorted(access.own)
-        if request.log is not None and len(request.log) > MAX_STORED_LOG:
-            half = MAX_STORED_LOG // 2
-            stored["log"] = request.log[:half] + "\n...\n" + request.log[-half:]
         self._journal.record(
             {
                 "id": answer.retrieval_id,
-                "request": stored,
+                "request": stored_request(request),
                 "hardware_id": answer.hardware["id"] if answer.hardware else None,
                 "signals": list(answer.diagnosis.signal_ids),
                 "excerpt_ids": shown,
@@ -462,7 +462,7 @@ class Retriever:
                 "node_id": request.node_id,
                 "milliseconds": (time.perf_counter() - started) * 1000,
                 "catalog_revision": catalog_revision,
-                "access_scope": access.owner,
+                "access_scope": request.access_scope.owner,
             }
         )
 

@@ -9,6 +9,9 @@ the signal or a topic of it, its text calls the signal by its id, a move for the
 where `words` is its best passage's score over the best of all, less where its title is about
 something near the signal. The root keeps the order, and keeps sections that only words speak for
 within reach of those that a heading speaks for: a context leaves out what is far below its best.
+A section that is titled for another signal is worth less as a whole, unless a move for this one
+rests on it: beside a guide to the signal itself, it only costs. So is a section of a guide to an
+operator that was not asked for.
 
 Text about no chip that speaks of other machines (warps, for who programs a CPU) comes after what
 does not.
@@ -20,7 +23,7 @@ follow after all of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -28,6 +31,7 @@ from functools import lru_cache
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge.section_marks import Mark, section_marks
+from kb.problem_terms import op_family, problem_terms
 from kb.tokens import tokenize
 from retrieval.diagnose.signals import Signal
 from retrieval.language_words import foreign_words, is_foreign_heading
@@ -37,6 +41,8 @@ FOREIGN_WORDS = 2  # different ones in a section, from which on it is about othe
 POOL = 300  # passages of the ranking whose sections are weighed
 ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
 REMEMBERED = 20_000  # headings, each beside a signal: the same stand in many rankings
+NAMED = 0.6  # affinity from which on a heading names a signal
+LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are words of any title
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
 
 
@@ -48,7 +54,8 @@ class SectionWeights:
     is the nearness of text about no chip, `family` that of text about the chip's family or vendor,
     `foreign` what is left of that of text about no chip that speaks of other machines.
     `afterwards` is what is left of a heading's weight where it is about confirming the signal or
-    checking the remedy.
+    checking the remedy. `another` is what is left of the score of a section that is titled for
+    another signal.
     """
 
     heading: float = 1.5
@@ -57,6 +64,8 @@ class SectionWeights:
     tagged: float = 0.15
     moved: float = 0.7
     aside: float = 0.6
+    another: float = 0.5
+    operator: float = 0.6
     family: float = 0.85
     general: float = 0.6
     foreign: float = 0.35
@@ -72,11 +81,15 @@ def by_sections(
     move_ids: Collection[str],
     lineage: Sequence[str],
     languages: Sequence[str] = (),
+    others: Iterable[Signal] = (),
+    op: str | None = None,
     weights: SectionWeights = WEIGHTS,
 ) -> list[Ranked]:
     """The ranked passages in the order of their sections. `move_ids` are the moves that fit the
     verdict, `lineage` the chip with its families, nearest first, `languages` those of its kernels.
+    `others` are the signals that a section may be titled for instead, `op` is the operator.
     """
+    others = tuple(others)
     pool, rest = ranked[:POOL], ranked[POOL:]
     best = max((entry.score for entry in pool), default=0.0) or 1.0
     by_seq = {entry.seq: entry for entry in pool}
@@ -85,7 +98,7 @@ def by_sections(
     for mark in marks:
         sections.setdefault(mark.section_id, []).append(mark)
     leads: list[Ranked] = []
-    others: list[Ranked] = []
+    behind: list[Ranked] = []
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
         speaks = _speaks(members, signal, weights)
@@ -93,14 +106,21 @@ def by_sections(
         aside = weights.aside if _is_aside(heading, signal) else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, weights)
-        if near == weights.general and _is_foreign(members, languages):
+        general = near == weights.general
+        if general and _is_foreign(members, languages):
             near, words = near * weights.foreign, words * weights.foreign
-        leads.append(entries[0]._replace(score=math.sqrt(max(0.0, words + near * speaks))))
-        others += [e._replace(score=FOLLOWING * e.score / best) for e in entries[1:]]
+        score = math.sqrt(max(0.0, words + near * speaks))
+        if not any(m.moved for m in members):
+            if is_about_another(heading, signal, others):
+                score *= weights.another
+            if general and _is_guide_to_other(members[0].path, op):
+                score *= weights.operator
+        leads.append(entries[0]._replace(score=score))
+        behind += [e._replace(score=FOLLOWING * e.score / best) for e in entries[1:]]
     tail = [entry._replace(score=0.0) for entry in rest]
     leads.sort(key=lambda e: (-e.score, e.seq))
-    others.sort(key=lambda e: (-e.score, e.seq))
-    return [*leads, *others, *tail]
+    behind.sort(key=lambda e: (-e.score, e.seq))
+    return [*leads, *behind, *tail]
 
 
 def _is_foreign(members: Sequence[Mark], languages: Sequence[str]) -> bool:
@@ -110,6 +130,23 @@ def _is_foreign(members: Sequence[Mark], languages: Sequence[str]) -> bool:
         return True
     texts = [heading, *(member.text for member in members)]
     return foreign_words(texts, languages) >= FOREIGN_WORDS
+
+
+def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
+    """Whether a text is titled for operators, and the one asked for is none of their family."""
+    families = _families_in(path[0]) if path else frozenset()
+    return bool(families) and (op is None or op_family(op) not in families)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _families_in(title: str) -> frozenset[str]:
+    """The families of the operators that a title names."""
+    present, terms = _words(title), problem_terms()
+    names = dict(terms.ops)
+    names |= {family: family for family in terms.ops.values()}
+    long = (alias for alias in terms.op_aliases if len(alias) >= LONG_ALIAS)
+    names |= {alias: terms.ops[terms.op_aliases[alias]] for alias in long}
+    return frozenset(f for name, f in names.items() if _holds(present, name.replace("_", " ")))
 
 
 def _speaks(members: Sequence[Mark], signal: Signal, weights: SectionWeights) -> float:
@@ -141,6 +178,16 @@ def heading_affinity(heading: str, signal: Signal) -> float:
         if _holds(present, words):
             affinity = max(affinity, 0.8 - 0.4 * place / len(signal.headings))
     return affinity * ELSEWHERE**taken
+
+
+def is_about_another(heading: str, signal: Signal, others: Iterable[Signal]) -> bool:
+    """Whether a heading is the title of another signal's section: it names that one clearly, this
+    one at most half as clearly and not by the words of its id.
+    """
+    if _holds(_words(heading), signal.id.replace("_", " ")):
+        return False
+    named = max((heading_affinity(heading, o) for o in others if o.id != signal.id), default=0.0)
+    return named >= NAMED and heading_affinity(heading, signal) <= named / 2
 
 
 def _holds(present: AbstractSet[str], phrase: str) -> bool:

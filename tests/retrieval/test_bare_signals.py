@@ -11,7 +11,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from retrieval.signal_sections import heading_affinity
+from retrieval.signal_sections import heading_affinity, is_about_another
 from tests.conftest import Store
 
 LONG = " ".join(f"Bytes of row {n} are read once when place {n} is near." for n in range(12))
@@ -35,7 +35,7 @@ First sentence about HBM. Count what is fetched, then what is needed, before a t
 
 ## Latency bound
 
-Loads wait.
+Loads wait for memory bandwidth where too few bytes are in flight.
 """
 GENERAL = """\
 # Memory bound
@@ -53,6 +53,13 @@ GENERAL = """\
 `memory_bound` says that the bus is full. Fuse what comes next, so that an intermediate result is
 never written.
 """
+ATTENTION = """\
+# Attention
+
+## The memory bandwidth of keys
+
+`memory_bound` attention reads keys at the memory bandwidth, so share them among queries.
+"""
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +73,7 @@ def retriever(
     store.register_hardware()
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("general.md", GENERAL, category="guidance")
+    store.submit("attention.md", ATTENTION, category="guidance")
     for language, advice in LANGUAGES.items():
         text = f"# Memory bound {language}\n\n{advice}"
         store.submit(f"{language}.md", text, category="guidance", languages=(language,))
@@ -106,6 +114,42 @@ def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
     assert len(sections) == len(set(sections))
     assert excerpts[0].text.startswith("First sentence about HBM.")
     assert excerpts[0].text.rstrip().endswith("place 11 is near.")
+
+
+@pytest.mark.parametrize(
+    ("signal", "heading", "another"),
+    [
+        ("memory_bound", "Latency bound: two loads in flight", True),
+        ("memory_bound", "Memory bound, and latency bound beside it", False),
+        ("memory_bound", "The queues of this chip", False),
+        ("latency_bound", "Latency bound: two loads in flight", False),
+    ],
+)
+def test_a_heading_is_the_title_of_another_signal(signal: str, heading: str, another: bool) -> None:
+    signals = load_signals()
+    assert is_about_another(heading, signals.get(signal), signals) is another
+
+
+def test_a_context_holds_what_is_about_the_signal_and_begins_with_the_chip(
+    retriever: Retriever,
+) -> None:
+    answer = answered(retriever, signal="memory_bound")
+    cited = [part.citation.rpartition(", ")[2] for part in answer.parts]
+    assert cited[0] == "Memory bound: count bytes first"
+    assert "What memory bound means" in cited
+    assert "Latency bound" not in cited
+    other = [part.citation for part in answered(retriever, signal="latency_bound").parts]
+    assert other[0].endswith("Latency bound") and not any("bytes first" in c for c in other)
+
+
+@pytest.mark.parametrize("op", [None, "softmax", "attention"])
+def test_a_guide_to_an_operator_is_for_who_asks_for_it(
+    retriever: Retriever, op: str | None
+) -> None:
+    excerpts = answered(retriever, signal="memory_bound", op=op).excerpts
+    titles = [excerpt.document.title for excerpt in excerpts]
+    before = titles[: titles.index("Attention")]
+    assert ("Memory bound" in before) is (op != "attention")
 
 
 def test_meaning_and_remedy_come_before_checks_and_before_other_machines(

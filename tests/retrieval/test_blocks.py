@@ -72,12 +72,15 @@ def chosen(
     largest: int = 1_500,
     excluded: frozenset[str] = frozenset(),
     prefer: Mapping[str, float] | None = None,
+    floor: float = 0.0,
+    merge: bool = True,
 ) -> list[Block]:
     ranked = [Ranked(p.seq, 1.0 - n / 10, 0.5, 0.5, "hardware") for n, p in enumerate(hits)]
     with store.catalog.read() as connection:
         return section_blocks(
             connection, ranked, SCOPE, "hardware",
             own=OWN, largest=largest, excluded=excluded, prefer=prefer,
+            floor=floor, merge=merge,
         )  # fmt: skip
 
 
@@ -102,6 +105,22 @@ def test_siblings_are_merged_to_their_parent(store: Store, document: dict[str, P
     assert "aardvark" not in alone[0].text and len(alone[0].sections) == 1
     apart = chosen(store, [queues, banks], largest=60)  # too short for all three
     assert [len(b.sections) for b in apart] == [1, 1]
+
+
+def test_what_is_scored_below_the_floor_is_left_out(
+    store: Store, document: dict[str, Passage]
+) -> None:
+    banks, queues = document["There are 32 ban"], document["A queue has 8 pl"]
+    [block] = chosen(store, [queues, banks], floor=0.95)  # scored 1.0 and 0.9
+    assert queues.id in block.passages and banks.id not in block.passages
+
+
+def test_siblings_stand_alone_where_nothing_is_merged(
+    store: Store, document: dict[str, Passage]
+) -> None:
+    banks, queues = document["There are 32 ban"], document["A queue has 8 pl"]
+    blocks = chosen(store, [queues, banks], merge=False)
+    assert [block.sections for block in blocks] == [(queues.section_id,), (banks.section_id,)]
 
 
 NESTED = "# Deep\n\nIt is deep.\n" + "".join(
