@@ -5,6 +5,7 @@ where the texts are needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -13,6 +14,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import visible
 from kb.catalog.engine import portions
+from kb.catalog.kept import look_up
 from kb.catalog.skills.rows import SCOPE_KINDS, SkillEvent, SkillHead, SkillRow, SkillScopes
 from kb.catalog.tables import skills as t
 from kb.errors import NotFound, nearest
@@ -32,6 +34,7 @@ _HEAD_COLUMNS = [t.skills.c.id, *(t.skills.c[name] for name in _HEAD)]
 MEND = "mend-"  # how the transformation of a debugging skill begins
 NAME_WEIGHT = 3  # a word in the name says more than one in the description
 MAX_WORDS = 12
+MOST_ASKED = 60  # requests whose skills are kept, of up to some MB each
 
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
@@ -146,8 +149,52 @@ def candidate_skills(
     Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
     chip. What the request leaves open (op, languages, dtype None) excludes nothing. With `begins`,
     only skills that name the operator and have a recipe, which is what a search begins with.
-    Predicates and ranking are left to the caller.
+    Predicates and ranking are left to the caller. What applies is read once for each revision of
+    the catalog; the counters of uses, which change without a new revision, are read anew.
     """
+    asked = (tuple(signals), _tuple(hardware_scopes), op, _tuple(languages), dtype, tuple(states))
+
+    def read(keys: Sequence[object]) -> dict[object, list[SkillHead]]:
+        chosen = _applying(
+            connection, signals, hardware_scopes, op, languages, dtype, states, access_scope, begins
+        )
+        return dict.fromkeys(keys, chosen)
+
+    key: object = (*asked, begins, access_scope)
+    skills = look_up(connection, "skills that apply", [key], read, most=MOST_ASKED)[key]
+    return _with_counters(connection, skills)
+
+
+def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _with_counters(connection: Connection, skills: Sequence[SkillHead]) -> list[SkillHead]:
+    """The skills with their uses as they are now."""
+    used = t.skills.c.last_used_at
+    columns = (t.skills.c.id, t.skills.c.trials, t.skills.c.wins, used)
+    rows = connection.execute(sa.select(*columns).where(used.is_not(None)))
+    now = {identity: counters for identity, *counters in rows}
+    fresh = []
+    for skill in skills:
+        trials, wins, last = now.get(skill.id, (skill.trials, skill.wins, skill.last_used_at))
+        if (trials, wins, last) != (skill.trials, skill.wins, skill.last_used_at):
+            skill = replace(skill, trials=trials, wins=wins, last_used_at=last)
+        fresh.append(skill)
+    return fresh
+
+
+def _applying(
+    connection: Connection,
+    signals: Sequence[str],
+    hardware_scopes: Sequence[str] | None,
+    op: str | None,
+    languages: Sequence[str] | None,
+    dtype: str | None,
+    states: Sequence[str],
+    access_scope: AccessScope,
+    begins: bool,
+) -> list[SkillHead]:
     query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
     wanted: dict[str, Sequence[str] | None] = {
         "signal": list(signals) or None,

@@ -18,6 +18,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import portions
+from kb.catalog.kept import look_up
 from kb.catalog.skills.rows import SkillHead
 from kb.catalog.tables import skills as t
 
@@ -56,8 +57,18 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
     """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
 
     Only trials as new as the skill's present text count. A trial bears a skill out where its lower
-    bound is above 1; for a skill to avoid something, where its upper bound is below 1.
+    bound is above 1; for a skill to avoid something, where its upper bound is below 1. Skills
+    without such a trial are left out. Read once for each revision of the catalog.
     """
+
+    def read(ids: Sequence[str]) -> dict[str, tuple[int, int] | None]:
+        return {**dict.fromkeys(ids), **_tested(connection, ids)}
+
+    counts = look_up(connection, "trials of skills", skill_ids, read)
+    return {identity: count for identity, count in counts.items() if count is not None}
+
+
+def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
         sa.case(

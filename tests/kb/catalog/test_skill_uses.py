@@ -178,3 +178,26 @@ def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
     with catalog.read() as connection:
         (use,) = store.uses_of(connection, store.get(connection, "widen-loads").id, role="used")
     assert (use.gain, use.helped) == (gain, helped)
+
+
+def test_candidates_that_are_kept_show_new_uses_and_leave_when_they_are_retired(
+    catalog: Catalog,
+) -> None:
+    with catalog.write() as connection:
+        put(connection, DRAFT)
+
+    def candidates() -> list[tuple[str, int, int]]:
+        with catalog.read() as connection:
+            heads = store.candidate_skills(
+                connection, [], None, None, None, None, ("candidate", "active")
+            )
+        return [(head.name, head.trials, head.wins) for head in heads]
+
+    assert candidates() == [("widen-loads", 0, 0)]
+    shown = retrieval(catalog, shown=["widen-loads"])
+    with catalog.write() as connection:
+        store.record_uses(connection, [NewUse(shown, "widen-loads", "used", 1, 1.3)])
+    assert candidates() == [("widen-loads", 1, 1)]
+    with catalog.write() as connection:
+        store.set_state(connection, "widen-loads", "retired", actor="ana", reason="replaced")
+    assert candidates() == []
