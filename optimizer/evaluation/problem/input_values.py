@@ -6,8 +6,9 @@ Knows tensors, not problems.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -18,6 +19,7 @@ from optimizer.evaluation.problem.spec import Distribution
 _OFFSETS = {torch.float64: 1e6, torch.float32: 1e3, torch.float16: 32.0, torch.bfloat16: 8.0}
 _DECADES = {torch.float64: 6.0, torch.float32: 6.0, torch.float16: 3.0, torch.bfloat16: 3.0}
 _SPREAD_SEED = 0x5EED
+MOST_KEPT = 2 * 2**30  # bytes of a draw that is kept
 
 
 @contextmanager
@@ -48,6 +50,26 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
         yield
     finally:
         numpys.set_state(before)
+
+
+class LatestDraw:
+    """The values of the seed that was drawn last. Drawing a gigabyte takes seconds, and opening a
+    case asks for the values of one seed six times.
+    """
+
+    def __init__(self) -> None:
+        self._seed: int | None = None
+        self._values: list[Any] = []
+
+    def of(self, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
+        """What `draw` makes of the seed; more than MOST_KEPT bytes are drawn each time."""
+        if seed == self._seed:
+            return self._values
+        self._seed, self._values = None, []
+        values = draw(seed)
+        if sum(v.nbytes for v in values if isinstance(v, torch.Tensor)) <= MOST_KEPT:
+            self._seed, self._values = seed, values
+        return values
 
 
 def distributed(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -26,7 +27,13 @@ from optimizer.evaluation.problem.convention import (
     positional,
 )
 from optimizer.evaluation.problem.importing import import_problem, running, substituted
-from optimizer.evaluation.problem.input_values import distributed, lively, replaceable, seeded
+from optimizer.evaluation.problem.input_values import (
+    LatestDraw,
+    distributed,
+    lively,
+    replaceable,
+    seeded,
+)
 from optimizer.evaluation.problem.operators import counted_flops, formula_value
 from optimizer.evaluation.problem.spec import Case, OutputKind, Problem
 
@@ -66,6 +73,7 @@ class OpenCase:
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
         self.init_args: list[Any] = self._init_args()
         self._buffers: frozenset[str] = frozenset()  # names, known once a model was built
+        self._latest = LatestDraw()
 
     # -- the model
 
@@ -149,7 +157,7 @@ class OpenCase:
         """Names and kinds of the inputs; where the case is for a device that is not here, its sizes
         may be too, so nothing is allocated."""
         if self.case.fits("cpu"):
-            return self._form_of(self._values(0))
+            return self._form_of(self._drawn(0))
         with FakeTensorMode(allow_non_fake_inputs=True):
             return self._form_of(self._values(0))
 
@@ -168,9 +176,12 @@ class OpenCase:
             check_value(self.problem, f"input {number}", value)
         return values
 
+    def _drawn(self, seed: int) -> list[Any]:
+        return self._latest.of(seed, self._values)
+
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        """Contiguous CPU tensors; a Python number is a tensor without dimensions."""
-        values = self._values(seed)
+        """Contiguous CPU tensors of their own; a Python number is a tensor without dimensions."""
+        values = self._drawn(seed)
         fixed = self.problem.policy.fixed
         return [
             self._input(value, seed + 7919 * number, name in fixed)
@@ -313,10 +324,8 @@ class OpenCase:
         """The arrays that a candidate gets for this case. Runs the reference once: on tensors
         without memory where the case is too large for this machine and the file allows it."""
         if not self.case.fits("cpu"):
-            try:
+            with suppress(InvalidRequest):  # its sizes depend on values: they have to be made
                 return self._imagined()
-            except InvalidRequest:
-                pass  # its sizes depend on values: they have to be made
         inputs, state = self.inputs(0), self.state(0)
         return self._signature_of(inputs, state, self.reference(inputs, state))
 
@@ -465,11 +474,8 @@ class OpenCase:
     @cached_property
     def _flops(self) -> int:
         if not self.case.fits("cpu"):
-            try:
-                with FakeTensorMode(allow_non_fake_inputs=True):
-                    return counted_flops(self._imagined_run)
-            except InvalidRequest:
-                pass  # as for the signature
+            with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
+                return counted_flops(self._imagined_run)
         inputs, state = self.inputs(0), self.state(0)
         return counted_flops(lambda: self.reference(inputs, state))
 

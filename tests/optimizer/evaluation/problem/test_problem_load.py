@@ -11,7 +11,7 @@ import torch
 
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
-from optimizer.evaluation.problem.spec import Case
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
 
 Write = Callable[..., Path]
@@ -50,6 +50,40 @@ def write(tmp_path: Path) -> Write:
         return path
 
     return _write
+
+
+COUNTED = """
+    import torch
+    import torch.nn as nn
+
+    drawn = []
+
+    class Model(nn.Module):
+        def forward(self, x):
+            return x.add_(1)
+
+    def get_inputs():
+        drawn.append(1)
+        return [torch.rand(4, 8)]
+"""
+
+
+def test_inputs_are_drawn_once_for_a_seed_and_every_caller_gets_its_own(write: Write) -> None:
+    case = open_case(*_with_case(write(COUNTED)))
+    first = case.inputs(0)[0]
+    kept = first.clone()
+    case.reference([first], {})
+    first.zero_()
+    assert case.signature.of("input")[0].shape == (4, 8) and case.flops() == 0
+    assert torch.equal(case.inputs(0)[0], kept)
+    assert len(case._module.drawn) == 1
+    assert not torch.equal(case.inputs(1)[0], kept)
+    assert len(case._module.drawn) == 2
+
+
+def _with_case(path: Path) -> tuple[Problem, Case]:
+    problem = load_problem(path)
+    return problem, problem.cases[0]
 
 
 def test_a_lone_file_is_a_problem_with_its_own_shape(write: Write) -> None:
