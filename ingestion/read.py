@@ -33,7 +33,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 5
+PIPELINE = 6
 _PARSERS = (
     "beautifulsoup4",
     "docutils",
@@ -122,7 +122,7 @@ def read_document(
     )
     samples = SampleScopes(scopes, hardware, registry)
     recipes, left_out = propose_recipes(sections, samples.of)
-    languages = own_languages(hardware, registry)
+    languages = stated_languages(parsed.front_matter) or own_languages(hardware, registry)
     cards = cards_of(sections, languages)
     return ReadDocument(
         content,
@@ -135,6 +135,12 @@ def read_document(
         front_matter=parsed.front_matter,
         complete=parsed.complete and not lost and not cut,
     )
+
+
+def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:
+    """The languages that a document says it is about."""
+    stated = front_matter.get("languages")
+    return tuple(map(str, stated)) if isinstance(stated, list) else ()
 
 
 def own_languages(hardware: Sequence[str], registry: Mapping[str, HardwareSpec]) -> tuple[str, ...]:

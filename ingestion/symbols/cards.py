@@ -30,13 +30,14 @@ from ingestion.symbols.entries import (
     item_drafts,
 )
 from ingestion.symbols.listings import listing_drafts
-from ingestion.symbols.names import is_error_code, is_type_name
+from ingestion.symbols.names import is_error_code, is_type_name, looks_coded
 from ingestion.symbols.signed import signed_drafts
 from ingestion.symbols.tables import Place, table_drafts
 from ingestion.symbols.usage import CodeLines, bounding, limits_for
 
 __all__ = ["MAX_CARDS", "Card", "Kind", "cards_of", "kind_by_shape"]
 
+_HOSTS = ("python", "py", "c", "cpp", "c++")  # languages that others are written inside of
 MAX_CARDS = 2_000  # of one document
 MAX_DRAFTS = 10_000
 TITLE_LENGTH = 50  # characters; what is shorter is a title and no sentence
@@ -128,10 +129,15 @@ def _merged(places: Sequence[Draft], bounds: Sequence[str], code: CodeLines, onl
         meaning=_meaning(ranked),
         limits=bounded([*stated, *own, *bounds], MAX_LIMITS, MAX_LIMIT),
         example=example,
-        language=language or next((d.language for d in ranked if d.language), "") or only,
+        language=_spoken(language or next((d.language for d in ranked if d.language), ""), only),
         section=best.section,
         further=bounded((f for d in ranked for f in d.further), MAX_FURTHER, MAX_LIMIT),
     )
+
+
+def _spoken(stated: str, only: str) -> str:
+    """The language of a card; a document about one language marks its code as that of the host."""
+    return only if only and stated in ("", *_HOSTS) else stated
 
 
 def _meaning(ranked: Sequence[Draft]) -> str:
@@ -158,7 +164,8 @@ def _kind(name: str, ranked: Sequence[Draft], code: CodeLines) -> Kind:
 
 def _fits(name: str, kind: Kind, called: bool) -> bool:
     if kind == "error":
-        return is_error_code(name) or "_" in name or name.isupper()
+        coded = is_error_code(name) or "_" in name or name.isupper()
+        return coded or ("error" in name.lower() and looks_coded(name))
     if kind in ("type", "register"):
         return not called or is_type_name(name) or not name[-1].islower() or name[0].isupper()
     return True

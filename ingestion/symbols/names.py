@@ -46,8 +46,9 @@ _HYPHENED = re.compile(r"[A-Za-z_]\w*+(?:-\w++){1,3}", re.ASCII)
 _ERROR = re.compile(r"[A-Za-z]{1,12}(?:[_-]?[A-Z]{1,6})?[_-]?\d{2,6}|0x[0-9A-Fa-f]{1,8}", re.ASCII)
 _TYPED = re.compile(r"(?:[iu]|f|fp|bf|tf|int|uint|float|bfloat|s|b)\d{1,3}\w{0,8}|\w{2,30}_t")
 _CAMEL = re.compile(r"[a-z][a-z0-9]*[A-Z]\w*|[A-Z][a-z0-9]+[A-Z]\w*")
+# A module of two letters is no folder of logs: `tl.log`, `np.log`.
 _FILE = re.compile(
-    r".*\.(?:md|rst|txt|py|pyi|c|cc|cpp|cxx|h|hpp|cu|cuh|hip|ipynb|json|ya?ml|toml|ini|cfg|conf|sh"
+    r"(?![a-z]{2}\.log$).*\.(?:md|rst|txt|py|pyi|c|cc|cpp|cxx|h|hpp|cu|cuh|hip|ipynb|json|ya?ml|toml|ini|cfg|conf|sh"
     r"|so|a|o|exe|dll|log|csv|html?|pdf|png|svg|zip|gz|tar|whl|deb|rpm|bin|pt|onnx|js|css|com|org"
     r"|io|net|db|neff|ntff|proto|cmake)",
     re.I,

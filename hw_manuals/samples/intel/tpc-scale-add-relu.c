@@ -10,7 +10,7 @@ void main(tensor x, tensor y, tensor output, float scale) {
         for (int h = start[2]; h < end[2]; h += 1) {
             for (int d = start[0] * 64; d < end[0] * 64; d += 64) {
                 // Unrolled along dimension 1: four independent loads hide the latency of one.
-#pragma loop_unroll(4)
+#pragma loop_unroll(4) unaligned_trip_count
                 for (int w = start[1]; w < end[1]; w += 1) {
                     const int5 at = {d, w, h, b, 0};
                     const float64 left = v_f32_ld_tnsr_b(at, x);

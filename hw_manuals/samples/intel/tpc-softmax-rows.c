@@ -13,7 +13,7 @@ void main(tensor input, tensor output) {
                 int5 at = {0, w, h, b, 0};
 
                 float64 maximum = lowest;
-#pragma loop_unroll(4)
+#pragma loop_unroll(4) unaligned_trip_count
                 for (int d = 0; d < depth; d += 64) {
                     at[0] = d;
                     float64 x = v_f32_ld_tnsr_b(at, input);
@@ -25,7 +25,7 @@ void main(tensor input, tensor output) {
                 maximum = v_f32_reduce_max(maximum);  // in all lanes
 
                 float64 sum = 0.0f;
-#pragma loop_unroll(4)
+#pragma loop_unroll(4) unaligned_trip_count
                 for (int d = 0; d < depth; d += 64) {
                     at[0] = d;
                     float64 y = v_exp_cephes_f32(v_f32_ld_tnsr_b(at, input) - maximum);
@@ -35,7 +35,7 @@ void main(tensor input, tensor output) {
                 }
                 const float64 inverse = v_reciprocal_f32(v_f32_reduce_add(sum));
 
-#pragma loop_unroll(4)
+#pragma loop_unroll(4) unaligned_trip_count
                 for (int d = 0; d < depth; d += 64) {
                     at[0] = d;
                     const float64 y = v_exp_cephes_f32(v_f32_ld_tnsr_b(at, input) - maximum);

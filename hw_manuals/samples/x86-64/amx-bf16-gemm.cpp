@@ -60,6 +60,8 @@ extern "C" void gemm_amx_bf16(const uint16_t* A, const uint16_t* packed, float* 
   {
     TileConfig config;
     for (int tile = 0; tile < 8; tile++) config.row_bytes[tile] = 64, config.rows[tile] = 16;
+    // g++ 12 does not see that loadconfig reads all 64 bytes, and may drop the stores before it.
+    asm volatile("" ::"r"(&config) : "memory");
     _tile_loadconfig(&config);  // once per thread, not per block
     // A thread keeps 32 columns of B (64 bytes for each of K) in its L2 for all rows of A.
 #pragma omp for schedule(static)

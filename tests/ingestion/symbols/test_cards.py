@@ -402,3 +402,14 @@ def test_fields_of_an_entry_are_no_limits() -> None:
     card = next(card for card in cards_of(sections) if card.name == "vadd")
     assert all("Cycles" not in limit and "to issue" not in limit for limit in card.limits)
     assert any("odd register" in limit for limit in card.limits)
+
+
+def test_code_of_a_host_is_the_language_of_a_document_about_one() -> None:
+    text = "# Loads\n\n| Function | Syntax |\n| --- | --- |\n| `tl.load` | `tl.load(pointer)` |\n"
+    text += "| `tl.log` | `tl.log(x)` |\n\n```python\nx = tl.log(tl.load(p))\n```\n"
+    alone = cards_in(text, languages=["triton"])
+    assert {name: card.language for name, card in alone.items()} == {
+        "tl.load": "triton",
+        "tl.log": "triton",  # no file of that ending
+    }
+    assert cards_in(text, languages=["triton", "cuda"])["tl.load"].language == "python"
