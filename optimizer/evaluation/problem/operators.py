@@ -36,6 +36,7 @@ LAYOUT = frozenset(
 )
 
 ALLOCATION = ("empty", "new_empty", "zeros", "new_zeros", "ones", "full", "arange", "scalar_tensor")
+ATTENTION = "scaled_dot_product_attention"
 COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh")
 
 
@@ -75,7 +76,9 @@ class Observed:
     """What a run of the reference dispatched.
 
     `traits` are numbers and words by name: `convolution.stride[0]` is an argument of the first such
-    operator, `add#2.other` of the second; `model.limit` is an attribute of the Model. `kinds`
+    operator, `add#2.other` of the second; `model.limit` is an attribute of the Model. Attention has
+    `scaled_dot_product_attention.is_causal`, `.masked`, `.dropout_p` and `.scale` on every device.
+    `kinds`
     counts the operators that compute by kind: product, convolution, attention, pointwise, or other
     (all that reduces, orders, gathers or scans).
     """
@@ -147,7 +150,23 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
             arguments[argument.name] = value
         for key, value in arguments.items():
             self._keep(f"{label}.{key}", value)
+        if name.startswith("_scaled_dot_product_"):
+            self._keep_attention(label.partition("#"), func._schema.arguments, arguments)
         return func(*args, **kwargs)
+
+    def _keep_attention(
+        self, label: tuple[str, str, str], schema: Any, arguments: Mapping[str, Any]
+    ) -> None:
+        """The same traits whichever of its attention kernels torch takes on this device."""
+        given = {a.name: a.default_value for a in schema if a.has_default_value()}
+        given.update(arguments)
+        masked = any(given.get(name) is not None for name in ("attn_mask", "attn_bias"))
+        name = f"{ATTENTION}{label[1]}{label[2]}"
+        self.traits[f"{name}.masked"] = masked
+        self.traits[f"{name}.is_causal"] = bool(given["is_causal"])
+        self.traits[f"{name}.dropout_p"] = float(given["dropout_p"])
+        width = given["query"].shape[-1]
+        self.traits[f"{name}.scale"] = float(given.get("scale") or width**-0.5)
 
     def _keep(self, name: str, value: Any) -> None:
         if isinstance(value, bool | int | float | str):

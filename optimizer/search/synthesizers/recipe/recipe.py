@@ -133,6 +133,14 @@ class Recipe:
         """The default of every parameter, by name."""
         return {parameter.name: parameter.default for parameter in self.parameters}
 
+    @property
+    def written_traits(self) -> frozenset[str]:
+        """The traits that one kernel is written for; the others only decide whether it fits."""
+        names = set(PLACEHOLDER.findall(self.template))
+        for constraint in self.constraints:
+            names |= set(compile_predicate(constraint).names().parameters)
+        return frozenset(names & self.traits.keys())
+
     def parameter(self, name: str) -> Parameter:
         """The parameter with this name. Raises StopIteration for an unknown name."""
         return next(p for p in self.parameters if p.name == name)

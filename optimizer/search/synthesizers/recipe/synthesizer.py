@@ -119,16 +119,19 @@ class RecipeSynthesizer:
 
 
 def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
-    """The recipe bound to the problem's first timed case, claiming every case with the same traits;
-    None where it does not fit."""
+    """The recipe bound to the problem's first timed case, claiming every case that it fits with the
+    same traits in its text; None where it does not fit."""
     main = problem.main
     binding = match(recipe, main.signature, main.traits, facts, problem.op)
     if isinstance(binding, Refusal):
         return None
+    written = recipe.written_traits
     claimed = []
     for case in problem.cases:
         bound = match(recipe, case.signature, case.traits, facts, problem.op)
-        if not isinstance(bound, Refusal) and bound.traits == binding.traits:
+        if isinstance(bound, Refusal):
+            continue
+        if all(bound.traits[name] == binding.traits[name] for name in written):
             claimed.append(case.name)
     return Fitting(recipe, binding, tuple(claimed))
 

@@ -12,13 +12,14 @@ def attend(
     length,
     width,
     scale,
+    CAUSAL: tl.constexpr,
     LAST_FIRST: tl.constexpr,
     WIDTH: tl.constexpr,
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
 ):
     block = tl.program_id(0)
-    if LAST_FIRST:
+    if CAUSAL and LAST_FIRST:
         # The last rows see most keys; begun first, they do not run alone at the end.
         block = tl.num_programs(0) - 1 - block
     head = tl.program_id(1).to(tl.int64) * length * width
@@ -32,9 +33,10 @@ def attend(
     highest = tl.full((BLOCK_M,), float("-inf"), dtype=tl.float32)
     total = tl.zeros((BLOCK_M,), dtype=tl.float32)
     acc = tl.zeros((BLOCK_M, WIDTH), dtype=tl.float32)
-    # Keys that all rows of the block see need no mask; key 0 is among them or on the diagonal, so
-    # no maximum stays minus infinity.
-    full = block * BLOCK_M // BLOCK_N * BLOCK_N
+    # Keys that all rows of the block see need no mask; with the causal mask, key 0 is among them or
+    # on the diagonal, so no maximum stays minus infinity.
+    end = tl.minimum((block + 1) * BLOCK_M, length) if CAUSAL else length
+    full = (block * BLOCK_M if CAUSAL else length) // BLOCK_N * BLOCK_N
     for start in range(0, full, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         key = tl.load(
@@ -50,7 +52,7 @@ def attend(
         )
         acc = tl.dot(weight.to(value.dtype), value, acc * shrink[:, None], input_precision="ieee")
         highest = above
-    for start in range(full, tl.minimum((block + 1) * BLOCK_M, length), BLOCK_N):
+    for start in range(full, end, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         known = n < length
         key = tl.load(
@@ -59,7 +61,8 @@ def attend(
             other=0.0,
         )
         score = tl.dot(query, key, input_precision="ieee") * scale
-        score = tl.where(n[None, :] <= m[:, None], score, float("-inf"))
+        seen = n[None, :] <= m[:, None] if CAUSAL else known[None, :]
+        score = tl.where(seen, score, float("-inf"))
         above = tl.maximum(highest, tl.max(score, axis=1))
         weight = tl.exp2(score - above[:, None])
         shrink = tl.exp2(highest - above)
@@ -89,6 +92,7 @@ def run(query, key, value):
         length,
         width,
         1.4426950408889634 / width**0.5,
+        CAUSAL=@{causal},
         LAST_FIRST=@{last_first},
         WIDTH=max(16, triton.next_power_of_2(width)),
         BLOCK_M=block_m,

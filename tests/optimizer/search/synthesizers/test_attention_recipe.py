@@ -1,0 +1,103 @@
+"""The Triton recipe of attention: where it fits, and that what it writes is right."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kb.hardware.checks import Problems
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.operators import traits_of
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, filled, match, parse_recipe
+from skills.format.skillfile import read_skill
+
+LIBRARY = Path(__file__).parents[4] / "skills" / "library"
+NAME = "triton-online-softmax-attention"
+MODEL = """
+import torch
+import torch.nn.functional as F
+
+class Model(torch.nn.Module):
+    def forward(self, query, key, value):
+        return {call}
+
+def get_inputs():
+    return [torch.randn(2, 3, 37, 16) for _ in range(3)]
+"""
+CHECK = """
+import torch
+import torch.nn.functional as F
+for length, width in ((37, 16), (64, 24), (5, 16)):
+    q, k, v = (torch.randn(2, 3, length, width) for _ in range(3))
+    torch.testing.assert_close(
+        run(q, k, v), F.scaled_dot_product_attention(q, k, v, is_causal={causal}),
+        atol=1e-4, rtol=1e-4,
+    )
+"""
+
+
+def recipe() -> Recipe:
+    files = {path: content.decode() for path, content in read_skill(LIBRARY / NAME).files.items()}
+    problems = Problems(NAME)
+    parsed = parse_recipe(NAME, json.loads(files["references/recipe.json"]), files, problems)
+    assert parsed is not None, problems.entries
+    return parsed
+
+
+def bound(tmp_path: Path, call: str) -> object:
+    path = tmp_path / "attention.py"
+    path.write_text(MODEL.format(call=call), encoding="utf-8")
+    problem = load_problem(path)
+    case = open_case(problem, problem.cases[0])
+    return match(recipe(), case.signature, traits_of(case), {}, "attention")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "causal"),
+    [
+        ("", False),
+        (", is_causal=True", True),
+        (", is_causal=True, scale=0.25", True),  # what torch takes by itself for a width of 16
+        (", scale=0.5", None),
+        (", attn_mask=torch.zeros(37, 37)", None),
+    ],
+)
+def test_it_fits_a_causal_mask_or_none_and_the_usual_scale(
+    tmp_path: Path, arguments: str, causal: bool | None
+) -> None:
+    result = bound(tmp_path, f"F.scaled_dot_product_attention(query, key, value{arguments})")
+    assert isinstance(result, Binding) is (causal is not None)
+    if isinstance(result, Binding):
+        assert result.traits["causal"] is causal
+
+
+def test_attention_that_torch_takes_apart_is_not_claimed(tmp_path: Path) -> None:
+    """Nothing says then whether later keys are masked."""
+    result = bound(tmp_path, "(query @ key.transpose(-1, -2)).softmax(-1) @ value")
+    assert not isinstance(result, Binding)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="triton has wheels for Linux only")
+def test_both_kernels_are_right(tmp_path: Path) -> None:
+    """In Triton's interpreter, lengths that are no multiple of a block among them."""
+    plain = recipe()
+    values = {**plain.defaults, "tile_m": 64, "tile_n": 32}
+    for causal in (True, False):
+        text = filled(plain.template, {**values, "causal": causal}, "", python=True)
+        module = tmp_path / f"kernel_{causal}.py"
+        module.write_text(text + CHECK.format(causal=causal), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", "import kernel_True, kernel_False"],
+        cwd=tmp_path,
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
