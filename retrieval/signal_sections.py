@@ -64,7 +64,7 @@ class SectionWeights:
     tagged: float = 0.15
     moved: float = 0.7
     aside: float = 0.6
-    another: float = 0.5
+    another: float = 0.7
     operator: float = 0.6
     family: float = 0.85
     general: float = 0.6

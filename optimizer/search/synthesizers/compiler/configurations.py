@@ -31,7 +31,8 @@ class Help:
     `devices` are the kinds that it affects, empty for any. `precision` and `weights` are the policy
     that it needs, empty for any. `ops` are operators or their families. `needs` are kinds of
     operators of which the problem must have one, empty for any, and `least` is how many operators
-    that compute: with fewer the generated code stays as it is.
+    that compute: with fewer the generated code stays as it is. `beside` are options of which one
+    must be on for this one to act, empty for none.
     """
 
     about: str
@@ -42,7 +43,12 @@ class Help:
     precision: str = ""
     weights: str = ""
     needs: tuple[str, ...] = ()
+    beside: tuple[str, ...] = ()
     least: int = 0
+
+    def acts_with(self, options: Options) -> bool:
+        """Whether one of the options is on that this one acts beside."""
+        return not self.beside or any(options.get(name) is True for name in self.beside)
 
     def fits(self, context: Context) -> bool:
         """Whether it can change anything on this kind of device and for these operators, and is
@@ -141,8 +147,10 @@ class Space:
     ) -> Iterator[Step]:
         """Configurations with one option or the mode changed, the highest rank first."""
         changes: list[tuple[int, Step]] = []
+        now = {**installed.modes.get(mode, {}), **options}
         for option in self.options:
-            if option.name in installed.options and option.help.fits(context):
+            there = option.name in installed.options and option.help.acts_with(now)
+            if there and option.help.fits(context):
                 rank = option.help.rank(context)
                 known = installed.modes.get(mode, {}).get(option.name, option.default)
                 changes += [
@@ -216,7 +224,8 @@ def read(path: Path) -> Space:
 
 def _help(row: Mapping[str, Any]) -> Help:
     lists: dict[str, Sequence[str]] = {
-        name: tuple(row.get(name, ())) for name in ("devices", "ops", "signals", "roles", "needs")
+        name: tuple(row.get(name, ()))
+        for name in ("devices", "ops", "signals", "roles", "needs", "beside")
     }
     return Help(
         row["about"],

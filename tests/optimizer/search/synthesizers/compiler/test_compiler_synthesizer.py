@@ -259,3 +259,27 @@ def test_options_that_cannot_change_the_code_are_not_tried(
         nodes.append(evaluated(len(nodes) + 1, proposal, 1.0))
     names = {name for node in nodes if node.proposal for name in node.proposal.values}
     assert tried in names and spared not in names
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "values"),
+    [
+        ("default", {}, []),
+        ("max-autotune-no-cudagraphs", {}, ["ATEN", "TRITON"]),
+        ("default", {"max_autotune_gemm": True}, ["ATEN", "TRITON"]),
+    ],
+)
+def test_who_computes_a_product_is_asked_where_products_are_autotuned(
+    tmp_path: Path, mode: str, options: dict[str, Value], values: list[str]
+) -> None:
+    path = tmp_path / "problem.py"
+    path.write_text(
+        "import torch\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+        "        return x @ x\n\ndef get_inputs():\n    return [torch.randn(16, 16)]\n"
+        "\ndef get_init_inputs():\n    return []\n"
+    )
+    asked = context(problem_view(load_problem(path), "cpu"), device="cuda")
+    name = "max_autotune_gemm_backends"
+    steps = shipped().neighbours(mode, options, asked, KNOWN)
+    tried = [step.options[name] for step in steps if name in step.options]
+    assert tried == values
