@@ -96,10 +96,12 @@ def read_document(
     tagger: Tagger,
     hardware: Sequence[str],
     registry: Mapping[str, HardwareSpec],
+    *,
+    with_facts: bool = True,
 ) -> ReadDocument:
     """What a parsed document yields. `hardware` are the ids that it is about, empty for no hardware
-    in particular; `embedder` counts tokens only. Raises InvalidKnowledge when its front matter
-    states a move that cannot be used.
+    in particular; `embedder` counts tokens only. Without `with_facts` no facts are looked for.
+    Raises InvalidKnowledge when its front matter states a move that cannot be used.
     """
     scopes = SectionScopes(hardware, registry)
     elements, cut = bounded(parsed.elements)
@@ -117,7 +119,7 @@ def read_document(
     )
     facts = tuple(
         LocatedFact(fact, section.path)
-        for section in sections
+        for section in (sections if with_facts else ())
         for fact in propose_facts(section.elements)
     )
     samples = SampleScopes(scopes, hardware, registry)

@@ -270,8 +270,10 @@ class Worker:
             self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
             return
         hardware = sorted(version.declared["hardware"])
+        parsed, specs = self._parse(version), parts.registry.all()
+        builtin = version.origin == "builtin"  # their facts are in hardware.toml, with sources
         read = read_document(
-            self._parse(version), parts.embedder, parts.tagger, hardware, parts.registry.all()
+            parsed, parts.embedder, parts.tagger, hardware, specs, with_facts=not builtin
         )
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
@@ -288,7 +290,9 @@ class Worker:
     def _version(self, version_id: str) -> sa.Row[Any]:
         with self._parts.catalog.read() as connection:
             version = connection.execute(
-                sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
+                sa.select(t.document_versions, t.documents.c.origin)
+                .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+                .where(t.document_versions.c.id == version_id)
             ).one_or_none()
         if version is None:
             raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
@@ -332,14 +336,13 @@ class Worker:
         hardware: list[str],
     ) -> list[Fact]:
         """The facts of a document as rows of its hardware, named by the title that it now has."""
-        columns = (t.documents.c.title, t.documents.c.origin)
-        document = connection.execute(
-            sa.select(*columns).where(t.documents.c.id == version.document_id)
-        ).one()
-        if document.origin == "builtin":
-            return []  # what built-in manuals say of a chip is in its hardware.toml, with sources
+        if not read.facts:
+            return []
+        title = connection.execute(
+            sa.select(t.documents.c.title).where(t.documents.c.id == version.document_id)
+        ).scalar_one()
         file_name = version.file_name
-        source = Source(version.document_id, version.id, document.title or file_name, file_name)
+        source = Source(version.document_id, version.id, title or file_name, file_name)
         headings = [" > ".join(section.path) for section in read.content.sections]
         texts = [*headings, *(passage.text for passage in read.content.passages)]
         return proposals(read.facts, source, hardware, self._parts.registry.all(), texts)

@@ -27,7 +27,7 @@ from retrieval.blocks import (
 )
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
-from retrieval.diagnose.signals import SignalRegistry
+from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.language_words import machine_words
 from retrieval.layout import Layout
 from retrieval.ranking import Ranked
@@ -53,8 +53,6 @@ from retrieval.target_context import (
 
 LOG_SHARE = 0.6  # of the block of errors; the rest is for the cards of their codes
 CHARS_PER_TOKEN = 3.0  # a log has at least as many characters a token
-# Groups of signals.toml after which a kernel has to be mended before it can be made faster.
-BROKEN = ("does not build", "does not run", "wrong result")
 # Different words of other machines, from which on general text is of no use for a chip whose
 # language no model has seen.
 FOREIGN = 2

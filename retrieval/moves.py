@@ -15,7 +15,7 @@ from retrieval.answer import Move
 from retrieval.language_words import foreign_words
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
-MAX_FOR_OPERATORS = 2  # of those that hold for some operators only, where none is named
+MAX_FOR_OPERATORS = 2  # of those that hold for some operators only, where there is no other
 OPERATOR = "problem.op"
 
 
@@ -30,9 +30,9 @@ def fitting_moves(
     languages: Sequence[str] = (),
     spoken: Sequence[str] = (),
 ) -> tuple[Move, ...]:
-    """The moves for a verdict: those that hold, then those that only lack a value, and last at most
-    MAX_FOR_OPERATORS that lack the operator; within these the leading signal's first, and the
-    chip's own before general ones.
+    """The moves for a verdict: those that hold, then those that only lack a value; within these the
+    leading signal's first, and the chip's own before general ones. Those that lack the operator
+    are listed, at most MAX_FOR_OPERATORS, only where there is no other.
 
     Of several that make the same change (role, direction and value) the first is listed. At most
     MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
@@ -75,12 +75,13 @@ def _certainty(outcome: Outcome) -> int:
 
 
 def _few_for_operators(moves: Sequence[Move]) -> list[Move]:
-    """Without those behind the first few that lack the operator: advice on attention, convolutions
-    and norms side by side is none for whoever has one kernel.
+    """Without those that lack the operator: advice on attention, convolutions and norms side by
+    side is none for whoever has one kernel.
     """
     waiting = [move for move in moves if OPERATOR in move.missing and move.applies is None]
-    dropped = {move.id for move in waiting[MAX_FOR_OPERATORS:]}
-    return [move for move in moves if move.id not in dropped]
+    kept = {move.id for move in moves} - {move.id for move in waiting}
+    kept = kept or {move.id for move in waiting[:MAX_FOR_OPERATORS]}
+    return [move for move in moves if move.id in kept]
 
 
 def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: Sequence[str]) -> bool:

@@ -23,6 +23,8 @@ from retrieval.repeats import Repeats
 # Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
 # manuals have sections of several pages, of which a reader pays for every line.
 LARGEST = 360
+ENOUGH = 3  # excerpts, from which on none is added from far behind
+FAR = 0.1  # of the best score
 LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
 
 
@@ -30,7 +32,8 @@ def section_excerpts(
     connection: Connection, ranked: Sequence[Ranked], scope: ScopeFilter, count: int
 ) -> list[Excerpt]:
     """At most `count` excerpts, one a section. A section that nearly repeats an earlier one is left
-    out, and so is what the scope no longer admits.
+    out, and so is what the scope no longer admits. What the ranking puts far behind, such as advice
+    for other machines, is no excerpt where there are ENOUGH others.
     """
     pool = ranked[: count * LOOKED_AT]
     by_seq = {entry.seq: entry for entry in ranked}
@@ -51,7 +54,8 @@ def section_excerpts(
             # What is left around a hit may begin behind it, and then no ranked passage is in it.
             if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
-            if not repeats.is_new(section_text(group)):
+            far = by_seq[hit.seq].score < FAR * ranked[0].score
+            if (far and len(chosen) >= ENOUGH) or not repeats.is_new(section_text(group)):
                 continue
             chosen.append(excerpt_of(group, by_seq))
             if len(chosen) >= count:

@@ -13,8 +13,9 @@ A section that is titled for another signal is worth less as a whole, unless a m
 rests on it: beside a guide to the signal itself, it only costs. So is a section of a guide to an
 operator that was not asked for.
 
-Text about no chip that speaks of other machines (warps, for who programs a CPU) comes after what
-does not.
+Text about no chip that speaks of other machines (warps, for who programs a CPU) comes last, and a
+reader is shown it only where there is hardly anything else. Rules that must hold come after advice
+where a kernel is right and slow.
 
 Whoever asks reads sections, so each section stands once, by its best passage; the other passages
 follow after all of these.
@@ -33,7 +34,7 @@ from sqlalchemy import Connection
 from kb.catalog.knowledge.section_marks import Mark, section_marks
 from kb.problem_terms import op_family, problem_terms
 from kb.tokens import tokenize
-from retrieval.diagnose.signals import Signal
+from retrieval.diagnose.signals import BROKEN, Signal
 from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.ranking import Ranked
 
@@ -68,7 +69,8 @@ class SectionWeights:
     operator: float = 0.6
     family: float = 0.85
     general: float = 0.6
-    foreign: float = 0.35
+    foreign: float = 0.05
+    rule: float = 0.7
 
 
 WEIGHTS = SectionWeights()
@@ -107,14 +109,16 @@ def by_sections(
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, weights)
         general = near == weights.general
-        if general and _is_foreign(members, languages):
-            near, words = near * weights.foreign, words * weights.foreign
         score = math.sqrt(max(0.0, words + near * speaks))
         if not any(m.moved for m in members):
             if is_about_another(heading, signal, others):
                 score *= weights.another
             if general and _is_guide_to_other(members[0].path, op):
                 score *= weights.operator
+        if entries[0].category == "constraint" and signal.group not in BROKEN:
+            score *= weights.rule
+        if general and _is_foreign(members, languages):
+            score *= weights.foreign
         leads.append(entries[0]._replace(score=score))
         behind += [e._replace(score=FOLLOWING * e.score / best) for e in entries[1:]]
     tail = [entry._replace(score=0.0) for entry in rest]

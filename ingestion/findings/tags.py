@@ -6,7 +6,8 @@ own phrase must be there. Knows nothing about which signals exist."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.ids import sha256
@@ -31,13 +32,24 @@ class Tagger:
 
     def __init__(self, vocabulary: Mapping[str, SignalWords]) -> None:
         self._topics: dict[str, tuple[str, ...]] = {}
-        self._signal_topics: dict[str, tuple[str, ...]] = {}
-        self._phrases: dict[str, tuple[frozenset[str], ...]] = {}
+        self._signal_topics: dict[str, frozenset[str]] = {}  # of several words, by signal
+        # Few topics and phrases share a word with a passage; these say which.
+        self._topics_with: dict[str, list[str]] = defaultdict(list)  # by the topic's first word
+        self._phrases: list[tuple[str, int]] = []  # signal, number of words
+        self._phrases_with: dict[str, list[int]] = defaultdict(list)
         for signal, words in sorted(vocabulary.items()):
-            self._signal_topics[signal] = words.topics
-            self._phrases[signal] = tuple(frozenset(tokenize(phrase)) for phrase in words.phrases)
             for topic in words.topics:
-                self._topics[topic] = tuple(tokenize(topic))  # empty for function words alone
+                if topic not in self._topics:
+                    self._topics[topic] = tuple(tokenize(topic))  # empty for function words alone
+                    for first in self._topics[topic][:1]:
+                        self._topics_with[first].append(topic)
+            several = (topic for topic in words.topics if len(self._topics[topic]) > 1)
+            self._signal_topics[signal] = frozenset(several)
+            for phrase in words.phrases:
+                tokens = frozenset(tokenize(phrase))
+                for token in tokens:
+                    self._phrases_with[token].append(len(self._phrases))
+                self._phrases.append((signal, len(tokens)))
         self.fingerprint = sha256(repr(sorted(vocabulary.items())))[:12]
 
     def tags(self, path: Sequence[str], text: str) -> tuple[Tag, ...]:
@@ -45,13 +57,8 @@ class Tagger:
         heading = tokenize(path[-1]) if path else []
         body = tokenize(text)
         topics = self._in(heading, 1) | self._in(body, 2)
-        present = set(heading) | set(body)
-        signals = {
-            signal
-            for signal, names in self._signal_topics.items()
-            if topics & {name for name in names if len(self._topics[name]) > 1}
-            or any(_mostly(phrase, present) for phrase in self._phrases[signal])
-        }
+        signals = self._spoken_of({*heading, *body})
+        signals |= {signal for signal, own in self._signal_topics.items() if topics & own}
         return tuple(
             [("signal", value) for value in sorted(signals)]
             + [("topic", value) for value in sorted(topics)]
@@ -59,13 +66,20 @@ class Tagger:
 
     def _in(self, tokens: Sequence[str], words: int) -> set[str]:
         """The topics of at least so many words that stand in the tokens."""
-        # Nearly every topic has a word that is not there; to look for its place would take as long
-        # as everything else that is done with a passage.
-        present = set(tokens)
+        near = (topic for token in set(tokens) for topic in self._topics_with.get(token, ()))
         return {
             topic
-            for topic, of_topic in self._topics.items()
-            if len(of_topic) >= words and present.issuperset(of_topic) and _has(tokens, of_topic)
+            for topic in near
+            if len(self._topics[topic]) >= words and _has(tokens, self._topics[topic])
+        }
+
+    def _spoken_of(self, present: Collection[str]) -> set[str]:
+        """The signals of which most words of a phrase are present."""
+        shared = Counter(n for token in present for n in self._phrases_with.get(token, ()))
+        return {
+            self._phrases[n][0]
+            for n, count in shared.items()
+            if count >= PHRASE_WORDS and count >= PHRASE_SHARE * self._phrases[n][1]
         }
 
 
@@ -76,8 +90,3 @@ def _has(tokens: Sequence[str], words: Sequence[str]) -> bool:
         tokens[start] == words[0] and tuple(tokens[start : start + width]) == tuple(words)
         for start in range(len(tokens) - width + 1)
     )
-
-
-def _mostly(phrase: frozenset[str], present: set[str]) -> bool:
-    shared = len(phrase & present)
-    return shared >= PHRASE_WORDS and shared >= PHRASE_SHARE * len(phrase)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from types import SimpleNamespace
 
 import pytest
 
+from kb.catalog.skills import SkillHead
 from retrieval.answer import Answer
 from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from retrieval.signal_sections import heading_affinity, is_about_another
+from retrieval.skill_choice import is_for_many
 from tests.conftest import Store
 
 LONG = " ".join(f"Bytes of row {n} are read once when place {n} is near." for n in range(12))
@@ -152,20 +155,22 @@ def test_a_guide_to_an_operator_is_for_who_asks_for_it(
     assert ("Memory bound" in before) is (op != "attention")
 
 
-def test_meaning_and_remedy_come_before_checks_and_before_other_machines(
+def test_meaning_and_remedy_come_before_checks_and_other_machines_are_left_out(
     retriever: Retriever,
 ) -> None:
     answer = answered(retriever, signal="memory_bound")
     headings = [excerpt.section.rpartition(" > ")[2] for excerpt in answer.excerpts]
-    meaning, checks, processors = (
-        headings.index(heading)
-        for heading in (
-            "What memory bound means",
-            "Memory bound: how to check, and when to stop",
-            "On a CPU: memory bound loops",
-        )
-    )
-    assert meaning < checks < processors
+    meaning = headings.index("What memory bound means")
+    assert meaning < headings.index("Memory bound: how to check, and when to stop")
+    assert "On a CPU: memory bound loops" not in headings
+
+
+def test_a_skill_for_one_operator_is_for_who_names_it() -> None:
+    def head(*ops: str) -> SkillHead:
+        return SimpleNamespace(scopes=SimpleNamespace(ops=ops))  # type: ignore[return-value]
+
+    assert is_for_many(head()) and is_for_many(head("softmax", "matmul"))
+    assert not is_for_many(head("conv")) and not is_for_many(head("matmul", "linear", "bmm"))
 
 
 @pytest.mark.parametrize(

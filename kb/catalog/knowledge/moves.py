@@ -68,32 +68,35 @@ def replace_document_moves(
         sa.select(t.documents).where(t.documents.c.id == document_id)
     ).one()
     languages = sorted(v for kind, v in scopes_of(connection, document_id) if kind == "language")
-    for move in moves:
-        section_id = connection.execute(
-            sa.select(t.sections.c.id).where(
-                t.sections.c.version_id == document.current_version_id,
-                t.sections.c.heading == move.section,
-            )
-        ).scalar()
-        connection.execute(
-            t.moves.insert().values(
-                id=derived_id("mv", document_id, move.name),
-                name=move.name,
-                document_id=document_id,
-                section_id=section_id,
-                hardware=list(hardware),
-                languages=languages,
-                signals=list(move.signals),
-                predicate=move.when,
-                change=dict(move.change),
-                limit_fact=move.limit,
-                why=move.why,
-                status="accepted" if document.origin == "builtin" else "proposed",
-                origin="builtin" if document.origin == "builtin" else "manual",
-                created_at=clock.now(),
-                access_scope=document.access_scope,
-            )
-        )
+    sections = connection.execute(
+        sa.select(t.sections.c.heading, t.sections.c.id)
+        .where(t.sections.c.version_id == document.current_version_id)
+        .order_by(t.sections.c.seq.desc())  # of equal headings, the first
+    )
+    by_heading = {heading: section_id for heading, section_id in sections}
+    builtin = document.origin == "builtin"
+    rows = [
+        {
+            "id": derived_id("mv", document_id, move.name),
+            "name": move.name,
+            "document_id": document_id,
+            "section_id": by_heading.get(move.section),
+            "hardware": list(hardware),
+            "languages": languages,
+            "signals": list(move.signals),
+            "predicate": move.when,
+            "change": dict(move.change),
+            "limit_fact": move.limit,
+            "why": move.why,
+            "status": "accepted" if builtin else "proposed",
+            "origin": "builtin" if builtin else "manual",
+            "created_at": clock.now(),
+            "access_scope": document.access_scope,
+        }
+        for move in moves
+    ]
+    if rows:
+        connection.execute(t.moves.insert(), rows)
 
 
 def candidates(

@@ -21,7 +21,7 @@ from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections, lexical
 from kb.catalog.knowledge.identity import check_document, scopes_of
-from kb.catalog.knowledge.versions import index_section
+from kb.catalog.knowledge.versions import lexical_rows
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
@@ -439,8 +439,7 @@ def reindex_section(connection: Connection, section_id: str) -> None:
     seqs = [row.seq for row in rows]
     lexical.delete(connection, "passage", seqs)
     lexical.delete(connection, "section", [first.section_seq])
-    index_section(
-        connection,
+    passage_rows, section_row = lexical_rows(
         seq=first.section_seq,
         heading=shadow(" ".join(first.path[-3:])),
         members=[
@@ -453,6 +452,8 @@ def reindex_section(connection: Connection, section_id: str) -> None:
             first.access_scope,
         ),
     )
+    lexical.insert(connection, "passage", passage_rows)
+    lexical.insert(connection, "section", [section_row])
 
 
 def repair_lexical(catalog: Catalog) -> bool:

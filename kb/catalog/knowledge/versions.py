@@ -316,37 +316,36 @@ def _index(
     by_section: dict[int, list[_Stored]] = defaultdict(list)
     for passage in passages:
         by_section[passage.section].append(passage)
+    passage_rows: list[lexical.LexicalRow] = []
+    section_rows: list[lexical.LexicalRow] = []
     for section, members in by_section.items():
-        heading = shadow(" ".join(content.sections[section].path[-3:]))
         bodies = [shadow(member.searched) for member in members]
-        index_section(
-            connection,
+        in_section, whole = lexical_rows(
             seq=sections[section][0],
-            heading=heading,
+            heading=shadow(" ".join(content.sections[section].path[-3:])),
             members=[(m.seq, m.hardware, body) for m, body in zip(members, bodies, strict=True)],
             section_hardware=scopes[section],
             scope_parts=(languages, document.category, document.access_scope),
         )
+        passage_rows += in_section
+        section_rows.append(whole)
+    lexical.insert(connection, "passage", passage_rows)
+    lexical.insert(connection, "section", section_rows)
 
 
-def index_section(
-    connection: Connection,
+def lexical_rows(
     *,
     seq: int,
     heading: str,
     members: Sequence[tuple[int, Sequence[str], str]],
     section_hardware: Sequence[str],
     scope_parts: tuple[Sequence[str], str, str],
-) -> None:
-    """Lexical rows of one section. members: (seq, hardware, shadow text) of its passages."""
+) -> tuple[list[lexical.LexicalRow], lexical.LexicalRow]:
+    """The rows of a section's passages, and its own. members: (seq, hardware, shadow text)."""
     passage_rows = [
         lexical.LexicalRow(passage_seq, lexical.row_scope(hardware, *scope_parts), heading, body)
         for passage_seq, hardware, body in members
     ]
     scope = lexical.row_scope(section_hardware, *scope_parts)
-    lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(
-        connection,
-        "section",
-        [lexical.LexicalRow(seq, scope, heading, " ".join(body for _, _, body in members))],
-    )
+    text = " ".join(body for _, _, body in members)
+    return passage_rows, lexical.LexicalRow(seq, scope, heading, text)
