@@ -40,10 +40,12 @@ _FIELDS = (
     "ops",
     "tensors",
     "traits",
+    "kinds",
     "when",
     "parameters",
     "constraints",
 )
+KINDS = ("product", "convolution", "attention", "pointwise", "other")  # as `observe` counts them
 ROLE_OF = {"input": "input", "parameter": "weight", "buffer": "weight", "output": "output"}
 C_TYPES = {
     "float32": "float",
@@ -114,8 +116,10 @@ class Recipe:
     """A kernel template with its tensors, parameters and conditions.
 
     `name` is that of its skill; `template` is the text. `traits` maps a name in the template to a
-    name in the problem (`native_layer_norm.eps`). `when` is a predicate over dims, traits, facts
-    and problem; `constraints` are predicates over parameters too.
+    name in the problem (`native_layer_norm.eps`). `kinds` is how many operators of each kind
+    (product, pointwise, ...) the reference runs, empty for any: what no tensor shows, such as an
+    activation behind a product. `when` is a predicate over dims, traits, facts and problem;
+    `constraints` are predicates over parameters too.
     """
 
     name: str
@@ -125,6 +129,7 @@ class Recipe:
     tensors: tuple[TensorPattern, ...]
     parameters: tuple[Parameter, ...] = ()
     traits: Mapping[str, str] = field(default_factory=dict)
+    kinds: Mapping[str, int] = field(default_factory=dict)
     when: str | None = None
     constraints: tuple[str, ...] = ()
 
@@ -167,11 +172,19 @@ def parse_recipe(
         tensors=tuple(_tensor(table) for table in reader.tables("tensors")),
         parameters=tuple(_parameter(table) for table in reader.tables("parameters")),
         traits={k: str(v) for k, v in reader.table("traits").raw.items()},
+        kinds=_kinds(reader.table("kinds")),
         when=reader.text("when", limit=2_000) or None,
         constraints=reader.texts("constraints"),
     )
     _check(recipe, reader)
     return recipe if len(problems.entries) == before else None
+
+
+def _kinds(table: TableReader) -> dict[str, int]:
+    for kind, count in table.raw.items():
+        if kind not in KINDS or not isinstance(count, int) or count < 1:
+            table.add(kind, f"is {count!r}", f"a number from 1 for one of {', '.join(KINDS)}")
+    return dict(table.raw)
 
 
 def _tensor(table: TableReader) -> TensorPattern:
@@ -297,11 +310,15 @@ def match(
     traits: Mapping[str, Value],
     facts: Mapping[str, Value],
     op: str,
+    kinds: Mapping[str, int] | None = None,
 ) -> Binding | Refusal:
     """Bind the recipe's names to one case, or say why the recipe does not fit: its operator,
-    tensors, traits or condition differ."""
+    tensors, traits or condition differ, or the kinds of operators that the reference runs, where
+    these are known."""
     if recipe.ops and op not in recipe.ops:
         return Refusal(f"is for {', '.join(recipe.ops)}, not {op}")
+    if recipe.kinds and kinds and dict(kinds) != dict(recipe.kinds):
+        return Refusal(f"is for {_counted(recipe.kinds)}, the case runs {_counted(kinds)}")
     if len(recipe.tensors) != len(signature.tensors):
         return Refusal(f"has {len(recipe.tensors)} tensors, the case {len(signature.tensors)}")
     dims: dict[str, int] = {}
@@ -318,6 +335,10 @@ def match(
     if recipe.when and compile_predicate(recipe.when).evaluate(bindings).value is False:
         return Refusal(f"its condition does not hold: {recipe.when}")
     return Binding(dims, known)
+
+
+def _counted(kinds: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {kind}" for kind, count in sorted(kinds.items()))
 
 
 def _unify(pattern: TensorPattern, tensor: TensorSpec, dims: dict[str, int]) -> str:

@@ -122,13 +122,13 @@ def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
     """The recipe bound to the problem's first timed case, claiming every case that it fits with the
     same traits in its text; None where it does not fit."""
     main = problem.main
-    binding = match(recipe, main.signature, main.traits, facts, problem.op)
+    binding = match(recipe, main.signature, main.traits, facts, problem.op, main.kinds)
     if isinstance(binding, Refusal):
         return None
     written = recipe.written_traits
     claimed = []
     for case in problem.cases:
-        bound = match(recipe, case.signature, case.traits, facts, problem.op)
+        bound = match(recipe, case.signature, case.traits, facts, problem.op, case.kinds)
         if isinstance(bound, Refusal):
             continue
         if all(bound.traits[name] == binding.traits[name] for name in written):

@@ -140,6 +140,16 @@ def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
         assert isinstance(refusal, Refusal) and reason in refusal.reason
 
 
+def test_kinds_of_operators_tell_what_no_tensor_shows() -> None:
+    scale = recipe(kinds={"pointwise": 1})
+    known = (signature(4, 16), {"mul.other": 2.0}, {}, "elementwise")
+    bound(match(scale, *known, {"pointwise": 1}))
+    bound(match(scale, *known))  # not watched: nothing speaks against it
+    refusal = match(scale, *known, {"pointwise": 3, "product": 1})
+    assert isinstance(refusal, Refusal)
+    assert refusal.reason == "is for 1 pointwise, the case runs 3 pointwise, 1 product"
+
+
 def test_facts_prune_the_space_and_their_absence_does_not() -> None:
     scale = recipe()
     binding = bound(match(scale, signature(64, 256), {"mul.other": 2.0}, {}, "elementwise"))
