@@ -8,21 +8,22 @@ ingestion or kernels.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
 
 from kb.blobs import Blobs, open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.documents import Documents
-from kb.embedding import Embedder, open_embedder
+from kb.embedding import Embedder, Vectors, open_embedder
 from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
 from retrieval.ranking import VectorIndex
 from retrieval.service import Retriever
 
+REMEMBERED = 4_096  # vectors of queries and names, of 1.5 KB
 DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part in answers
 
 
@@ -56,6 +57,11 @@ class KnowledgeBase:
     @cached_property
     def embedder(self) -> Embedder:
         return open_embedder(self.settings.embedder, self.settings.data_dir / "models")
+
+    @cached_property
+    def embed(self) -> Callable[[str], Vectors]:
+        """The embedder's vector of a query, remembered."""
+        return lru_cache(maxsize=REMEMBERED)(self.embedder.encode_query)
 
     @cached_property
     def index(self) -> VectorIndex:

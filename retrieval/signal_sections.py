@@ -9,13 +9,13 @@ the signal or a topic of it, its text calls the signal by its id, a move for the
 where `words` is its best passage's score over the best of all, less where its title is about
 something near the signal. The root keeps the order, and keeps sections that only words speak for
 within reach of those that a heading speaks for: a context leaves out what is far below its best.
-A section that is titled for another signal is worth less as a whole, unless a move for this one
-rests on it: beside a guide to the signal itself, it only costs. So is a section of a guide to an
-operator that was not asked for.
-
-Text about no chip that speaks of other machines (warps, for who programs a CPU) comes last, and a
-reader is shown it only where there is hardly anything else. Rules that must hold come after advice
+A section whose heading holds a topic of another signal is worth less as a whole, unless a move for
+this one rests on it. So is a section of a guide to an operator that was not asked for, and a rule
 where a kernel is right and slow.
+
+A reader is shown some sections only where there is hardly anything else: those titled for another
+signal by its name, and text about no chip that speaks of other machines (warps, for who programs a
+CPU) or hardly of the signal.
 
 Whoever asks reads sections, so each section stands once, by its best passage; the other passages
 follow after all of these.
@@ -42,7 +42,8 @@ FOREIGN_WORDS = 2  # different ones in a section, from which on it is about othe
 POOL = 300  # passages of the ranking whose sections are weighed
 ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
 REMEMBERED = 20_000  # headings, each beside a signal: the same stand in many rankings
-NAMED = 0.6  # affinity from which on a heading names a signal
+NAMED, BY_ID = 0.6, 0.9  # affinity from which on a heading names a signal, and does so by its id
+LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is far behind
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are words of any title
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
 
@@ -69,8 +70,14 @@ class SectionWeights:
     operator: float = 0.6
     family: float = 0.85
     general: float = 0.6
-    foreign: float = 0.05
+    far: float = 0.05
     rule: float = 0.7
+
+    def titled(self, named: float) -> float:
+        """What is left where the heading names another signal so clearly, 0 to 1."""
+        if named >= BY_ID:
+            return self.far
+        return self.another if named >= NAMED else 1.0
 
 
 WEIGHTS = SectionWeights()
@@ -100,6 +107,7 @@ def by_sections(
     for mark in marks:
         sections.setdefault(mark.section_id, []).append(mark)
     leads: list[Ranked] = []
+    places: dict[int, bool] = {}  # whether a section is about no chip
     behind: list[Ranked] = []
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
@@ -111,17 +119,22 @@ def by_sections(
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
         if not any(m.moved for m in members):
-            if is_about_another(heading, signal, others):
-                score *= weights.another
+            score *= weights.titled(titled_for_another(heading, signal, others))
             if general and _is_guide_to_other(members[0].path, op):
                 score *= weights.operator
         if entries[0].category == "constraint" and signal.group not in BROKEN:
             score *= weights.rule
         if general and _is_foreign(members, languages):
-            score *= weights.foreign
+            score *= weights.far
+        places[entries[0].seq] = general
         leads.append(entries[0]._replace(score=score))
         behind += [e._replace(score=FOLLOWING * e.score / best) for e in entries[1:]]
     tail = [entry._replace(score=0.0) for entry in rest]
+    least = LEAST_GENERAL * max((entry.score for entry in leads), default=0.0)
+    leads = [
+        e._replace(score=e.score * weights.far) if places[e.seq] and e.score < least else e
+        for e in leads
+    ]
     leads.sort(key=lambda e: (-e.score, e.seq))
     behind.sort(key=lambda e: (-e.score, e.seq))
     return [*leads, *behind, *tail]
@@ -184,14 +197,14 @@ def heading_affinity(heading: str, signal: Signal) -> float:
     return affinity * ELSEWHERE**taken
 
 
-def is_about_another(heading: str, signal: Signal, others: Iterable[Signal]) -> bool:
-    """Whether a heading is the title of another signal's section: it names that one clearly, this
-    one at most half as clearly and not by the words of its id.
+def titled_for_another(heading: str, signal: Signal, others: Iterable[Signal]) -> float:
+    """How clearly a heading is the title of another signal's section, 0 to 1; 0 where it names this
+    one by the words of its id, or more than half as clearly.
     """
     if _holds(_words(heading), signal.id.replace("_", " ")):
-        return False
+        return 0.0
     named = max((heading_affinity(heading, o) for o in others if o.id != signal.id), default=0.0)
-    return named >= NAMED and heading_affinity(heading, signal) <= named / 2
+    return named if heading_affinity(heading, signal) <= named / 2 else 0.0
 
 
 def _holds(present: AbstractSet[str], phrase: str) -> bool:

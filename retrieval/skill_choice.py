@@ -35,7 +35,6 @@ from kb.catalog import skills as store
 from kb.catalog.hardware import Fact
 from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
-from kb.problem_terms import op_family
 from kb.prompt_tokens import count_tokens
 from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import tokenize
@@ -95,7 +94,7 @@ def choose_skills(
 
     Without a signal there is nothing to remedy, and a search for a kernel of an operator begins:
     then only skills of that operator that have a recipe are considered. A request with neither gets
-    none; without an operator, a skill for operators of one family is not considered. A debugging
+    none; without an operator, only skills for operators of any kind are considered. A debugging
     skill is shown where one message of the request's log has the fixed words of its error, whatever
     signals the log gave, and nowhere else. `metrics` are canonical values, `facts` are of the
     hardware by key.
@@ -164,18 +163,18 @@ def _candidates(
         rows = [
             row
             for row in fitting(signals, request.op, begins=not signals)
-            if row.name not in errors and (request.op or is_for_many(row))
+            if row.name not in errors and (request.op or is_for_any(row))
         ]
     if mending:
         rows += [row for row in fitting((), request.op, begins=False) if row.name in mending]
     return rows, mending
 
 
-def is_for_many(row: SkillHead) -> bool:
-    """Whether a skill is for operators of several families, or of any. Where none is named, one for
-    embedding bags beside one for convolutions is no advice.
+def is_for_any(row: SkillHead) -> bool:
+    """Whether a skill is for operators of any kind. Where none is named, one for embedding bags
+    beside one for convolutions is no advice.
     """
-    return not row.scopes.ops or len({op_family(op) for op in row.scopes.ops}) > 1
+    return not row.scopes.ops
 
 
 # -- the parts of the score

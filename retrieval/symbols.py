@@ -79,11 +79,13 @@ def search_symbols(
     query: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int
 ) -> list[Symbol]:
     """The symbols that a query means, best first: the name itself, names that contain or resemble
-    it, then cards that speak of it.
+    it, then cards that speak of it. What a query means is asked only where it is in no name.
     """
     wanted = query.strip()
     folded = wanted.lower()
     tokens = set(tokenize(wanted))
+    if any(folded in symbol.name.lower() for symbol in symbols):
+        embed = None
     meaning = dict(_by_meaning(wanted, symbols, embed)) if embed is not None else {}
 
     def score(symbol: Symbol) -> float:

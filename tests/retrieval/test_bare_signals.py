@@ -13,8 +13,8 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from retrieval.signal_sections import heading_affinity, is_about_another
-from retrieval.skill_choice import is_for_many
+from retrieval.signal_sections import heading_affinity, titled_for_another
+from retrieval.skill_choice import is_for_any
 from tests.conftest import Store
 
 LONG = " ".join(f"Bytes of row {n} are read once when place {n} is near." for n in range(12))
@@ -120,17 +120,17 @@ def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
 
 
 @pytest.mark.parametrize(
-    ("signal", "heading", "another"),
+    ("signal", "heading", "named"),
     [
-        ("memory_bound", "Latency bound: two loads in flight", True),
-        ("memory_bound", "Memory bound, and latency bound beside it", False),
-        ("memory_bound", "The queues of this chip", False),
-        ("latency_bound", "Latency bound: two loads in flight", False),
+        ("memory_bound", "Latency bound: two loads in flight", 1.0),
+        ("memory_bound", "Memory bound, and latency bound beside it", 0.0),
+        ("memory_bound", "The queues of this chip", 0.0),
+        ("latency_bound", "Latency bound: two loads in flight", 0.0),
     ],
 )
-def test_a_heading_is_the_title_of_another_signal(signal: str, heading: str, another: bool) -> None:
+def test_a_heading_is_the_title_of_another_signal(signal: str, heading: str, named: float) -> None:
     signals = load_signals()
-    assert is_about_another(heading, signals.get(signal), signals) is another
+    assert titled_for_another(heading, signals.get(signal), signals) == named
 
 
 def test_a_context_holds_what_is_about_the_signal_and_begins_with_the_chip(
@@ -165,12 +165,12 @@ def test_meaning_and_remedy_come_before_checks_and_other_machines_are_left_out(
     assert "On a CPU: memory bound loops" not in headings
 
 
-def test_a_skill_for_one_operator_is_for_who_names_it() -> None:
+def test_a_skill_for_operators_is_for_who_names_one() -> None:
     def head(*ops: str) -> SkillHead:
         return SimpleNamespace(scopes=SimpleNamespace(ops=ops))  # type: ignore[return-value]
 
-    assert is_for_many(head()) and is_for_many(head("softmax", "matmul"))
-    assert not is_for_many(head("conv")) and not is_for_many(head("matmul", "linear", "bmm"))
+    assert is_for_any(head())
+    assert not is_for_any(head("conv")) and not is_for_any(head("softmax", "matmul"))
 
 
 @pytest.mark.parametrize(
