@@ -34,6 +34,9 @@ from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
 PIPELINE = 6
+# The share of prose that passages of a reference page are given, per mille: it halves their place
+# among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
+REFERENCE = -300
 _PARSERS = (
     "beautifulsoup4",
     "docutils",
@@ -110,7 +113,10 @@ def read_document(
     lost = lost_sections(sections, passages)
     passages = passages or _headings_only(sections)
     document_tags = _front_matter_tags(parsed.front_matter)
-    drafts = [_passage_draft(p, sections[p.section], tagger, document_tags) for p in passages]
+    reference = parsed.front_matter.get("reference") is True
+    drafts = [
+        _passage_draft(p, sections[p.section], tagger, document_tags, reference) for p in passages
+    ]
     content = VersionContent(
         sections=[_section_draft(section, scopes) for section in sections],
         passages=drafts,
@@ -211,10 +217,16 @@ def _section_draft(section: Section, scopes: SectionScopes) -> SectionDraft:
 
 
 def _passage_draft(
-    passage: Passage, section: Section, tagger: Tagger, document_tags: Sequence[tuple[str, str]]
+    passage: Passage,
+    section: Section,
+    tagger: Tagger,
+    document_tags: Sequence[tuple[str, str]],
+    reference: bool,
 ) -> PassageDraft:
     words = len(passage.text.split())
     prose = round(1000 * len(_FUNCTION_WORD.findall(passage.text)) / words) if words else 0
+    if reference:
+        prose = REFERENCE
     tags = dict.fromkeys([*document_tags, *tagger.tags(section.path, passage.shown)])
     return PassageDraft(
         section=passage.section,

@@ -6,14 +6,21 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 
 import pytest
+import sqlalchemy as sa
 
+from ingestion.read import REFERENCE
 from kb.catalog.skills import SkillHead
+from kb.catalog.tables import knowledge as t
 from retrieval.answer import Answer
 from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from retrieval.signal_sections import heading_affinity, titled_for_another
+from retrieval.signal_sections import (
+    heading_affinity,
+    speaks_of_other_machines,
+    titled_for_another,
+)
 from retrieval.skill_choice import is_for_any
 from tests.conftest import Store
 
@@ -229,3 +236,38 @@ def test_an_answer_is_the_same_each_time(retriever: Retriever) -> None:
 )
 def test_words_of_other_machines(text: str, languages: tuple[str, ...], count: int) -> None:
     assert foreign_words([text], languages) == count
+
+
+@pytest.mark.parametrize(
+    ("heading", "text", "languages", "foreign"),
+    [
+        ("Padding", "Pad rows, and check with compute-sanitizer.", ("pallas",), True),
+        ("Padding", "Pad rows, and check with compute-sanitizer.", ("cpp",), False),
+        ("Padding", "Pad rows by one element.", ("pallas",), False),
+        ("Padding", "A warp of a GPU reads rows.", ("novac",), True),
+        ("Padding", "Pad rows by one element.", ("novac",), False),
+        ("Padding", "A warp of a GPU reads rows.", (), False),
+    ],
+)
+def test_text_for_other_machines(
+    heading: str, text: str, languages: tuple[str, ...], foreign: bool
+) -> None:
+    mark = SimpleNamespace(path=("Guide", heading), text=text)
+    assert speaks_of_other_machines([mark], languages) is foreign  # type: ignore[list-item]
+
+
+def test_a_reference_page_stands_behind_prose(store: Store) -> None:
+    table = "| Function | Syntax |\n| --- | --- |\n| `vadd` | `vadd d, a` adds two rows of it |\n"
+    for name, more in (("page.md", "reference: true\n"), ("guide.md", "")):
+        front = f"---\ntitle: {name}\n{more}hardware: [h100]\nlanguages: []\nsignals: []\n---\n"
+        store.ingest(
+            name, f"{front}# Rows\n\n## Adding rows\n\nIt adds the rows of two.\n\n{table}"
+        )
+    with store.catalog.read() as connection:
+        rows = connection.execute(
+            sa.select(t.documents.c.title, t.passages.c.prose).join(
+                t.passages, t.passages.c.document_id == t.documents.c.id
+            )
+        ).all()
+    assert {prose for title, prose in rows if title == "page.md"} == {REFERENCE}
+    assert all(prose >= 0 for title, prose in rows if title == "guide.md")

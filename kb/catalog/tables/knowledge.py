@@ -106,7 +106,7 @@ passages = Table(
     json("boxes", default="[]"),
     Column("page_index", Integer, nullable=True),
     Column("page_label", String, nullable=True),
-    Column("prose", Integer, nullable=False),  # share of function words, per mille
+    Column("prose", Integer, nullable=False),  # function words, per mille; less: a reference
     Column("corrected", Boolean, nullable=False, server_default=text("0")),
     # of the current version of a live document; kept equal to the lexical index's rows
     Column("active", Boolean, nullable=False, server_default=text("0")),
