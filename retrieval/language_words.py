@@ -43,7 +43,7 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-])(?:{either})(?![\w-])", re.IGNORECASE)
 
 
-def is_alone(languages: Collection[str]) -> bool:
+def _is_alone(languages: Collection[str]) -> bool:
     """Whether a chip has languages of its own alone, for which no general text was written."""
     return not any(group.languages & set(languages) for group in load_groups())
 
@@ -54,7 +54,7 @@ def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
     machines.
     """
     groups = load_groups()
-    if is_alone(languages):
+    if _is_alone(languages):
         return 0
     used = [_used(text) for text in texts]
     return sum(
@@ -67,7 +67,7 @@ def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
 def is_foreign_heading(heading: str, languages: Collection[str]) -> bool:
     """Whether a heading says that its section is for machines that have none of these languages."""
     groups = load_groups()
-    if is_alone(languages):
+    if _is_alone(languages):
         return False
     return any(
         group.heading is not None

@@ -35,16 +35,10 @@ from kb.catalog.knowledge.section_marks import Mark, section_marks
 from kb.problem_terms import op_family, problem_terms
 from kb.tokens import tokenize
 from retrieval.diagnose.signals import BROKEN, Signal
-from retrieval.language_words import (
-    foreign_words,
-    is_alone,
-    is_foreign_heading,
-    machine_words,
-)
+from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.ranking import Ranked
 
 FOREIGN_WORDS = 2  # different ones in a section, from which on it is about other machines
-WIDESPREAD = frozenset({"cuda", "cute", "hip", "triton", "cpp"})  # languages of guides
 POOL = 300  # passages of the ranking whose sections are weighed
 ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
 REMEMBERED = 20_000  # headings, each beside a signal: the same stand in many rankings
@@ -152,11 +146,7 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: Sequence[str]) 
     if is_foreign_heading(heading, languages):
         return True
     texts = [heading, *(member.text for member in members)]
-    if languages and is_alone(languages):
-        return machine_words(" ".join(texts)) >= FOREIGN_WORDS
-    # Guides are written for CPUs and GPUs: for a chip that is neither, one word tells.
-    most = FOREIGN_WORDS if WIDESPREAD & set(languages) else 1
-    return foreign_words(texts, languages) >= most
+    return foreign_words(texts, languages) >= FOREIGN_WORDS
 
 
 def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:

@@ -241,11 +241,11 @@ def test_words_of_other_machines(text: str, languages: tuple[str, ...], count: i
 @pytest.mark.parametrize(
     ("heading", "text", "languages", "foreign"),
     [
-        ("Padding", "Pad rows, and check with compute-sanitizer.", ("pallas",), True),
-        ("Padding", "Pad rows, and check with compute-sanitizer.", ("cpp",), False),
+        ("Padding", "Pad rows, and check with compute-sanitizer and ptxas.", ("pallas",), True),
+        ("Padding", "Pad rows, and check with compute-sanitizer and ptxas.", ("cuda",), False),
+        ("Padding", "Pad rows, and check with compute-sanitizer.", ("pallas",), False),
         ("Padding", "Pad rows by one element.", ("pallas",), False),
-        ("Padding", "A warp of a GPU reads rows.", ("novac",), True),
-        ("Padding", "Pad rows by one element.", ("novac",), False),
+        ("Padding", "A warp of a GPU reads rows.", ("novac",), False),  # all text is foreign to it
         ("Padding", "A warp of a GPU reads rows.", (), False),
     ],
 )

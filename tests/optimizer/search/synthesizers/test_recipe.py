@@ -142,10 +142,11 @@ def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
 
 def test_kinds_of_operators_tell_what_no_tensor_shows() -> None:
     scale = recipe(kinds={"pointwise": 1})
-    known = (signature(4, 16), {"mul.other": 2.0}, {}, "elementwise")
-    bound(match(scale, *known, {"pointwise": 1}))
-    bound(match(scale, *known))  # not watched: nothing speaks against it
-    refusal = match(scale, *known, {"pointwise": 3, "product": 1})
+    shape, traits = signature(4, 16), {"mul.other": 2.0}
+    bound(match(scale, shape, traits, {}, "elementwise", {"pointwise": 1}))
+    bound(match(scale, shape, traits, {}, "elementwise"))  # not watched: nothing speaks against it
+    others = {"pointwise": 3, "product": 1}
+    refusal = match(scale, shape, traits, {}, "elementwise", others)
     assert isinstance(refusal, Refusal)
     assert refusal.reason == "is for 1 pointwise, the case runs 3 pointwise, 1 product"
 
