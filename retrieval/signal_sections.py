@@ -50,14 +50,18 @@ FOLLOWING = 0.1  # share of a passage's score that one behind its section's firs
 
 @dataclass(frozen=True)
 class SectionWeights:
-    """What speaks for a section, and how much. `heading` is for one that holds the words of the
-    signal's id; one that holds a topic or words of the title counts for a share of it. `aside`
-    is the factor on the words of a section that is titled for something near the signal. `general`
-    is the nearness of text about no chip, `family` that of text about the chip's family or vendor,
-    `foreign` what is left of that of text about no chip that speaks of other machines.
-    `afterwards` is what is left of a heading's weight where it is about confirming the signal or
-    checking the remedy. `another` is what is left of the score of a section that is titled for
-    another signal.
+    """What speaks for a section, and how much, then what is left of its score.
+
+    `heading` is for one that holds the words of the signal's id; one that holds a topic or words of
+    the title counts for a share of it, and `afterwards` is what is left of that where it is about
+    confirming the signal or checking the remedy. `named`, `tagged` and `moved` are for a text that
+    calls the signal by its id, a tag and a move. `family` is the nearness of text about the chip's
+    family or vendor, `general` that of text about no chip; the chip's own is 1.
+
+    Factors: `aside` on the words of a section that is titled for something near the signal,
+    `another` where its heading holds a topic of another signal, `operator` in a guide to an
+    operator that was not asked for, `rule` on rules where a kernel is slow, `far` on what a reader
+    is shown only where there is hardly anything else.
     """
 
     heading: float = 1.5
@@ -65,13 +69,13 @@ class SectionWeights:
     named: float = 0.35
     tagged: float = 0.15
     moved: float = 0.7
+    family: float = 0.85
+    general: float = 0.6
     aside: float = 0.6
     another: float = 0.7
     operator: float = 0.6
-    family: float = 0.85
-    general: float = 0.6
-    far: float = 0.05
     rule: float = 0.7
+    far: float = 0.05
 
     def titled(self, named: float) -> float:
         """What is left where the heading names another signal so clearly, 0 to 1."""
