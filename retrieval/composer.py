@@ -20,6 +20,7 @@ from kb.problem_terms import canonical_op
 from kb.scope import ScopeFilter
 from retrieval.answer import Move, SkillAnswer, Verdict
 from retrieval.blocks import (
+    HITS,
     Block,
     plain,
     section_blocks,
@@ -76,7 +77,8 @@ class Material:
     """What a context is made from. `by_category` ranks the passages of a category. `excluded` are
     ids of what the run was shown in vain. `signal_best` is the score of the best section where a
     signal is all that is known, else 0: the scores then say how much a section has to do with the
-    signal, and what has little is left out.
+    signal, and what has little is left out. It is 0 too on a chip whose language no model has seen:
+    there most of the general text is left out anyway.
     """
 
     request: RetrieveRequest
@@ -266,17 +268,18 @@ def _sections(
         largest=largest,
         excluded=shown,
         prefer=about if category == "hardware" else None,
-        most=material.request.k,
+        # Of a chip's own language most general blocks are left out below.
+        most=material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
         merge=not material.signal_best,  # the siblings are about other signals
     )
-    if material.toolchain is None or category == "hardware":
-        return blocks
-    return [
-        block
-        for block in blocks
-        if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
-    ]
+    if material.toolchain is not None and category != "hardware":
+        blocks = [
+            block
+            for block in blocks
+            if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
+        ]
+    return blocks[: material.request.k]
 
 
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:

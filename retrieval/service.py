@@ -142,7 +142,7 @@ class Retriever:
                 skills=choice.answers,
                 excluded=shown_before,
                 remember=self._remembered(connection),
-                signal_best=ranked[0].score if by_signal and ranked else 0.0,
+                signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
             )
             task = task_of(request, conclusion.verdict, self._signals)
             composed = compose(connection, material, task, self._layout)

@@ -9,9 +9,9 @@ the signal or a topic of it, its text calls the signal by its id, a move for the
 where `words` is its best passage's score over the best of all, less where its title is about
 something near the signal. The root keeps the order, and keeps sections that only words speak for
 within reach of those that a heading speaks for: a context leaves out what is far below its best.
-A section whose heading holds a topic of another signal is worth less as a whole, unless a move for
-this one rests on it. So is a section of a guide to an operator that was not asked for, and a rule
-where a kernel is right and slow.
+A section about no chip whose heading holds a topic of another signal is worth less as a whole,
+unless a move for this one rests on it. So is a section of a guide to an operator that was not asked
+for, and a rule where a kernel is right and slow.
 
 A reader is shown some sections only where there is hardly anything else: those titled for another
 signal by its name, and text about no chip that speaks of other machines (warps, for who programs a
@@ -77,11 +77,13 @@ class SectionWeights:
     rule: float = 0.7
     far: float = 0.05
 
-    def titled(self, named: float) -> float:
-        """What is left where the heading names another signal so clearly, 0 to 1."""
+    def titled(self, named: float, general: bool) -> float:
+        """What is left where the heading names another signal so clearly, 0 to 1. In a chip's own
+        manual a topic alone ("Memory") says little.
+        """
         if named >= BY_ID:
             return self.far
-        return self.another if named >= NAMED else 1.0
+        return self.another if general and named >= NAMED else 1.0
 
 
 WEIGHTS = SectionWeights()
@@ -123,7 +125,7 @@ def by_sections(
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
         if not any(m.moved for m in members):
-            score *= weights.titled(titled_for_another(heading, signal, others))
+            score *= weights.titled(titled_for_another(heading, signal, others), general)
             if general and _is_guide_to_other(members[0].path, op):
                 score *= weights.operator
         if entries[0].category == "constraint" and signal.group not in BROKEN:

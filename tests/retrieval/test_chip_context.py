@@ -369,11 +369,13 @@ def test_a_word_of_the_chips_other_documents_is_no_name_of_its_language(bases: B
 @each_family
 def test_what_was_excluded_is_not_shown_about_what_happened(bases: Bases, family: str) -> None:
     given = requests(bases, family)["speed_up"]
-    first = bases.ask(family, max_tokens=4_000, **given)
+    # In one of these sizes the part that stays leaves a section out that what happened asks for.
+    answers = {size: bases.ask(family, max_tokens=size, **given) for size in (4_000, 3_000, 5_000)}
+    size = next(size for size, answer in answers.items() if excerpts(situation(answer)))
+    first = answers[size]
     stable = first.context[: first.context_stable]
     ids = [i for i, _, _, _ in excerpts(situation(first))]
-    assert ids
-    second = bases.ask(family, max_tokens=4_000, exclude=tuple(ids), **given)
+    second = bases.ask(family, max_tokens=size, exclude=tuple(ids), **given)
     assert second.context.startswith(stable) and second.context_stable == len(stable)
     assert not set(ids) & {i for i, _, _, _ in excerpts(situation(second))}
 
