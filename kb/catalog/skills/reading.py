@@ -155,14 +155,25 @@ def candidate_skills(
     asked = (tuple(signals), _tuple(hardware_scopes), op, _tuple(languages), dtype, tuple(states))
 
     def read(keys: Sequence[object]) -> dict[object, list[SkillHead]]:
-        chosen = _applying(
-            connection, signals, hardware_scopes, op, languages, dtype, states, access_scope, begins
-        )
-        return dict.fromkeys(keys, chosen)
+        query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
+        wanted: dict[str, Sequence[str] | None] = {
+            "signal": list(signals) or None,
+            "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
+            "op": [canonical_op(op)] if op else None,
+            "language": languages,
+            "dtype": [canonical_dtype(dtype)] if dtype else None,
+        }
+        for kind, values in wanted.items():
+            if values is not None:
+                query = query.where(_admits(kind, values))
+        skills = _heads(connection, query.where(_has_recipe()) if begins else query)
+        if begins:
+            skills = [skill for skill in skills if canonical_op(op or "") in skill.scopes.ops]
+        return dict.fromkeys(keys, skills)
 
     key: object = (*asked, begins, access_scope)
-    skills = look_up(connection, "skills that apply", [key], read, most=MOST_ASKED)[key]
-    return _with_counters(connection, skills)
+    applying = look_up(connection, "skills that apply", [key], read, most=MOST_ASKED)[key]
+    return _with_counters(connection, applying)
 
 
 def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
@@ -182,36 +193,6 @@ def _with_counters(connection: Connection, skills: Sequence[SkillHead]) -> list[
             skill = replace(skill, trials=trials, wins=wins, last_used_at=last)
         fresh.append(skill)
     return fresh
-
-
-def _applying(
-    connection: Connection,
-    signals: Sequence[str],
-    hardware_scopes: Sequence[str] | None,
-    op: str | None,
-    languages: Sequence[str] | None,
-    dtype: str | None,
-    states: Sequence[str],
-    access_scope: AccessScope,
-    begins: bool,
-) -> list[SkillHead]:
-    query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
-    wanted: dict[str, Sequence[str] | None] = {
-        "signal": list(signals) or None,
-        "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
-        "op": [canonical_op(op)] if op else None,
-        "language": languages,
-        "dtype": [canonical_dtype(dtype)] if dtype else None,
-    }
-    for kind, values in wanted.items():
-        if values is not None:
-            query = query.where(_admits(kind, values))
-    skills = _heads(connection, query.where(_has_recipe()) if begins else query)
-    return (
-        [skill for skill in skills if canonical_op(op or "") in skill.scopes.ops]
-        if begins
-        else skills
-    )
 
 
 def error_words(
