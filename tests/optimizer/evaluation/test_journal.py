@@ -56,7 +56,7 @@ CPU = Target("x86-64", ("x86-64",), "native", "cpu")
 SETTINGS = EvaluationSettings(
     threads=1,
     call_seconds=20.0,
-    timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0, seconds=30.0),
+    timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6, seconds=30.0),
 )
 # A process of its own that evaluates one candidate into the store of the test.
 CHILD = """

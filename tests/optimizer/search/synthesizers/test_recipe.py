@@ -306,7 +306,7 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> 
     )
     bundle = instantiate(recipe(), recipe().defaults, binding, problem.source)
     place = Place(Target("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
-    timing = TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=100.0)
+    timing = TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6)
     settings = EvaluationSettings(threads=1, timing=timing)
     with Evaluator(problem, place.target, settings, pool=pool) as evaluator:
         evaluation = evaluator.evaluate(bundle, place.toolchain)
