@@ -23,8 +23,8 @@ from retrieval.repeats import Repeats
 # Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
 # manuals have sections of several pages, of which a reader pays for every line.
 LARGEST = 360
-ENOUGH = 3  # excerpts, from which on none is added from far behind
-FAR = 0.1  # of the best score
+ENOUGH = 2  # excerpts, from which on none is added from far behind
+FAR = 0.6  # of the best score; chosen by reading what stood below it in 60 answers
 LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
 
 

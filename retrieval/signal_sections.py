@@ -42,7 +42,8 @@ FOREIGN_WORDS = 2  # different ones in a section, from which on it is about othe
 POOL = 300  # passages of the ranking whose sections are weighed
 ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
 REMEMBERED = 20_000  # headings, each beside a signal: the same stand in many rankings
-NAMED, BY_ID = 0.6, 0.9  # affinity from which on a heading names a signal, and does so by its id
+# Affinity from which on a heading names a signal, does so by its id, and begins with that.
+NAMED, BY_ID, LEADING = 0.6, 0.9, 1.0
 LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is far behind
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are words of any title
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
@@ -195,7 +196,7 @@ def heading_affinity(heading: str, signal: Signal) -> float:
     own = set(tokenize(signal.id.replace("_", " ")))
     if own <= present:
         leads = set(tokens[: len(own)]) == own
-        return (1.0 if leads else 0.9) * ELSEWHERE**taken
+        return (LEADING if leads else BY_ID) * ELSEWHERE**taken
     affinity = 0.0
     for place, words in enumerate(signal.headings):
         if _holds(present, words):
@@ -205,12 +206,15 @@ def heading_affinity(heading: str, signal: Signal) -> float:
 
 def titled_for_another(heading: str, signal: Signal, others: Iterable[Signal]) -> float:
     """How clearly a heading is the title of another signal's section, 0 to 1; 0 where it names this
-    one by the words of its id, or more than half as clearly.
+    one by the words of its id, or more than half as clearly. A heading that begins with another's
+    id is that one's, whatever topics stand in it; an id of one word begins headings of several.
     """
     if _holds(_words(heading), signal.id.replace("_", " ")):
         return 0.0
-    named = max((heading_affinity(heading, o) for o in others if o.id != signal.id), default=0.0)
-    return named if heading_affinity(heading, signal) <= named / 2 else 0.0
+    rivals = [(heading_affinity(heading, o), "_" in o.id) for o in others if o.id != signal.id]
+    named, several_words = max(rivals, default=(0.0, False))
+    whole = named == LEADING and several_words
+    return named if whole or heading_affinity(heading, signal) <= named / 2 else 0.0
 
 
 def _holds(present: AbstractSet[str], phrase: str) -> bool:
