@@ -16,10 +16,12 @@ DATA = Path(__file__).with_name("data") / "language_words.toml"
 @dataclass(frozen=True)
 class WordGroup:
     """Words that text for one kind of machine uses, and the languages of such machines. `heading`
-    matches what in a heading alone says so; None where nothing does.
+    matches what in a heading alone says so; None where nothing does. `common` marks GPUs and CPUs,
+    which general text has in mind where it names no machine.
     """
 
     languages: frozenset[str]
+    common: bool
     pattern: re.Pattern[str]
     heading: re.Pattern[str] | None
 
@@ -31,6 +33,7 @@ def load_groups() -> tuple[WordGroup, ...]:
     return tuple(
         WordGroup(
             frozenset(row["languages"]),
+            row.get("common", False),
             _pattern(row["words"]),
             _pattern(row["headings"]) if "headings" in row else None,
         )
@@ -43,19 +46,23 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-])(?:{either})(?![\w-])", re.IGNORECASE)
 
 
-def _is_alone(languages: Collection[str]) -> bool:
+def is_alone(languages: Collection[str]) -> bool:
     """Whether a chip has languages of its own alone, for which no general text was written."""
-    return not any(group.languages & set(languages) for group in load_groups())
+    return bool(languages) and not any(group.languages & set(languages) for group in load_groups())
+
+
+def is_common(languages: Collection[str]) -> bool:
+    """Whether a chip has a language of the machines that general text has in mind."""
+    return any(group.common and group.languages & set(languages) for group in load_groups())
 
 
 def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
     """How many different words the texts use together of machines that have none of these
-    languages. 0 for a chip with languages of its own alone: all general text was written for other
-    machines.
+    languages; 0 where no languages are known.
     """
-    groups = load_groups()
-    if _is_alone(languages):
+    if not languages:
         return 0
+    groups = load_groups()
     used = [_used(text) for text in texts]
     return sum(
         len(frozenset[str]().union(*(words[place] for words in used)))
@@ -66,14 +73,11 @@ def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
 
 def is_foreign_heading(heading: str, languages: Collection[str]) -> bool:
     """Whether a heading says that its section is for machines that have none of these languages."""
-    groups = load_groups()
-    if _is_alone(languages):
-        return False
-    return any(
+    return bool(languages) and any(
         group.heading is not None
         and group.languages.isdisjoint(languages)
         and group.heading.search(heading) is not None
-        for group in groups
+        for group in load_groups()
     )
 
 

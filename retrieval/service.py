@@ -35,13 +35,13 @@ from retrieval.composer import (
     compose,
     task_of,
 )
-from retrieval.context import Context
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.excerpts import make_excerpts
+from retrieval.hints import hints_of
 from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
@@ -147,7 +147,7 @@ class Retriever:
             task = task_of(request, conclusion.verdict, self._signals)
             composed = compose(connection, material, task, self._layout)
             catalog_revision = revision_of(connection)
-        hints = self._hints(conclusion, composed.context, request)
+        hints = hints_of(material, composed.context, excerpts, by_signal, self._dense_ready())
         answer = replace(_answer(material, composed, excerpts, choice, hints), profile=profile)
         ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
         shown = list(dict.fromkeys([*ids, *composed.context.passages]))
@@ -372,19 +372,6 @@ class Retriever:
         if request.run_id is not None and request.log:
             excluded |= self._journal.shown_in_vain(request.run_id)
         return excluded
-
-    def _hints(
-        self, conclusion: Conclusion, context: Context, request: RetrieveRequest
-    ) -> tuple[str, ...]:
-        words_only = ""
-        if not self._dense_ready():
-            words_only = "Not every passage has its vector yet: this was found by words alone."
-        small = (
-            ""
-            if any(block.citation for block in context.shown)
-            else f"No excerpt fits into {request.max_tokens} tokens: give a larger max_tokens."
-        )
-        return tuple(hint for hint in (conclusion.verdict.hint, words_only, small) if hint)
 
     def _actions(
         self,

@@ -35,10 +35,12 @@ from kb.catalog.knowledge.section_marks import Mark, section_marks
 from kb.problem_terms import op_family, problem_terms
 from kb.tokens import tokenize
 from retrieval.diagnose.signals import BROKEN, Signal
-from retrieval.language_words import foreign_words, is_foreign_heading
+from retrieval.language_words import foreign_words, is_alone, is_common, is_foreign_heading
 from retrieval.ranking import Ranked
 
-FOREIGN_WORDS = 2  # different ones in a section, from which on it is about other machines
+# Different ones in a section, from which on it is about other machines: for a GPU, a CPU or a chip
+# with a language of its own, and for one of another kind, about which there is more to show.
+FOREIGN_WORDS, FOREIGN_ELSEWHERE = 2, 1
 POOL = 300  # passages of the ranking whose sections are weighed
 ELSEWHERE = 0.4  # what is left of a heading's weight for each word of something near the signal
 REMEMBERED = 20_000  # headings, each beside a signal: the same stand in many rankings
@@ -61,8 +63,9 @@ class SectionWeights:
 
     Factors: `aside` on the words of a section that is titled for something near the signal,
     `another` where its heading holds a topic of another signal, `operator` in a guide to an
-    operator that was not asked for, `rule` on rules where a kernel is slow, `far` on what a reader
-    is shown only where there is hardly anything else.
+    operator that was not asked for, `rule` on rules where a kernel is slow, `alone` on text about
+    no chip for one that has a language of its own, `far` on what a reader is shown only where there
+    is hardly anything else.
     """
 
     heading: float = 1.5
@@ -76,6 +79,7 @@ class SectionWeights:
     another: float = 0.7
     operator: float = 0.6
     rule: float = 0.7
+    alone: float = 0.8
     far: float = 0.05
 
     def titled(self, named: float, general: bool) -> float:
@@ -131,6 +135,8 @@ def by_sections(
                 score *= weights.operator
         if entries[0].category == "constraint" and signal.group not in BROKEN:
             score *= weights.rule
+        if general and is_alone(languages):
+            score *= weights.alone
         if general and speaks_of_other_machines(members, languages):
             score *= weights.far
         places[entries[0].seq] = general
@@ -153,7 +159,9 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: Sequence[str]) 
     if is_foreign_heading(heading, languages):
         return True
     texts = [heading, *(member.text for member in members)]
-    return foreign_words(texts, languages) >= FOREIGN_WORDS
+    rare = not is_common(languages) and not is_alone(languages)
+    enough = FOREIGN_ELSEWHERE if rare else FOREIGN_WORDS
+    return foreign_words(texts, languages) >= enough
 
 
 def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:

@@ -199,6 +199,7 @@ def run(
     rows_to: Path | None,
     sample: Path | None,
     count: int,
+    seed: int,
     manuals: Mapping[str, Path],
     chips: Sequence[str] = (),
 ) -> None:
@@ -221,16 +222,17 @@ def run(
     if rows_to is not None:
         rows_to.write_text(json.dumps([asdict(row) for row in rows], indent=1), encoding="utf-8")
     if sample is not None:
-        write_sample(sample, answers, count)
+        write_sample(sample, answers, count, seed)
     write_result(results, TITLE, report(rows))
 
 
-def write_sample(path: Path, answers: Sequence[tuple[Row, Answer]], count: int) -> None:
+def write_sample(path: Path, answers: Sequence[tuple[Row, Answer]], count: int, seed: int) -> None:
     """Answers drawn at random, as a person reads them."""
-    drawn = random.Random(7).sample(list(answers), min(count, len(answers)))
+    drawn = random.Random(seed).sample(list(answers), min(count, len(answers)))
     parts = []
     for number, (row, answer) in enumerate(drawn, 1):
-        lines = [f"# {number}. signal={row.signal} hardware={row.hardware}", "", "## Excerpts", ""]
+        lines = [f"# {number}. signal={row.signal} hardware={row.hardware}", ""]
+        lines += [*(f"Hint: {hint}" for hint in answer.hints), "", "## Excerpts", ""]
         for excerpt in answer.excerpts[:FIRST]:
             lines += [f"### {excerpt.document.title}: {excerpt.section}", "", excerpt.text, ""]
         lines += ["## Moves", ""]
@@ -305,6 +307,7 @@ def main() -> None:
     parser.add_argument("--rows", type=Path, help="write what was seen in each answer, as JSON")
     parser.add_argument("--sample", type=Path, help="write answers drawn at random to this file")
     parser.add_argument("--count", type=int, default=60, help="how many; default 60")
+    parser.add_argument("--seed", type=int, default=7, help="of the draw; default 7")
     parser.add_argument(
         "--manual",
         type=_manual,
@@ -324,6 +327,7 @@ def main() -> None:
             given.rows,
             given.sample,
             given.count,
+            given.seed,
             dict(given.manual),
             given.chip,
         )

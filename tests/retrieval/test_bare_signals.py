@@ -158,8 +158,7 @@ def test_a_guide_to_an_operator_is_for_who_asks_for_it(
 ) -> None:
     excerpts = answered(retriever, signal="memory_bound", op=op).excerpts
     titles = [excerpt.document.title for excerpt in excerpts]
-    before = titles[: titles.index("Attention")]
-    assert ("Memory bound" in before) is (op != "attention")
+    assert ("Attention" in titles) is (op == "attention") and "Memory bound" in titles
 
 
 def test_meaning_and_remedy_come_before_checks_and_other_machines_are_left_out(
@@ -185,7 +184,7 @@ def test_a_skill_for_operators_is_for_who_names_one() -> None:
     [
         ("On a CPU: the load ports", ("triton", "cuda"), True),
         ("On a CPU: the load ports", ("cpp",), False),
-        ("On a CPU: the load ports", ("ownlang",), False),
+        ("On a CPU: the load ports", ("ownlang",), True),
         ("Tiles for the L2", ("triton",), False),
     ],
 )
@@ -229,7 +228,7 @@ def test_an_answer_is_the_same_each_time(retriever: Retriever) -> None:
         ("Each warp reads 128 bytes; warps of a thread block share them.", ("cpp",), 3),
         ("Each warp reads 128 bytes; warps of a thread block share them.", ("triton", "cuda"), 0),
         ("Each warp reads 128 bytes.", (), 0),
-        ("Each warp reads 128 bytes.", ("novac",), 0),
+        ("Each warp reads 128 bytes.", ("novac",), 1),
         ("Vectorise with AVX2 intrinsics.", ("triton", "hip"), 2),
         ("A warped SMALL surface.", ("cpp",), 0),
     ],
@@ -243,9 +242,10 @@ def test_words_of_other_machines(text: str, languages: tuple[str, ...], count: i
     [
         ("Padding", "Pad rows, and check with compute-sanitizer and ptxas.", ("pallas",), True),
         ("Padding", "Pad rows, and check with compute-sanitizer and ptxas.", ("cuda",), False),
-        ("Padding", "Pad rows, and check with compute-sanitizer.", ("pallas",), False),
+        ("Padding", "Pad rows, and check with compute-sanitizer.", ("pallas",), True),
         ("Padding", "Pad rows by one element.", ("pallas",), False),
-        ("Padding", "A warp of a GPU reads rows.", ("novac",), False),  # all text is foreign to it
+        ("Padding", "Check with compute-sanitizer.", ("cpp",), False),
+        ("Padding", "A warp of a GPU reads rows.", ("novac",), True),
         ("Padding", "A warp of a GPU reads rows.", (), False),
     ],
 )
