@@ -12,7 +12,7 @@ import itertools
 import logging
 import math
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,9 +20,11 @@ from typing import Any
 import torch
 
 from kb.errors import NotFound, Unavailable, nearest
+from optimizer.evaluation.runner.dispatch import DispatchWatch
 
 ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}  # of the largest input, about
 MOST_RESULTS = 1 << 28  # elements
+MOST_BETWEEN = 1 << 28  # elements of all that an operator computes on its way, on the CPU
 SAMPLES = 12  # of an operator that are looked at
 BEST = 3
 _FLOATING = (torch.float32,)
@@ -207,8 +209,11 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
         return NotMade(name, result)
     plain = len(result) == 1 and result[0].is_floating_point() and result[0].numel() > 1
     larger = {}
+    # A result for each place of a dimension (unbind) would become millions of them.
+    counted = len(result) > 2 and len(result) in extents
     for device, most in ELEMENTS.items():
-        sizes = _larger(source, file, extents, most, really=device == "cpu")
+        really = device == "cpu"
+        sizes = None if counted else _larger(source, file, extents, most, really=really)
         if sizes is not None:
             larger[device] = sizes
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
@@ -346,7 +351,9 @@ def _larger(
         alone = _rounded(first * (most / largest.numel()) ** (1 / times))
         ways.append({_constant(s): alone if s == first else s for s in extents})
     for sizes in ways:
-        if len(set(sizes.values())) < len(sizes) or not _accepted(source, sizes):
+        if len(set(sizes.values())) < len(sizes):
+            continue
+        if not _accepted(source, sizes, MOST_BETWEEN if really else None):
             continue
         if not really or not isinstance(_result(source, sizes), str):
             return sizes
@@ -359,8 +366,24 @@ def _rounded(size: float) -> int:
     return max(step, round(size / step) * step)
 
 
-def _accepted(source: str, constants: dict[str, int]) -> bool:
-    """Whether torch accepts these sizes; nothing is computed."""
+class _Sizes(DispatchWatch):
+    """Counts the elements of everything that operators return."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.elements = 0
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The operator's result, counted."""
+        result = func(*args, **kwargs)
+        parts = result if isinstance(result, tuple | list) else [result]
+        self.elements += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
+        return result
+
+
+def _accepted(source: str, constants: dict[str, int], most: int | None) -> bool:
+    """Whether torch accepts these sizes, and computes no more than `most` elements on its way;
+    nothing is computed here."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     known: dict[str, Any] = {}
@@ -370,7 +393,9 @@ def _accepted(source: str, constants: dict[str, int]) -> bool:
     before, log.disabled = log.disabled, True  # it prints a trace of every refusal
     try:
         with FakeTensorMode(), torch.no_grad():
-            result = known["Model"]()(*known["get_inputs"]())
+            inputs = known["get_inputs"]()
+            with _Sizes() as sizes:
+                result = known["Model"]()(*inputs)
     # Operators refuse sizes by errors of many types; one whose result's size depends on values
     # is refused here too.
     except Exception:
@@ -379,6 +404,8 @@ def _accepted(source: str, constants: dict[str, int]) -> bool:
         log.disabled = before
     parts = list(result) if isinstance(result, tuple | list) else [result]
     if not all(isinstance(part, torch.Tensor) for part in parts):
+        return False
+    if most is not None and sizes.elements > most:
         return False
     return bool(sum(part.numel() for part in parts) < MOST_RESULTS)
 

@@ -81,6 +81,67 @@ KL double kl_exp(double x) { return std::exp(x); }
 KL double kl_log(double x) { return std::log(x); }
 KL double kl_tanh(double x) { return std::tanh(x); }
 KL double kl_erf(double x) { return std::erf(x); }
+KL float kl_fmod(float a, float b) { return std::fmod(a, b); }
+KL double kl_fmod(double a, double b) { return std::fmod(a, b); }
+// Integers: torch refuses a divisor of 0, and the quotient by -1 may not fit.
+template <class T> KL T kl_fmod(T a, T b) { return b == 0 || b == (T)-1 ? (T)0 : (T)(a % b); }
+template <class T> KL T kl_quotient(T a, T b) {
+  return b == 0 ? (T)0 : (b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b));
+}
+template <class T> KL T kl_lgamma(T x) { int sign; return (T)lgamma_r((double)x, &sign); }
+// The recurrence up to 10, then the asymptotic series; negative numbers by reflection. Abramowitz
+// and Stegun, 6.3.5, 6.3.7 and 6.3.18.
+template <class T> KL T kl_digamma(T of) {
+  double x = of, y = 0;
+  if (x == 0) return (T)std::copysign(INFINITY, -x);
+  if (x < 0) {
+    if (x == std::trunc(x)) return (T)NAN;
+    y = -M_PI / std::tan(M_PI * (x - std::trunc(x)));
+    x = 1 - x;
+  }
+  for (; x < 10; x++) y -= 1 / x;
+  const double z = 1 / (x * x);
+  double p = 8.33333333333333333333e-2;
+  p = p * z - 2.10927960927960927961e-2;
+  p = p * z + 7.57575757575757575758e-3;
+  p = p * z - 4.16666666666666666667e-3;
+  p = p * z + 3.96825396825396825397e-3;
+  p = p * z - 8.33333333333333333333e-3;
+  p = p * z + 8.33333333333333333333e-2;
+  return (T)(y + std::log(x) - 0.5 / x - z * p);
+}
+// M. Giles, Approximating the erfinv function (GPU Computing Gems, 2011), then two Newton steps.
+template <class T> KL T kl_erfinv(T of) {
+  const double x = of;
+  if (!(x > -1 && x < 1)) return (T)(x == 1 ? INFINITY : (x == -1 ? -INFINITY : NAN));
+  double w = -std::log((1 - x) * (1 + x)), p;
+  if (w < 5) {
+    w -= 2.5;
+    p = 2.81022636e-08;
+    p = p * w + 3.43273939e-07;
+    p = p * w - 3.5233877e-06;
+    p = p * w - 4.39150654e-06;
+    p = p * w + 0.00021858087;
+    p = p * w - 0.00125372503;
+    p = p * w - 0.00417768164;
+    p = p * w + 0.246640727;
+    p = p * w + 1.50140941;
+  } else {
+    w = std::sqrt(w) - 3;
+    p = -0.000200214257;
+    p = p * w + 0.000100950558;
+    p = p * w + 0.00134934322;
+    p = p * w - 0.00367342844;
+    p = p * w + 0.00573950773;
+    p = p * w - 0.0076224613;
+    p = p * w + 0.00943887047;
+    p = p * w + 1.00167406;
+    p = p * w + 2.83297682;
+  }
+  double y = p * x;
+  for (int step = 0; step < 2; step++) y -= (std::erf(y) - x) * 0.886226925452758 * std::exp(y * y);
+  return (T)y;
+}
 template <class T> KL T kl_sigmoid(T x) { return (T)1 / ((T)1 + kl_exp(-x)); }
 template <class T> KL T kl_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
 template <class T> KL T kl_max(T a, T b) { return a > b || a != a ? a : b; }

@@ -22,6 +22,11 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(("div", "sqrt", "rsqrt", "reciprocal"), 4),
     **dict.fromkeys(("exp", "log", "tanh", "erf", "sigmoid", "expm1", "log1p", "exp2"), 10),
     **dict.fromkeys(("sin", "cos", "pow", "log2", "atan", "asin", "acos", "erfc"), 20),
+    **dict.fromkeys(("tan", "sinh", "cosh", "asinh", "acosh", "atanh", "log10", "atan2"), 20),
+    **dict.fromkeys(("hypot", "fmod", "quotient"), 10),  # a quotient of integers, towards zero
+    **dict.fromkeys(("lgamma", "digamma", "erfinv"), 40),
+    **dict.fromkeys(("xor", "signbit", "bits_and", "bits_or", "bits_xor", "bits_not"), 1),
+    **dict.fromkeys(("shift_left", "shift_right"), 1),
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -56,6 +61,11 @@ class Expression:
     def cost(self) -> int:
         """Roughly what it costs to compute it, in additions."""
         return COSTS.get(self.name, 0) + sum(arg.cost for arg in self.args)
+
+    @cached_property
+    def operators(self) -> frozenset[str]:
+        """The names of all operators in it, those that compute places left out."""
+        return frozenset([self.name]).union(*(arg.operators for arg in self.args))
 
     @cached_property
     def loads(self) -> tuple[Expression, ...]:

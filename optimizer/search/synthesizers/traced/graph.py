@@ -32,6 +32,10 @@ _WHOLE = (
     *(_ATEN._native_batch_norm_legit_no_training, _ATEN.var, _ATEN.var_mean, _ATEN.std),
     *(_ATEN.mean, _ATEN.gelu, _ATEN.gelu_backward, _ATEN.silu, _ATEN.mish, _ATEN.elu),
     *(_ATEN.leaky_relu, _ATEN.hardtanh, _ATEN.hardsigmoid, _ATEN.hardswish, _ATEN.softplus),
+    *(_ATEN.upsample_bilinear2d, _ATEN.upsample_bicubic2d, _ATEN.grid_sampler_2d, _ATEN.ldexp),
+    *(_ATEN.upsample_nearest1d, _ATEN.upsample_nearest2d, _ATEN.upsample_nearest3d),
+    *(_ATEN.upsample_linear1d, _ATEN.upsample_trilinear3d, _ATEN._adaptive_avg_pool2d),
+    *(_ATEN.adaptive_max_pool2d, _ATEN.pixel_unshuffle, _ATEN.diagonal_scatter),
 )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
 
 from optimizer.evaluation.abi import Signature
 from optimizer.search.synthesizers.traced.expression import (
@@ -73,10 +74,12 @@ class Lowering:
         signature: Signature,
         operators: Mapping[str, Rule],
         library: frozenset[str] | None = None,
+        unwritten: frozenset[str] = frozenset(),
     ) -> None:
         """`operators` lowers one node each, by the operator's name. With `library`, the operators
         that it names and those that cannot be lowered are left to torch, and what is kept has the
-        dtype that torch would give it."""
+        dtype that torch would give it. `unwritten` are the operators of expressions that the
+        kernel's language has no form of."""
         self._graph = graph
         self._operators = operators
         self._signature = signature
@@ -84,6 +87,7 @@ class Lowering:
         self.stages: list[Stage] = []
         self.calls: list[Call] = []
         self._library = library
+        self._unwritten = unwritten
         self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self._counter = 0
 
@@ -102,9 +106,16 @@ class Lowering:
                     value = self.kept(value)
                 self._values[node] = value
             elif node.op == "get_attr":
-                raise NotLowered("a tensor that the Model keeps outside its state")
+                self._values[node] = self._constant(node)
         self._outputs()
         return Program(self.buffers, tuple(self.stages), tuple(self.calls))
+
+    def _constant(self, node: fx.Node) -> Value:
+        """A number that forward makes a tensor of. Raises NotLowered for larger tensors."""
+        held = getattr(self._graph.owning_module, str(node.target), None)
+        if not isinstance(held, torch.Tensor) or held.numel() != 1 or isinstance(held, FakeTensor):
+            raise NotLowered("a tensor that the Model keeps outside its state")
+        return broadcast(held.item(), tuple(held.shape), str(held.dtype).removeprefix("torch."))
 
     def _outputs(self) -> None:
         (returned,) = next(n for n in self._graph.nodes if n.op == "output").args
@@ -188,11 +199,20 @@ class Lowering:
         try:
             if name not in self._operators:
                 raise NotLowered(name)
-            return self._operators[name](self, node)
+            value = self._operators[name](self, node)
+            if self._unwritten and isinstance(value, Value):
+                self._check_written(name, value)
+            return value
         except NotLowered:
             if self._library is None:
                 raise
             return self._left(node)
+
+    def _check_written(self, name: str, value: Value) -> None:
+        body = value.at(tuple(map(index, self.variables(value.shape))))
+        missing = body.operators & self._unwritten
+        if missing:
+            raise NotLowered(f"{name}: the language has no {', '.join(sorted(missing))}")
 
     # -- what is left to torch
 

@@ -22,7 +22,7 @@ from optimizer.search.synthesizers.traced.graph import NotTraced, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
 from optimizer.search.synthesizers.traced.program import Program
-from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+from optimizer.search.synthesizers.traced.triton_operators import UNWRITTEN, NotWritten
 
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
@@ -134,16 +134,21 @@ class TracedSynthesizer:
             allowed = problem.policy.get("library") == "allowed"
             library = LIBRARY if language is TRITON and allowed else None
             without = LIBRARY if language is TRITON and not allowed else frozenset()
-            self._lowered[key] = self._all(problem, library, without)
+            unwritten = UNWRITTEN if language is TRITON else frozenset()
+            self._lowered[key] = self._all(problem, library, without, unwritten)
         return self._lowered[key]
 
     def _all(
-        self, problem: ProblemView, library: frozenset[str] | None, without: frozenset[str]
+        self,
+        problem: ProblemView,
+        library: frozenset[str] | None,
+        without: frozenset[str],
+        unwritten: frozenset[str],
     ) -> Lowered | None:
         programs: list[tuple[Signature, Program]] = []
         served = []
         for case in problem.cases:
-            program = lowered(case, library, without)
+            program = lowered(case, library, without, unwritten)
             if isinstance(program, str):
                 self._log(f"no kernel of its own for {problem.name}, {case.name}: {program}")
                 if case is problem.main:
@@ -166,15 +171,17 @@ def lowered(
     case: CaseView,
     library: frozenset[str] | None = None,
     without: frozenset[str] = frozenset(),
+    unwritten: frozenset[str] = frozenset(),
 ) -> Program | str:
     """The program of a case, or why there is none. With `library`, the operators that it names and
-    those that cannot be lowered stay with torch. Those of `without` are refused."""
+    those that cannot be lowered stay with torch. Those of `without` are refused. `unwritten` is
+    described at `Lowering`."""
     traced = trace(case.source, case.dtype)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
     known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        return Lowering(traced.graph, case.signature, known, library).program()
+        return Lowering(traced.graph, case.signature, known, library, unwritten).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 

@@ -28,6 +28,12 @@ INFIX: Mapping[str, str] = {
     "le": "<=",
     "gt": ">",
     "ge": ">=",
+    "xor": "^",
+    "bits_and": "&",
+    "bits_or": "|",
+    "bits_xor": "^",
+    "shift_left": "<<",
+    "shift_right": ">>",
 }
 _OWN = ("exp", "exp2", "log", "log2", "sqrt", "rsqrt", "sin", "cos", "erf", "floor", "ceil", "abs")
 # Functions that a kernel file defines for itself, each with those that it calls.
@@ -113,16 +119,82 @@ def traced_pow(x, y: tl.constexpr):
         size = tl.where(x < 0, float("nan"), size)
     return size
 """,
+    "traced_sinh": """\
+@triton.jit
+def traced_sinh(x):
+    e = traced_expm1(tl.abs(x))
+    size = tl.where(e == float("inf"), e, 0.5 * (e + e / (e + 1.0)))
+    return tl.where(x < 0, -size, size)
+""",
+    "traced_asinh": """\
+@triton.jit
+def traced_asinh(x):
+    a = tl.abs(x)
+    small = tl.where(a > 1.0e4, 1.0, a)
+    near = traced_log1p(small + small * small / (1.0 + tl.sqrt(small * small + 1.0)))
+    far = tl.log(tl.where(a > 1.0e4, a, 1.0)) + 0.6931471805599453
+    size = tl.where(a > 1.0e4, far, near)
+    return tl.where(x < 0, -size, tl.where(x != x, x, size))
+""",
+    "traced_acosh": """\
+@triton.jit
+def traced_acosh(x):
+    t = tl.where(x > 1.0e4, 1.0, x - 1.0)
+    near = traced_log1p(t + tl.sqrt(t * (t + 2.0)))
+    far = tl.log(tl.where(x > 1.0e4, x, 1.0)) + 0.6931471805599453
+    return tl.where(x > 1.0e4, far, near)
+""",
+    "traced_atanh": """\
+@triton.jit
+def traced_atanh(x):
+    a = tl.abs(x)
+    size = 0.5 * traced_log1p(2.0 * a / (1.0 - a))
+    return tl.where(x < 0, -size, size)
+""",
+    # The polynomial is that of the Cephes library, atanf.c, which is for float32.
+    "traced_atan": """\
+@triton.jit
+def traced_atan(x):
+    a = tl.abs(x)
+    large, middle = a > 2.414213562373095, a > 0.4142135623730950
+    u = tl.where(large, -1.0 / tl.where(large, a, 1.0), tl.where(middle, (a - 1.0) / (a + 1.0), a))
+    base = tl.where(large, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
+    z = u * u
+    p = 8.05374449538e-2 * z - 1.38776856032e-1
+    p = p * z + 1.99777106478e-1
+    p = p * z - 3.33329491539e-1
+    size = base + (p * z * u + u)
+    return tl.where(x < 0, -size, size)
+""",
+    "traced_asin": """\
+@triton.jit
+def traced_asin(x):
+    a = tl.abs(x)
+    half = traced_atan(tl.sqrt((1.0 - a) / (1.0 + a)))
+    inner = tl.where(a < 0.5, x, 0.0)
+    near = traced_atan(inner / tl.sqrt((1.0 - inner) * (1.0 + inner)))
+    far = 1.5707963267948966 - 2.0 * half
+    return tl.where(a < 0.5, near, tl.where(x < 0, -far, far))
+""",
 }
-NEEDS: Mapping[str, tuple[str, ...]] = {"traced_tanh64": ("traced_expm1",)}
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "traced_tanh64": ("traced_expm1",),
+    "traced_sinh": ("traced_expm1",),
+    "traced_asinh": ("traced_log1p",),
+    "traced_acosh": ("traced_log1p",),
+    "traced_atanh": ("traced_log1p",),
+    "traced_asin": ("traced_atan",),
+}
 _CALLED: Mapping[str, str] = {
     "max": "traced_max",
     "min": "traced_min",
     "tanh": "traced_tanh",
     "log1p": "traced_log1p",
     "expm1": "traced_expm1",
+    **{name: f"traced_{name}" for name in ("sinh", "asinh", "acosh", "atanh", "atan", "asin")},
 }
-UNKNOWN = ("atan", "asin", "acos")
+# Operators that have no form here: they stay with torch.
+UNWRITTEN = frozenset(("lgamma", "digamma", "erfinv", "fmod", "quotient", "atan2", "hypot", "acos"))
 
 
 class NotWritten(Exception):
@@ -160,6 +232,11 @@ def written(of: Expression, args: Sequence[str]) -> tuple[str, str]:
         "isnan": f"{args[0]} != {args[0]}",
         "isinf": f'tl.abs({args[0]}) == float("inf")',
         "erfc": f"1.0 - tl.erf({args[0]})",
+        "cosh": f"0.5 * (tl.exp({args[0]}) + tl.exp(-{args[0]}))",
+        "tan": f"tl.sin({args[0]}) / tl.cos({args[0]})",
+        "log10": f"tl.log2({args[0]}) * 0.30102999566398120",
+        "bits_not": f"~{args[0]}",
+        "signbit": f"({args[0]} < 0) | (({args[0]} == 0) & (1.0 / {args[0]} < 0))",
     }
     if name == "where":
         return f"tl.where({', '.join(args)})", ""

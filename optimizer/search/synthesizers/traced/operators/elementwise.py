@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
@@ -29,10 +31,17 @@ from optimizer.search.synthesizers.traced.operators.rules import RULES, rule
 _SAME = ["abs", "neg", "floor", "ceil", "trunc", "round", "sign"]
 _FLOATING = ["exp", "exp2", "expm1", "log", "log2", "log1p", "sqrt", "rsqrt", "reciprocal"]
 _FLOATING += ["tanh", "erf", "erfc", "sigmoid"]
-_FLOATING += ["sin", "cos", "atan", "asin", "acos"]
+_FLOATING += ["sin", "cos", "tan", "atan", "asin", "acos", "log10"]
+_FLOATING += ["sinh", "cosh", "asinh", "acosh", "atanh", "lgamma", "digamma", "erfinv"]
 _BINARY = {"add": "add", "sub": "sub", "mul": "mul", "maximum": "max", "minimum": "min"}
+_OF_BOOLEANS = {"add": "or", "mul": "and", "max": "or", "min": "and"}
 _COMPARED = ["eq", "ne", "lt", "le", "gt", "ge"]
-_LOGICAL = {"logical_and": "and", "logical_or": "or", "bitwise_and": "and", "bitwise_or": "or"}
+_LOGICAL = {"logical_and": "and", "logical_or": "or", "logical_xor": "xor"}
+_BITS = {"bitwise_and": "and", "bitwise_or": "or", "bitwise_xor": "xor"}
+_SHIFTS = {
+    **dict.fromkeys(("bitwise_left_shift.Tensor_Scalar", "__lshift__.Scalar"), "shift_left"),
+    **dict.fromkeys(("bitwise_right_shift.Tensor_Scalar", "__rshift__.Scalar"), "shift_right"),
+}
 
 
 def _unary(name: str, floating: bool) -> Rule:
@@ -52,7 +61,9 @@ def _binary(name: str, *, compares: bool = False) -> Rule:
         scale = lowering.argument(node, 2, "alpha", 1)
         inner = promoted(node, values)
         if inner == "bool" and not compares:
-            raise NotLowered(f"{name} of booleans")
+            if scale != 1 or name not in _OF_BOOLEANS:
+                raise NotLowered(f"{name} of booleans")
+            return pointwise(_OF_BOOLEANS[name], values, shape, inner, dtype)
         if scale != 1:
             scaled = broadcast(values[1], shape, inner)
             values[1] = pointwise("mul", [scaled, scale], shape, inner, inner)
@@ -82,30 +93,168 @@ def _div(lowering: Lowering, node: fx.Node) -> Value:
     return pointwise("div", values, shape, computed_in(dtype), dtype)
 
 
-@rule("aten.logical_and", "aten.logical_or", "aten.bitwise_and.Tensor", "aten.bitwise_or.Tensor")
+def _short(node: fx.Node) -> str:
+    """The operator's name without its form, and without the mark of one that writes in place."""
+    return str(node.target).removeprefix("aten.").partition(".")[0].removesuffix("_")
+
+
+@rule("aten.div.Tensor_mode", "aten.div.Scalar_mode")
+def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
+    mode, inner = lowering.argument(node, 2, "rounding_mode"), computed_in(dtype)
+    if mode is None:
+        return pointwise("div", values, shape, inner, dtype)
+    if inner in FLOATS and mode == "trunc":
+        return pointwise("trunc", [_of(inner, shape, "div", *values)], shape, inner, dtype)
+    rest = _of(inner, shape, "fmod", *values)
+    if inner in FLOATS:
+        # As torch: what is left is taken away first, so that the quotient is nearly whole.
+        whole = _of(inner, shape, "div", _of(inner, shape, "sub", values[0], rest), values[1])
+        whole = _of(inner, shape, "round", whole)
+    else:
+        whole = _of(inner, shape, "quotient", *values)
+    if mode == "floor":
+        apart = _opposite(rest, values[1], shape, inner)
+        whole = _of(inner, shape, "sub", whole, broadcast(apart, shape, inner))
+    if inner not in FLOATS:
+        return broadcast(whole, shape, dtype)
+    plain = _of(inner, shape, "div", *values)  # by zero, or of what is not finite
+    by_zero = pointwise("eq", [values[1], 0], shape, inner, "bool")
+    return _chosen(by_zero, plain, whole, shape, dtype)
+
+
+@rule("aten.fmod.Tensor", "aten.fmod.Scalar", "aten.remainder.Tensor", "aten.remainder.Scalar")
+def _rest(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, by = lowering.argument(node, 0), lowering.argument(node, 1)
+    counting = _counted_rest(lowering, value, by, shape, dtype)
+    if counting is not None:
+        return counting
+    inner = computed_in(dtype)
+    rest = _of(inner, shape, "fmod", value, by)
+    if _short(node) == "fmod":
+        return broadcast(rest, shape, dtype)
+    apart = _opposite(rest, by, shape, inner)
+    return _chosen(apart, _of(inner, shape, "add", rest, by), rest, shape, dtype)
+
+
+def _counted_rest(
+    lowering: Lowering, value: Value | float, by: Value | float, shape: Any, dtype: str
+) -> Value | None:
+    """The remainder of places alone, as a place; None for other numbers."""
+    if not isinstance(value, Value) or dtype != "int64" or not isinstance(by, int) or by <= 0:
+        return None
+    number = value.at(tuple(map(index, lowering.variables(shape))))
+    if number.name != "counted" or bounds(number.indices[0])[0] < 0:
+        return None
+    return Value(shape, dtype, lambda p: counted(value.at(p).indices[0] % by))
+
+
+def _of(inner: str, shape: Any, name: str, *values: Value | float) -> Value:
+    """An operator on elements whose result has the dtype that it is computed in."""
+    return pointwise(name, values, shape, inner, inner)
+
+
+def _opposite(rest: Value, by: Value | float, shape: Any, inner: str) -> Value:
+    """Whether there is a rest, and its sign is not that of the divisor."""
+    negative = [pointwise("lt", [v, 0], shape, inner, "bool") for v in (rest, by)]
+    signs = pointwise("xor", negative, shape, "bool", "bool")
+    left = pointwise("ne", [rest, 0], shape, inner, "bool")
+    return pointwise("and", [left, signs], shape, "bool", "bool")
+
+
+def _chosen(condition: Value, first: Value, second: Value, shape: Any, dtype: str) -> Value:
+    """Elements of the first where the condition holds, else of the second."""
+    parts = [broadcast(v, shape, dtype) for v in (first, second)]
+    return Value(
+        shape,
+        dtype,
+        lambda p: call("where", (condition.at(p), *(part.at(p) for part in parts)), dtype),
+    )
+
+
+@rule("aten.logical_and", "aten.logical_or", "aten.logical_xor")
 def _logical(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
-    if dtype != "bool":
-        raise NotLowered("bits of integers")
-    name = _LOGICAL[str(node.target).removeprefix("aten.").partition(".")[0]]
     values = [lowering.argument(node, 0), lowering.argument(node, 1)]
-    return pointwise(name, values, shape, "bool", dtype)
+    return pointwise(_LOGICAL[_short(node)], values, shape, "bool", dtype)
+
+
+@rule(*(f"aten.{name}.{form}" for name in _BITS for form in ("Tensor", "Scalar")))
+def _bitwise(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    name = _BITS[_short(node)] if dtype == "bool" else f"bits_{_BITS[_short(node)]}"
+    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
+    return pointwise(name, values, shape, dtype, dtype)
+
+
+@rule(*(f"aten.{name}" for name in _SHIFTS))
+def _shifted(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    by = lowering.argument(node, 1)
+    if not isinstance(by, int) or not 0 <= by < 8:
+        raise NotLowered("a shift by places that are not known")
+    values = [lowering.argument(node, 0), by]
+    return pointwise(_SHIFTS[str(node.target).removeprefix("aten.")], values, shape, dtype, dtype)
 
 
 @rule("aten.logical_not", "aten.bitwise_not")
 def _not(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
-    if dtype != "bool":
-        raise NotLowered("bits of integers")
-    return pointwise("not", [lowering.argument(node, 0)], shape, "bool", dtype)
+    name = "not" if dtype == "bool" else "bits_not"
+    return pointwise(name, [lowering.argument(node, 0)], shape, dtype, dtype)
 
 
-@rule("aten.isnan", "aten.isinf")
+@rule("aten.isnan", "aten.isinf", "aten.signbit")
 def _tested(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     value = lowering.tensor(node, 0)
-    name = str(node.target).removeprefix("aten.").partition(".")[0]
-    return pointwise(name, [value], shape, computed_in(value.dtype), dtype)
+    if value.dtype not in FLOATS:
+        if _short(node) != "signbit":
+            return broadcast(False, shape, dtype)
+        return pointwise("lt", [value, 0], shape, value.dtype, dtype)
+    return pointwise(_short(node), [value], shape, computed_in(value.dtype), dtype)
+
+
+@rule("aten.round.decimals")
+def _to_decimals(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, inner = lowering.tensor(node, 0), computed_in(dtype)
+    decimals = lowering.argument(node, 1, "decimals", 0)
+    ways = ("mul", "div") if decimals > 0 else ("div", "mul")
+    scale = 10.0 ** abs(decimals)
+    whole = _of(inner, shape, "round", _of(inner, shape, ways[0], value, scale))
+    return pointwise(ways[1], [whole, scale], shape, inner, dtype)
+
+
+@rule("aten.fmax", "aten.fmin")
+def _numbers_first(lowering: Lowering, node: fx.Node) -> Value:
+    """The larger or smaller of two; where one is no number, the other."""
+    shape, dtype = result(node)
+    inner = computed_in(dtype)
+    first, second = (broadcast(lowering.argument(node, n), shape, inner) for n in (0, 1))
+    best = _of(inner, shape, _short(node).removeprefix("f"), first, second)
+    if inner not in FLOATS:
+        return broadcast(best, shape, dtype)
+    without = [pointwise("isnan", [v], shape, inner, "bool") for v in (first, second)]
+    return _chosen(without[0], second, _chosen(without[1], first, best, shape, inner), shape, dtype)
+
+
+@rule("aten.atan2", "aten.hypot")
+def _of_two(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    values = [lowering.argument(node, 0), lowering.argument(node, 1)]
+    return pointwise(_short(node), values, shape, computed_in(dtype), dtype)
+
+
+@rule("aten.copysign.Tensor", "aten.copysign.Scalar")
+def _signed(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    inner = computed_in(dtype)
+    size = _of(inner, shape, "abs", lowering.argument(node, 0))
+    negative = pointwise("signbit", [lowering.argument(node, 1)], shape, inner, "bool")
+    return _chosen(negative, _of(inner, shape, "neg", size), size, shape, dtype)
 
 
 @rule("aten.where.self")
@@ -128,6 +277,7 @@ def _relu(lowering: Lowering, node: fx.Node) -> Value:
 
 
 @rule("aten.clamp", "aten.clamp.Tensor", "aten.clamp_min", "aten.clamp_max")
+@rule("aten.clamp_min.Tensor", "aten.clamp_max.Tensor")
 def _clamp(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     inner = computed_in(dtype)
@@ -159,28 +309,25 @@ def _pow(lowering: Lowering, node: fx.Node) -> Value:
     return pointwise("pow", [base, power], shape, inner, dtype)
 
 
-@rule("aten.fmod.Scalar", "aten.remainder.Scalar")
-def _remainder(lowering: Lowering, node: fx.Node) -> Value:
-    """Of places alone."""
-    shape, dtype = result(node)
-    value, by = lowering.tensor(node, 0), lowering.argument(node, 1)
-    if dtype != "int64" or not isinstance(by, int) or by <= 0:
-        raise NotLowered("a remainder of numbers")
-
-    def at(places: Places) -> Expression:
-        number = value.at(places)
-        if number.name != "counted" or bounds(number.indices[0])[0] < 0:
-            raise NotLowered("a remainder of numbers")
-        return counted(number.indices[0] % by)
-
-    at(tuple(map(index, lowering.variables(shape))))  # refused here, where torch can take it over
-    return Value(shape, dtype, at)
-
-
 @rule("aten._to_copy", "prims.convert_element_type", "aten.clone", "aten.alias", "aten.detach")
+@rule("aten.lift_fresh_copy", "aten.lift_fresh")
 def _copied(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     return broadcast(lowering.argument(node, 0), shape, dtype)
+
+
+@rule("aten.copy")
+def _copied_over(lowering: Lowering, node: fx.Node) -> Value:
+    """The second argument in the form of the first, whose values are lost."""
+    shape, dtype = result(node)
+    return broadcast(lowering.argument(node, 1), shape, dtype)
+
+
+@rule("aten.empty_permuted", "aten.empty.memory_format", "aten.empty_like", "aten.new_empty")
+def _empty(lowering: Lowering, node: fx.Node) -> Value:
+    """Memory that the graph writes before it reads it; 0 is as good as what torch finds there."""
+    shape, dtype = result(node)
+    return broadcast(0, shape, dtype)
 
 
 @rule("aten.full", "aten.full_like", "aten.scalar_tensor", "aten.zeros_like", "aten.ones_like")

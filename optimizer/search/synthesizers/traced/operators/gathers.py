@@ -127,6 +127,29 @@ def _cat(lowering: Lowering, node: fx.Node) -> Value:
     return Value(shape, dtype, at)
 
 
+@rule("aten.slice_scatter")
+def _slice_scatter(lowering: Lowering, node: fx.Node) -> Value:
+    """A tensor with another in place of a slice."""
+    shape, dtype = result(node)
+    value, source = lowering.tensor(node, 0), lowering.tensor(node, 1)
+    dim = lowering.argument(node, 2, "dim", 0) % len(shape)
+    if lowering.argument(node, 5, "step", 1) != 1:
+        raise NotLowered("aten.slice_scatter with a step")
+    size, held = shape[dim], source.shape[dim]
+    start = lowering.argument(node, 3, "start", 0) or 0
+    start = min(max(start + size if start < 0 else start, 0), size)
+
+    def at(places: Places) -> Expression:
+        own = (*places[:dim], within(places[dim] - start, held), *places[dim + 1 :])
+        number = counted(places[dim])
+        inside = call("ge", (number, literal(start, "int64")), "bool")
+        before = call("lt", (number, literal(start + held, "int64")), "bool")
+        parts = (cast(source.at(own), dtype), cast(value.at(places), dtype))
+        return call("where", (call("and", (inside, before), "bool"), *parts), dtype)
+
+    return Value(shape, dtype, at) if held else value
+
+
 @rule("aten.constant_pad_nd")
 def _pad(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)

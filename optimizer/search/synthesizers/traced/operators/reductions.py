@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import inf, prod
 from typing import Any
 
@@ -20,6 +21,7 @@ from optimizer.search.synthesizers.traced.index import (
     Index,
     Var,
     index,
+    unflattened,
 )
 from optimizer.search.synthesizers.traced.lowering import (
     Lowering,
@@ -74,12 +76,12 @@ def _prod(lowering: Lowering, node: fx.Node) -> Value:
     return _reduced(lowering, node, "prod", lowering.argument(node, 0))
 
 
-@rule("aten.amax", "prims.amax")
+@rule("aten.amax", "prims.amax", "aten.max")
 def _amax(lowering: Lowering, node: fx.Node) -> Value:
     return _reduced(lowering, node, "max", lowering.argument(node, 0))
 
 
-@rule("aten.amin", "prims.amin")
+@rule("aten.amin", "prims.amin", "aten.min")
 def _amin(lowering: Lowering, node: fx.Node) -> Value:
     return _reduced(lowering, node, "min", lowering.argument(node, 0))
 
@@ -130,13 +132,32 @@ def _var(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.argmax", "aten.argmin")
 def _arg(lowering: Lowering, node: fx.Node) -> Value:
-    """The first place that holds the extreme value, or NaN."""
     shape, _ = result(node)
     value, dim = lowering.tensor(node, 0), lowering.argument(node, 1, "dim")
-    if dim is None:
-        raise NotLowered("argmax over all dimensions")
-    dim = dim % len(value.shape)
     combine: Combine = "max" if "argmax" in str(node.target) else "min"
+    if dim is None:
+        own = value
+        flat = (prod(own.shape),)
+        value = Value(flat, own.dtype, lambda p: own.at(unflattened(p[0], own.shape)))
+        return _extreme_place(lowering, value, 0, combine, keep=False)[1]
+    keep = len(shape) == len(value.shape)
+    return _extreme_place(lowering, value, dim % len(value.shape), combine, keep)[1]
+
+
+@rule("aten.max.dim", "aten.min.dim")
+def _extreme_and_place(lowering: Lowering, node: fx.Node) -> tuple[Value, Value]:
+    value, dim = lowering.tensor(node, 0), lowering.argument(node, 1)
+    combine: Combine = "max" if "aten.max" in str(node.target) else "min"
+    if not value.shape:
+        raise NotLowered(f"{node.target} of a number")
+    keep = bool(lowering.argument(node, 2, "keepdim", False))
+    return _extreme_place(lowering, value, dim % len(value.shape), combine, keep)
+
+
+def _extreme_place(
+    lowering: Lowering, value: Value, dim: int, combine: Combine, keep: bool
+) -> tuple[Value, Value]:
+    """The extreme along a dimension, and the first place that holds it, or NaN."""
     inner, size = computed_in(value.dtype), value.shape[dim]
     extreme = _over(lowering, value, [dim], combine, True, inner)
 
@@ -148,9 +169,11 @@ def _arg(lowering: Lowering, node: fx.Node) -> Value:
         parts = (same, counted(places[dim]), literal(size, "int64"))
         return call("where", parts, "int64")
 
-    first = Value(value.shape, "int64", at)
-    keep = len(shape) == len(value.shape)
-    return _over(lowering, first, [dim], "min", keep, "int64")
+    place = _over(lowering, Value(value.shape, "int64", at), [dim], "min", keep, "int64")
+    left = tuple(s for d, s in enumerate(extreme.shape) if keep or d != dim)
+    if keep:
+        return extreme, place
+    return Value(left, inner, lambda p: extreme.at((*p[:dim], Index(), *p[dim:]))), place
 
 
 def _with(places: Places, dim: int) -> Places:
@@ -199,11 +222,63 @@ def _bmm(lowering: Lowering, node: fx.Node) -> Value:
     return _product(lowering, node, lowering.argument(node, 0), lowering.argument(node, 1), 1)
 
 
+@rule("aten.addbmm")
+def _addbmm(lowering: Lowering, node: fx.Node) -> Value:
+    """The sum of products over the batch, and what is added to it."""
+    shape, dtype = result(node)
+    inner = computed_in(dtype)
+    left, right = lowering.tensor(node, 1), lowering.tensor(node, 2)
+    space = lowering.variables(shape)
+    batch, term = lowering.variables((left.shape[0], left.shape[2]))
+    factors = (
+        cast(left.at((index(batch), index(space[0]), index(term))), inner),
+        cast(right.at((index(batch), index(term), index(space[1]))), inner),
+    )
+    every = (*space, batch, term)
+    body = call("mul", factors, inner).substituted({v: Index() for v in every if v.extent == 1})
+    kept, reduced = ([v for v in of if v.extent != 1] for of in (space, (batch, term)))
+    total = lowering.stage(body, tuple(kept), shape, inner, tuple(reduced), "sum")
+    return _scaled_and_added(lowering, node, total)
+
+
+@rule("aten._trilinear")
+def _trilinear(lowering: Lowering, node: fx.Node) -> Value:
+    """Three tensors with dimensions of size 1 put in, multiplied and summed."""
+    _, dtype = result(node)
+    inner, factors = computed_in(dtype), []
+    for place in range(3):
+        value, put_in = lowering.tensor(node, place), lowering.argument(node, 3 + place)
+        rank = len(value.shape) + len(put_in)
+        own = [d for d in range(rank) if d not in put_in]
+        sizes = [1] * rank
+        for d, size in zip(own, value.shape, strict=True):
+            sizes[d] = size
+        factors.append(Value(tuple(sizes), value.dtype, _without(value, own)))
+    rank = len(factors[0].shape)
+    whole = tuple(max(f.shape[d] for f in factors) for d in range(rank))
+    first = pointwise("mul", factors[:2], whole, inner, inner)
+    product = pointwise("mul", [first, factors[2]], whole, inner, inner)
+    return _over(lowering, product, _dims(lowering.argument(node, 6), rank), "sum", False, inner)
+
+
+def _without(value: Value, own: list[int]) -> Callable[[Places], Expression]:
+    return lambda places: value.at(tuple(places[d] for d in own))
+
+
 @rule("aten.addmm")
 def _addmm(lowering: Lowering, node: fx.Node) -> Value:
-    if node.kwargs.get("alpha", 1) != 1 or node.kwargs.get("beta", 1) != 1:
-        raise NotLowered("aten.addmm with factors")
-    shape, dtype = result(node)
     product = _product(lowering, node, lowering.argument(node, 1), lowering.argument(node, 2), 0)
-    added = [product, lowering.argument(node, 0)]
-    return pointwise("add", added, shape, computed_in(dtype), dtype)
+    return _scaled_and_added(lowering, node, product)
+
+
+def _scaled_and_added(lowering: Lowering, node: fx.Node, product: Value) -> Value:
+    """beta times the first argument and alpha times the product."""
+    shape, dtype = result(node)
+    inner, parts = computed_in(dtype), []
+    for value, name in ((product, "alpha"), (lowering.tensor(node, 0), "beta")):
+        factor = node.kwargs.get(name, 1)
+        if not isinstance(factor, int | float):
+            raise NotLowered(f"{node.target} with a factor that is no number")
+        scaled = pointwise("mul", [value, factor], shape, inner, inner)
+        parts.append(value if factor == 1 else scaled)
+    return pointwise("add", parts, shape, inner, dtype)

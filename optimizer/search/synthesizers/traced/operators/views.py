@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import prod
 
 from torch import fx
 
@@ -26,7 +25,7 @@ from optimizer.search.synthesizers.traced.lowering import (
 from optimizer.search.synthesizers.traced.operators.rules import rule
 
 
-@rule("aten.view", "aten.reshape", "aten._unsafe_view", "prims.view_of")
+@rule("aten.view", "aten.reshape", "aten._unsafe_view", "prims.view_of", "aten.view_copy")
 def _view(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     value = lowering.tensor(node, 0)
@@ -128,6 +127,35 @@ def _select(lowering: Lowering, node: fx.Node) -> Value:
     return Value(shape, dtype, lambda p: value.at((*p[:dim], Index((), place), *p[dim:])))
 
 
+@rule("aten.diagonal", "aten.diagonal_copy")
+def _diagonal(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, rank = lowering.tensor(node, 0), len(shape) + 1
+    offset = lowering.argument(node, 1, "offset", 0)
+    first = lowering.argument(node, 2, "dim1", 0) % rank
+    second = lowering.argument(node, 3, "dim2", 1) % rank
+
+    def at(places: Places) -> Expression:
+        others = iter(places[:-1])
+        along = {first: places[-1] + max(0, -offset), second: places[-1] + max(0, offset)}
+        return value.at(tuple(along[d] if d in along else next(others) for d in range(rank)))
+
+    return Value(shape, dtype, at)
+
+
+@rule("aten.unfold", "aten.unfold_copy")
+def _unfold(lowering: Lowering, node: fx.Node) -> Value:
+    """Windows along a dimension, whose places come last."""
+    shape, dtype = result(node)
+    value, step = lowering.tensor(node, 0), lowering.argument(node, 3)
+    dim = lowering.argument(node, 1) % len(value.shape)
+    return Value(
+        shape,
+        dtype,
+        lambda p: value.at((*p[:dim], p[dim] * step + p[-1], *p[dim + 1 : -1])),
+    )
+
+
 @rule("aten.flip", "prims.rev")
 def _flip(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
@@ -144,13 +172,19 @@ def _flip(lowering: Lowering, node: fx.Node) -> Value:
     return Value(shape, dtype, at)
 
 
-@rule("aten.as_strided")
+@rule("aten.as_strided", "aten.as_strided_copy")
 def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
-    """Only as a reshape: as many elements, in the order of contiguous memory."""
+    """Of a tensor that torch too holds in contiguous memory, from its beginning."""
     shape, dtype = result(node)
     value, strides = lowering.tensor(node, 0), lowering.argument(node, 2)
-    dense = [prod(shape[d + 1 :]) for d in range(len(shape))]
-    same = all(a == b or n == 1 for a, b, n in zip(strides, dense, shape, strict=True))
-    if not same or lowering.argument(node, 3) or prod(shape) != prod(value.shape):
-        raise NotLowered("aten.as_strided of overlapping or distant places")
-    return Value(shape, dtype, lambda p: value.at(unflattened(flattened(p, shape), value.shape)))
+    held, offset = node.args[0].meta["val"], lowering.argument(node, 3, "storage_offset") or 0  # type: ignore[union-attr]
+    if not held.is_contiguous() or held.storage_offset():
+        raise NotLowered("aten.as_strided of memory in another order")
+
+    def at(places: Places) -> Expression:
+        place = Index((), offset)
+        for part, stride in zip(places, strides, strict=True):
+            place = place + part * stride
+        return value.at(unflattened(place, value.shape))
+
+    return Value(shape, dtype, at)

@@ -12,6 +12,7 @@ from optimizer.search.synthesizers.traced.expression import (
     call,
     cast,
     computed_in,
+    counted,
     literal,
 )
 from optimizer.search.synthesizers.traced.index import (
@@ -40,13 +41,13 @@ def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
 @rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
 def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
-    if any(lowering.argument(node, n, name) for n, name in ((4, "ceil_mode"), (6, "divisor"))):
-        raise NotLowered("an average pooling with rounding up or a divisor")
+    if lowering.argument(node, 4, "ceil_mode"):
+        raise NotLowered("an average pooling with rounding up")
     padding = lowering.argument(node, 3, "padding", 0)
     if padding and any(padding) and not lowering.argument(node, 5, "count_include_pad", True):
         raise NotLowered("an average pooling that does not count its padding")
     value = _windows(lowering, node, "sum", node.meta["val"])
-    window = prod(lowering.argument(node, 1))
+    window = lowering.argument(node, 6, "divisor_override") or prod(lowering.argument(node, 1))
     inner = computed_in(value.dtype)
     return pointwise("mul", [value, 1.0 / window], value.shape, inner, value.dtype)
 
@@ -95,7 +96,7 @@ def _convolution(lowering: Lowering, node: fx.Node) -> Value:
         lowering.argument(node, n) for n in range(9)
     )
     if turned:
-        raise NotLowered("a transposed convolution")
+        return _transposed(lowering, node)
     inner, count = computed_in(dtype), len(shape) - 2
     steps, padding, spread = (
         list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
@@ -120,7 +121,50 @@ def _convolution(lowering: Lowering, node: fx.Node) -> Value:
     kept = tuple(v for v in space if v.extent != 1)
     reduced = tuple(v for v in terms if v.extent != 1)
     total = lowering.stage(body.substituted(own), kept, shape, inner, reduced, "sum")
+    return _with_bias(total, bias, shape, dtype)
+
+
+def _with_bias(total: Value, bias: Value | None, shape: tuple[int, ...], dtype: str) -> Value:
+    """The sums of a convolution with what is added to each channel."""
     if bias is None:
         return total
+    inner = computed_in(dtype)
     added = Value(shape, inner, lambda p: cast(bias.at((p[1],)), inner))
     return pointwise("add", [total, added], shape, inner, dtype)
+
+
+def _transposed(lowering: Lowering, node: fx.Node) -> Value:
+    """Each result gathers what reaches it: an input stands behind every `step`-th place alone."""
+    shape, dtype = result(node)
+    value, weight, bias, steps, padding, spread, _, _, groups = (
+        lowering.argument(node, n) for n in range(9)
+    )
+    inner, count = computed_in(dtype), len(shape) - 2
+    steps, padding, spread = (
+        list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
+    )
+    space = lowering.variables(shape)
+    per_group = value.shape[1] // groups
+    terms = lowering.variables((per_group, *weight.shape[2:]))
+    group = index(space[1]) // weight.shape[1] if groups > 1 else Index()
+    channel = group * per_group + index(terms[0])
+    places, reached = [index(space[0]), channel], None
+    for d, (s, w) in enumerate(zip(space[2:], terms[1:], strict=True)):
+        spot = index(s) + padding[d] - index(w) * spread[d]
+        places.append(spot // steps[d])
+        if steps[d] > 1:
+            rest = counted(spot % steps[d])
+            hit = call("eq", (rest, literal(0, "int64")), "bool")
+            reached = hit if reached is None else call("and", (reached, hit), "bool")
+    zero = literal(0, inner)
+    element = cast(guarded(value, tuple(places), literal(0, value.dtype)), inner)
+    if reached is not None:
+        element = call("where", (reached, element, zero), inner)
+    within_group = index(space[1]) % weight.shape[1] if groups > 1 else index(space[1])
+    factor = cast(weight.at((channel, within_group, *map(index, terms[1:]))), inner)
+    body = call("mul", (element, factor), inner)
+    own = {v: Index() for v in (*space, *terms) if v.extent == 1}
+    kept = tuple(v for v in space if v.extent != 1)
+    reduced = tuple(v for v in terms if v.extent != 1)
+    total = lowering.stage(body.substituted(own), kept, shape, inner, reduced, "sum")
+    return _with_bias(total, bias, shape, dtype)

@@ -95,6 +95,63 @@ MODELS = {
         "(20,)",
     ),
     "in place": ("pass", "z = x * y; z += 1; return z.relu_() - x", "(8, 40)", "(40,)"),
+    "functions": (
+        "pass",
+        "a = x.abs()\n"
+        "        every = [x.tan(), x.sinh(), x.cosh(), x.asinh(), (a + 1).acosh()]\n"
+        "        every += [x.tanh() * 0.9]\n"
+        "        every += [every[-1].atanh(), every[-1].erfinv(), every[-1].asin(), a.log10()]\n"
+        "        every += [x.lgamma(), x.digamma(), torch.atan2(x, y), torch.hypot(x, y)]\n"
+        "        every += [torch.copysign(x, y), torch.fmin(x, y), torch.fmax(x, a.log())]\n"
+        "        every += [x.round(decimals=2), torch.where(x.signbit(), y, 0.0)]\n"
+        "        return torch.stack(every)",
+        "(9, 40)",
+        "(40,)",
+    ),
+    "quotients": (
+        "pass",
+        "k, m = (x * 20).long(), (y * 5).long()\n"
+        "        m = torch.where(m == 0, 3, m)\n"
+        "        parts = [k // m, k.div(m, rounding_mode='trunc'), k % m, torch.fmod(k, m)]\n"
+        "        parts += [k & m, k | m, k ^ m, ~k, k << 2, k >> 1, (x > y).long() ^ 1]\n"
+        "        rest = [torch.div(x, y, rounding_mode='floor'), x.div(y, rounding_mode='trunc')]\n"
+        "        rest += [x % y, torch.fmod(x, y), torch.remainder(x, -0.7)]\n"
+        "        both = (x > 0) * (y > 0) + torch.logical_xor(x > 1, y > 1)\n"
+        "        return torch.stack(parts), torch.stack(rest), both.long()",
+        "(12, 30)",
+        "(30,)",
+    ),
+    "places": (
+        "pass",
+        "z = x.slice_scatter(y * 2, 0, 1, 3) + x.as_strided((6, 6), (1, 6), 0)\n"
+        "        best, at = z.min(1)\n"
+        "        three = torch.where(z > 0, z, torch.tensor(3.0))\n"
+        "        copied = torch.empty_like(x).copy_(y[0])\n"
+        "        whole = (x.diagonal(1), z.unfold(1, 3, 2), best, at, z.max(), z.argmax(), three)\n"
+        "        return (*whole, copied)",
+        "(6, 6)",
+        "(2, 6)",
+    ),
+    "sums of products": (
+        "self.b = nn.Bilinear(5, 5, 3)",
+        "z = torch.addbmm(y, x, x.transpose(1, 2), beta=0.5, alpha=2.0)\n"
+        "        return z, self.b(x, x + 1), torch.addmm(y, x[0], x[1].T, beta=2, alpha=0.3)",
+        "(3, 4, 5)",
+        "(4, 4)",
+    ),
+    "transposed convolution": (
+        "self.c = nn.ConvTranspose2d(4, 6, 3, stride=2, padding=1, groups=2, dilation=2)",
+        "return self.c(x) + y",
+        "(2, 4, 5, 6)",
+        "(13,)",
+    ),
+    "interpolation": (
+        "pass",
+        "z = F.interpolate(x, scale_factor=2, mode='bilinear', align_corners=False)\n"
+        "        return F.interpolate(z, (5, 9), mode='bicubic'), F.adaptive_avg_pool2d(z, 3) + y",
+        "(2, 3, 5, 6)",
+        "(3,)",
+    ),
     "masked": (
         "pass",
         "return torch.where(x > y, x, -x).clamp(-1, 1).amin(-1)",

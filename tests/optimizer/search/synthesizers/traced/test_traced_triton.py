@@ -22,6 +22,7 @@ from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemVi
 from optimizer.search.synthesizers.traced import triton
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
+from optimizer.search.synthesizers.traced.triton_operators import UNWRITTEN
 from tests.optimizer.search.synthesizers.compiler.proposals import context
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -51,6 +52,23 @@ MODELS = {
     "chain": ("F.gelu(x * 2 + y).sin() - torch.tanh(x)", "(7, 33)", "torch.randn(33)"),
     "elementary": (
         "torch.log1p(x * x) + torch.expm1(-x.abs()) + F.softplus(y) + x.abs() ** 1.5 + x.round()",
+        "(9, 40)",
+        "torch.randn(40)",
+    ),
+    "functions": (
+        "torch.stack([x.sinh(), x.cosh(), x.asinh(), (x * 1000).asinh(), (x.abs() + 1).acosh(), "
+        "(x.tanh() * 0.9).atanh(), (x.tanh() * 0.99).asin(), x.atan(), x.tan(), torch.fmin(x, y), "
+        "(x.abs() + 0.1).log10(), torch.copysign(x, y), torch.where(x.signbit(), y, 0.0)])",
+        "(9, 40)",
+        "torch.randn(40)",
+    ),
+    "bits": (
+        "(y & 12) | (y ^ 5), ~y, y << 2, y >> 1, (x > 0) * (x < 1)",
+        "(9, 40)",
+        "torch.randint(-90, 90, (9, 40))",
+    ),
+    "not in the language": (
+        "torch.lgamma(x + 1).relu() + torch.fmod(x, y) * 2",
         "(9, 40)",
         "torch.randn(40)",
     ),
@@ -127,7 +145,7 @@ def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor
 
 def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
     case, _, _ = model_of(name)
-    program = lowered(case, LIBRARY)
+    program = lowered(case, LIBRARY, unwritten=UNWRITTEN)
     assert isinstance(program, Program), program
     return triton.written([(case.signature, program)], case.source, values)
 
@@ -178,6 +196,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("parts", 2, ()),
         ("library", 2, ("aten.addmm",)),
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
+        ("not in the language", 2, ("aten.lgamma", "aten.fmod.Tensor")),
     ],
 )
 def test_what_is_computed_in_one_place_is_one_kernel(
