@@ -17,13 +17,20 @@ DATA = Path(__file__).with_name("data") / "language_words.toml"
 class WordGroup:
     """Words that text for one kind of machine uses, and the languages of such machines. `heading`
     matches what in a heading alone says so; None where nothing does. `common` marks GPUs and CPUs,
-    which general text has in mind where it names no machine.
+    which general text has in mind where it names no machine. `only` is for a group that a chip with
+    other languages besides has not.
     """
 
     languages: frozenset[str]
     common: bool
+    only: bool
     pattern: re.Pattern[str]
     heading: re.Pattern[str] | None
+
+    def is_of(self, languages: Collection[str]) -> bool:
+        """Whether a chip with these languages is such a machine."""
+        spoken = set(languages)
+        return spoken <= self.languages if self.only else not self.languages.isdisjoint(spoken)
 
 
 @lru_cache(maxsize=1)
@@ -34,6 +41,7 @@ def load_groups() -> tuple[WordGroup, ...]:
         WordGroup(
             frozenset(row["languages"]),
             row.get("common", False),
+            row.get("only", False),
             _pattern(row["words"]),
             _pattern(row["headings"]) if "headings" in row else None,
         )
@@ -48,12 +56,12 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
 
 def is_alone(languages: Collection[str]) -> bool:
     """Whether a chip has languages of its own alone, for which no general text was written."""
-    return bool(languages) and not any(group.languages & set(languages) for group in load_groups())
+    return bool(languages) and not any(group.is_of(languages) for group in load_groups())
 
 
 def is_common(languages: Collection[str]) -> bool:
     """Whether a chip has a language of the machines that general text has in mind."""
-    return any(group.common and group.languages & set(languages) for group in load_groups())
+    return any(group.common and group.is_of(languages) for group in load_groups())
 
 
 def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
@@ -67,7 +75,7 @@ def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
     return sum(
         len(frozenset[str]().union(*(words[place] for words in used)))
         for place, group in enumerate(groups)
-        if group.languages.isdisjoint(languages)
+        if not group.is_of(languages)
     )
 
 
@@ -75,7 +83,7 @@ def is_foreign_heading(heading: str, languages: Collection[str]) -> bool:
     """Whether a heading says that its section is for machines that have none of these languages."""
     return bool(languages) and any(
         group.heading is not None
-        and group.languages.isdisjoint(languages)
+        and not group.is_of(languages)
         and group.heading.search(heading) is not None
         for group in load_groups()
     )

@@ -12,7 +12,7 @@ from kb.catalog.hardware import Fact
 from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Outcome, Value, compile_predicate
 from retrieval.answer import Move
-from retrieval.language_words import foreign_words
+from retrieval.language_words import foreign_words, is_common
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
 MAX_FOR_OPERATORS = 2  # of those that hold for some operators only, where there is no other
@@ -40,7 +40,8 @@ def fitting_moves(
     so it is listed only when it holds. `signals` are ids, the leading one first, `metrics`
     canonical values, and `lineage` the hardware with its families, nearest first. Where the
     problem names no language, a move that holds in none of `languages` is left out, and so is a
-    general one whose words are of machines that speak none of the chip's languages `spoken`.
+    general one whose words are of machines that speak none of the chip's languages `spoken`. A chip
+    that is no GPU and no CPU gets general ones only where it has none of its own.
     """
     values = {key: fact.value for key, fact in facts.items()}
     bindings = [
@@ -59,12 +60,24 @@ def fitting_moves(
         leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
         key = (_certainty(outcome), leading, nearness, order)
         decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
+    if spoken and not is_common(spoken):
+        decided = _own_if_any(decided, len(lineage))
     changes: dict[tuple[object, ...], Move] = {}
     for _, answer in sorted(decided, key=lambda pair: pair[0]):
         changes.setdefault(_change_key(answer), answer)
     ordered = _few_for_operators(list(changes.values()))
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
     return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
+
+
+def _own_if_any(
+    decided: list[tuple[tuple[Any, ...], Move]], general: int
+) -> list[tuple[tuple[Any, ...], Move]]:
+    """The moves of the chip and its families; all of them where there is none. `general` is the
+    nearness, third in a key, of moves that are about no chip.
+    """
+    own = [pair for pair in decided if pair[0][2] < general]
+    return own or decided
 
 
 def _certainty(outcome: Outcome) -> int:

@@ -366,6 +366,9 @@ def _rounded(size: float) -> int:
     return max(step, round(size / step) * step)
 
 
+_CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.slow_conv3d.default)
+
+
 class _Sizes(DispatchWatch):
     """Counts the elements of everything that operators return."""
 
@@ -378,6 +381,8 @@ class _Sizes(DispatchWatch):
         result = func(*args, **kwargs)
         parts = result if isinstance(result, tuple | list) else [result]
         self.elements += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
+        if func in _CONVOLUTIONS:  # torch lays its windows out in memory, at least in float64
+            self.elements += result.numel() * args[1][0].numel()
         return result
 
 
