@@ -8,6 +8,10 @@ from retrieval.answer import Excerpt
 from retrieval.composer import Material
 from retrieval.context import Context
 
+# The most that words alone give a section of a chip (see signal_sections): more says that its
+# heading, its text or a move names the signal.
+WORDS_ALONE = 1.0
+
 
 def hints_of(
     material: Material,
@@ -30,10 +34,16 @@ def hints_of(
 
 
 def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:
-    """Says so where nothing that is shown is about the chip, its family or its vendor."""
-    if material.spec is None or any(set(e.hardware) & set(material.lineage) for e in excerpts):
+    """Says so where no section that is shown is about the chip and what happened."""
+    if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
         return ""
     return (
-        f"No document about {material.spec.name} speaks of {material.verdict.primary}: what is"
-        f" shown is general. Its manuals help: kernlore ingest --hardware {material.spec.id} FILE"
+        f"No document about {material.spec.name} has a section on {material.verdict.primary}; what"
+        " is shown is general or only related. To add a manual: kernlore ingest --hardware"
+        f" {material.spec.id} FILE"
     )
+
+
+def _treats(excerpt: Excerpt, material: Material) -> bool:
+    own = set(excerpt.hardware) & set(material.lineage)
+    return bool(own) and excerpt.score > WORDS_ALONE

@@ -27,7 +27,7 @@ import math
 from collections.abc import Collection, Iterable, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 
 from sqlalchemy import Connection
 
@@ -201,7 +201,7 @@ def heading_affinity(heading: str, signal: Signal) -> float:
     tokens = tokenize(heading)
     present = set(tokens)
     taken = sum(_holds(present, words) for words in signal.elsewhere)
-    own = set(tokenize(signal.id.replace("_", " ")))
+    own = set(tokenize(_name(signal)))
     if own <= present:
         leads = set(tokens[: len(own)]) == own
         return (LEADING if leads else BY_ID) * ELSEWHERE**taken
@@ -217,12 +217,20 @@ def titled_for_another(heading: str, signal: Signal, others: Iterable[Signal]) -
     one by the words of its id, or more than half as clearly. A heading that begins with another's
     id is that one's, whatever topics stand in it; an id of one word begins headings of several.
     """
-    if _holds(_words(heading), signal.id.replace("_", " ")):
+    if _holds(_words(heading), _name(signal)):
         return 0.0
     rivals = [(heading_affinity(heading, o), "_" in o.id) for o in others if o.id != signal.id]
     named, several_words = max(rivals, default=(0.0, False))
     whole = named == LEADING and several_words
     return named if whole or heading_affinity(heading, signal) <= named / 2 else 0.0
+
+
+@cache
+def _name(signal: Signal) -> str:
+    """The words of its id, as titles spell them: "on-chip bandwidth", not "onchip bandwidth"."""
+    first = signal.headings[0] if signal.headings else ""
+    same = "".join(filter(str.isalnum, first)).lower() == signal.id.replace("_", "")
+    return first if same else signal.id.replace("_", " ")
 
 
 def _holds(present: AbstractSet[str], phrase: str) -> bool:
@@ -239,7 +247,7 @@ def _words(text: str) -> frozenset[str]:
 def _is_aside(heading: str, signal: Signal) -> bool:
     """Whether a heading is about something near the signal and not about the signal."""
     present = _words(heading)
-    if _holds(present, signal.id.replace("_", " ")):
+    if _holds(present, _name(signal)):
         return False
     return any(_holds(present, words) for words in signal.elsewhere)
 

@@ -25,7 +25,7 @@ from kb.errors import InvalidKnowledge, InvalidRequest
 QUESTIONS = Path(__file__).with_name("builtin_questions.jsonl")
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Retrieval over the built-in knowledge"
-LEAST = 0.716  # what was recorded, less 0.03
+LEAST = 0.741  # what was recorded, less 0.03
 NEAR = 5  # units of text that a reader is expected to read
 SHORTEST = 40  # characters of a quote: shorter ones turn up by chance
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)

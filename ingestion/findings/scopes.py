@@ -51,7 +51,7 @@ class SectionScopes:
             named = self._names.find(heading)
             if not named:
                 continue
-            narrow = lineage.narrowest(named, self._registry)
+            narrow = lineage.narrowest(self._without_families(named), self._registry)
             if narrow == set(self._scope):
                 return None
             if _COMPARES.search(heading):
@@ -59,6 +59,15 @@ class SectionScopes:
                 return None if inherits else tuple(sorted(narrow | set(self._scope)))
             return tuple(sorted(narrow))
         return None
+
+
+    def _without_families(self, named: frozenset[str]) -> frozenset[str]:
+        """Where the document's own chip is named, a family beside it is a word of its description
+        ("RTX 5090: GeForce Blackwell"): other chips of that family are not meant.
+        """
+        families = {i for i in named if lineage.descendants(i, self._registry)}
+        own = named & set(self._scope)
+        return named - families if own and not own & families else named
 
 
 class SampleScopes:
