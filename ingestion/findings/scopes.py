@@ -60,7 +60,6 @@ class SectionScopes:
             return tuple(sorted(narrow))
         return None
 
-
     def _without_families(self, named: frozenset[str]) -> frozenset[str]:
         """Where the document's own chip is named, a family beside it is a word of its description
         ("RTX 5090: GeForce Blackwell"): other chips of that family are not meant.

@@ -369,7 +369,7 @@ def _rounded(size: float) -> int:
 _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.slow_conv3d.default)
 
 
-class _Sizes(DispatchWatch):
+class _Sizes(DispatchWatch):  # type: ignore[no-untyped-call]
     """Counts the elements of everything that operators return."""
 
     def __init__(self) -> None:
