@@ -15,8 +15,8 @@ from retrieval.answer import Move
 from retrieval.language_words import foreign_words, is_common
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
-MAX_FOR_OPERATORS = 2  # of those that hold for some operators only, where there is no other
-OPERATOR = "problem.op"
+MAX_FOR_PROBLEMS = 2  # of those that hold for some problems only, where there is no other
+LANGUAGE = "problem.language"  # a reader knows it, whatever else is known of the problem
 
 
 def fitting_moves(
@@ -31,8 +31,9 @@ def fitting_moves(
     spoken: Sequence[str] = (),
 ) -> tuple[Move, ...]:
     """The moves for a verdict: those that hold, then those that only lack a value; within these the
-    leading signal's first, and the chip's own before general ones. Those that lack the operator
-    are listed, at most MAX_FOR_OPERATORS, only where there is no other.
+    leading signal's first, and the chip's own before general ones. Those that wait for what the
+    problem is (its operator, dtype or rules) are listed, at most MAX_FOR_PROBLEMS, only where there
+    is no other.
 
     Of several that make the same change (role, direction and value) the first is listed. At most
     MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
@@ -65,7 +66,7 @@ def fitting_moves(
     changes: dict[tuple[object, ...], Move] = {}
     for _, answer in sorted(decided, key=lambda pair: pair[0]):
         changes.setdefault(_change_key(answer), answer)
-    ordered = _few_for_operators(list(changes.values()))
+    ordered = _few_for_problems(list(changes.values()))
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
     return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
 
@@ -81,19 +82,23 @@ def _own_if_any(
 
 
 def _certainty(outcome: Outcome) -> int:
-    """0 for a move that holds, 1 where a value is missing, 2 where that is the operator."""
+    """0 for a move that holds, 1 where a value is missing, 2 where that is the problem's."""
     if outcome.value is not None:
         return 0
-    return 2 if OPERATOR in outcome.missing else 1
+    return 2 if _waits_for_problem(outcome.missing) else 1
 
 
-def _few_for_operators(moves: Sequence[Move]) -> list[Move]:
-    """Without those that lack the operator: advice on attention, convolutions and norms side by
-    side is none for whoever has one kernel.
+def _waits_for_problem(missing: Sequence[str]) -> bool:
+    return any(name.startswith("problem.") and name != LANGUAGE for name in missing)
+
+
+def _few_for_problems(moves: Sequence[Move]) -> list[Move]:
+    """Without those that wait for what the problem is: advice on attention, convolutions and FP8
+    side by side is none for whoever has one kernel.
     """
-    waiting = [move for move in moves if OPERATOR in move.missing and move.applies is None]
+    waiting = [m for m in moves if m.applies is None and _waits_for_problem(m.missing)]
     kept = {move.id for move in moves} - {move.id for move in waiting}
-    kept = kept or {move.id for move in waiting[:MAX_FOR_OPERATORS]}
+    kept = kept or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}
     return [move for move in moves if move.id in kept]
 
 

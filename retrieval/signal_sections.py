@@ -73,7 +73,7 @@ class SectionWeights:
     named: float = 0.35
     tagged: float = 0.15
     moved: float = 0.7
-    family: float = 0.85
+    family: float = 0.75
     general: float = 0.6
     aside: float = 0.6
     another: float = 0.7
