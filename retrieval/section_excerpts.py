@@ -25,7 +25,6 @@ from retrieval.repeats import Repeats
 LARGEST = 360
 ENOUGH = 2  # excerpts, from which on none is added from far behind
 FAR = 0.6  # of the best score; chosen by reading what stood below it in 60 answers
-FEW_WORDS = 0.9  # a score below which a section is far: some words alone speak for it
 LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
 
 
@@ -55,7 +54,7 @@ def section_excerpts(
             # What is left around a hit may begin behind it, and then no ranked passage is in it.
             if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
-            far = by_seq[hit.seq].score < max(FAR * ranked[0].score, FEW_WORDS)
+            far = by_seq[hit.seq].score < FAR * ranked[0].score
             if (far and len(chosen) >= ENOUGH) or not repeats.is_new(section_text(group)):
                 continue
             chosen.append(excerpt_of(group, by_seq))
