@@ -137,6 +137,8 @@ class Asker:
     def excerpts(self, body: Request, variant: Variant) -> list[dict[str, Any]]:
         """The excerpts of a request body as JSON, best first."""
         request = request_of(body)
+        if not request.in_words:  # answered by whole sections, whose order no variant here changes
+            return [asdict(e) for e in self._services.retriever.retrieve(request).excerpts]
         scope = self.scope(request)
         with self._services.catalog.read() as connection:
             ranked = self.ranked(connection, request, scope, variant)
@@ -199,11 +201,9 @@ def answers_of(asker: Asker, requests: Mapping[str, Request], variant: Variant) 
 
 
 def unlike_product(services: Services, requests: Mapping[str, Request], full: Answers) -> int:
-    """Rows with words on which the full variant is not what the product answers; 0, or a defect."""
+    """Rows on which the full variant is not what the product answers; 0, or a defect."""
     differing = 0
     for row, body in requests.items():
-        if not request_of(body).in_words:
-            continue  # answered by whole sections, whose order no variant here changes
         product = services.retriever.retrieve(request_of(body)).excerpts
         differing += [e.id for e in product] != [e["id"] for e in full[row]]
     return differing
@@ -238,7 +238,7 @@ def run(options: argparse.Namespace) -> None:
     bare = sum(not request_of(body).in_words for body in requests.values())
     same = f"The first row differs from the product's own answers on {differing} rows."
     if bare:
-        same += f" {bare} rows without words are not compared: sections answer them."
+        same += f" {bare} rows without words have the product's answers in every variant."
     write_result(options.results, TITLE, [effect_table(scores), same])
 
 

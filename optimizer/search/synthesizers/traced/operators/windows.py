@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import inf, prod
 from operator import getitem
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
+    Expression,
     call,
     cast,
     computed_in,
@@ -17,6 +19,7 @@ from optimizer.search.synthesizers.traced.expression import (
 )
 from optimizer.search.synthesizers.traced.index import (
     Index,
+    Var,
     index,
 )
 from optimizer.search.synthesizers.traced.lowering import (
@@ -117,11 +120,22 @@ def _convolution(lowering: Lowering, node: fx.Node) -> Value:
     element = guarded(value, places, literal(0, inner))
     factor = cast(weight.at((index(space[1]), *map(index, terms))), inner)
     body = call("mul", (element, factor), inner)
+    total = _summed(lowering, body, space, terms, shape)
+    return _with_bias(total, bias, shape, dtype)
+
+
+def _summed(
+    lowering: Lowering,
+    body: Expression,
+    space: Sequence[Var],
+    terms: Sequence[Var],
+    shape: tuple[int, ...],
+) -> Value:
+    """The sums of a convolution: `body` over `terms` for every place of `space`."""
     own = {v: Index() for v in (*space, *terms) if v.extent == 1}
     kept = tuple(v for v in space if v.extent != 1)
     reduced = tuple(v for v in terms if v.extent != 1)
-    total = lowering.stage(body.substituted(own), kept, shape, inner, reduced, "sum")
-    return _with_bias(total, bias, shape, dtype)
+    return lowering.stage(body.substituted(own), kept, shape, body.dtype, reduced, "sum")
 
 
 def _with_bias(total: Value, bias: Value | None, shape: tuple[int, ...], dtype: str) -> Value:
@@ -163,8 +177,5 @@ def _transposed(lowering: Lowering, node: fx.Node) -> Value:
     within_group = index(space[1]) % weight.shape[1] if groups > 1 else index(space[1])
     factor = cast(weight.at((channel, within_group, *map(index, terms[1:]))), inner)
     body = call("mul", (element, factor), inner)
-    own = {v: Index() for v in (*space, *terms) if v.extent == 1}
-    kept = tuple(v for v in space if v.extent != 1)
-    reduced = tuple(v for v in terms if v.extent != 1)
-    total = lowering.stage(body.substituted(own), kept, shape, inner, reduced, "sum")
+    total = _summed(lowering, body, space, terms, shape)
     return _with_bias(total, bias, shape, dtype)
