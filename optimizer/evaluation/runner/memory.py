@@ -103,6 +103,12 @@ def places_from(rows: Sequence[Sequence[Any]]) -> list[Place]:
 CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
 SPARSE = 32  # in sparse calls, one element in at least so many is replaced
 SPARSE_SHARE = 0.75  # of the calls: a key of two elements then misses the change in 8 of 10
+# Of a GPU's inputs, so many tensors, and elements in each, get their last values when the stream
+# reaches the call.
+LATE_TENSORS, LATE = 4, 256
+
+# Elements that still hold other values, and the values that they are to get.
+LateChange = tuple[torch.Tensor, torch.Tensor]
 
 
 def refresh(
@@ -112,7 +118,8 @@ def refresh(
     call: int,
     spread: bool = True,
     whole: bool = True,
-) -> None:
+    late: bool = False,
+) -> list[LateChange]:
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
     A bank is a second draw of the same tensor, so fresh values follow its distribution. The tensor
@@ -127,8 +134,12 @@ def refresh(
     version counter or by a fingerprint of its inputs is then wrong, because no call sees what an
     earlier one saw. The supervisor makes the same changes on its own copy, so it knows the inputs
     of any call without shipping them; whole changes do not depend on the calls before.
+
+    With `late`, a few elements of a few tensors hold values of other places afterwards. They are
+    returned with the values that they are to get from `finish`.
     """
     chosen = Random(seed * 1_000_003 + call)
+    replaced: list[LateChange] = []
     for tensor, bank in zip(tensors, banks, strict=True):
         if tensor is None or bank is None or not tensor.numel():
             continue
@@ -137,7 +148,26 @@ def refresh(
         places = _places(tensor.view(-1), chosen, spread)
         count = places.numel()
         source = chosen.randrange(bank.numel() - count + 1)
-        places.copy_(bank.view(-1)[source : source + count])
+        values = bank.view(-1)[source : source + count]
+        places.copy_(values)
+        replaced.append((places, values))
+    if not late:
+        return []
+    return [_exchanged(*r) for r in chosen.sample(replaced, min(LATE_TENSORS, len(replaced)))]
+
+
+def _exchanged(places: torch.Tensor, values: torch.Tensor) -> LateChange:
+    """Exchange the values at some of the places, and return what makes up for it."""
+    step = max(1, places.numel() // LATE)
+    few, right = places[::step], values[::step]
+    few.copy_(right.flip(0))
+    return few, right
+
+
+def finish(changes: Sequence[LateChange]) -> None:
+    """Make the changes that `refresh` left to be made, on the current stream."""
+    for places, values in changes:
+        places.copy_(values)
 
 
 def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random) -> None:

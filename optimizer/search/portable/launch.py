@@ -6,7 +6,8 @@ that `kernlore runs import` reads.
 
 Every problem has a process of its own: whatever its reference does to memory, to the device or to
 the process ends with a sentence about that problem, and the next one begins. This process imports
-nothing heavy: it only waits.
+nothing heavy: it only waits. While a problem is searched on a GPU, the next one's process imports
+what it needs; on a CPU that would disturb what is measured.
 """
 
 from __future__ import annotations
@@ -24,16 +25,19 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+# Imports, and waits for its arguments, one line of JSON; without any it is not needed.
 _ALONE = """\
-import sys
+import json, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from optimizer.search.portable.session import search_alone
+from optimizer.search.portable.session import prepare, search_alone
 from retrieval.diagnose.linear_patterns import trust_patterns
 
 trust_patterns()
-raise SystemExit(search_alone(Path(sys.argv[1]), sys.argv[2:]))
+prepare(sys.argv[2])
+line = sys.stdin.readline()
+raise SystemExit(search_alone(Path(sys.argv[1]), json.loads(line)) if line else 0)
 """
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
@@ -65,14 +69,16 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     failed = 0
     options.out.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, _interrupted)
+    processes = _Processes(folder, session["target"]["device"])
     try:
-        for entry in chosen:
+        for number, entry in enumerate(chosen, start=1):
             left = None if until is None else (until - time.monotonic()) / 60
             name, run = entry["name"], run_id(session, entry)
             if left is not None and left <= 0:
                 sentence = NOT_BEGUN
             else:
-                ended = _in_own_process(folder, options, entry, run, _minutes(session, left))
+                process = processes.take(more=number < len(chosen))
+                ended = _in_own_process(process, options, entry, run, _minutes(session, left))
                 sentence = ended or _outcome(options.out, run)
                 if ended:
                     failed += 1
@@ -81,8 +87,33 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
             _note(options.out, name, sentence)
             _zip(options.out)
     finally:
+        processes.close()
         signal.signal(signal.SIGTERM, before)
     return 1 if failed else 0
+
+
+class _Processes:
+    """Processes that search one problem each, for a device of a kind, `cpu` or `cuda`."""
+
+    def __init__(self, folder: Path, device: str) -> None:
+        self._command = [sys.executable, "-c", _ALONE, str(folder), device]
+        self._ahead = device != "cpu"
+        self._next: subprocess.Popen[bytes] | None = None
+
+    def take(self, more: bool) -> subprocess.Popen[bytes]:
+        """The next process. `more` says whether another problem follows."""
+        process, self._next = self._next or self._start(), None
+        if more and self._ahead:
+            self._next = self._start()
+        return process
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def close(self) -> None:
+        """End the process that waits for a problem, if there is one."""
+        if self._next is not None:
+            _kill(self._next)
 
 
 def _chosen(
@@ -121,16 +152,15 @@ def _minutes(session: Mapping[str, Any], left: float | None) -> float | None:
 
 
 def _in_own_process(
-    folder: Path,
+    process: subprocess.Popen[bytes],
     options: argparse.Namespace,
     entry: Mapping[str, Any],
     run: str,
     minutes: float | None,
 ) -> str | None:
-    """Search one problem in a process of its own; returns why it failed, or None."""
+    """Search one problem in this process; returns why it failed, or None."""
     name = entry["name"]
-    command = [sys.executable, "-c", _ALONE, str(folder), "--out", str(options.out.resolve())]
-    command += ["--only", name]
+    arguments = ["--out", str(options.out.resolve()), "--only", name]
     for option, value in (
         ("--minutes", minutes),
         ("--candidates", options.candidates),
@@ -139,13 +169,13 @@ def _in_own_process(
         ("--memory", options.memory),
     ):
         if value is not None:
-            command += [option, str(value)]
+            arguments += [option, str(value)]
     limit = 60 * (LONGEST_MINUTES if minutes is None else minutes + HANG_MINUTES)
     if options.deadline is not None:
         limit = 60 * options.deadline
     reason: Path = options.out / f"{name}{WHY_FAILED}"
     reason.unlink(missing_ok=True)
-    code = _exit_code(command, limit)
+    code = _exit_code(process, arguments, limit)
     if code is None:
         return f"its process was killed after {limit:.0f} seconds: it did not end by itself"
     if code == SEARCHED and _row(options.out, run).get("state", "running") != "running":
@@ -157,14 +187,18 @@ def _in_own_process(
     return f"its process ended by {by}{memory} before its search was over"
 
 
-def _exit_code(command: Sequence[str], limit: float) -> int | None:
+def _exit_code(
+    process: subprocess.Popen[bytes], arguments: Sequence[str], limit: float
+) -> int | None:
     """Of a process with a group of its own, which is gone when this returns; None where it was
     killed after `limit` seconds. It is the first that a lack of memory ends.
     """
-    process = subprocess.Popen(command, start_new_session=True)
+    assert process.stdin is not None
     try:
         with suppress(OSError):  # it is gone already, or this is not Linux
             Path(f"/proc/{process.pid}/oom_score_adj").write_text("900", encoding="ascii")
+        with suppress(BrokenPipeError), process.stdin as stdin:  # gone already
+            stdin.write(json.dumps(arguments).encode() + b"\n")
         return process.wait(limit)
     except subprocess.TimeoutExpired:
         return None
@@ -175,9 +209,13 @@ def _exit_code(command: Sequence[str], limit: float) -> int | None:
             process.wait(GRACE_SECONDS)
         raise
     finally:
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+        _kill(process)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 def _row(out: Path, run_id: str) -> dict[str, Any]:

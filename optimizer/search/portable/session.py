@@ -8,9 +8,11 @@ import argparse
 import json
 import os
 import resource
+import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from kb.errors import KernloreError
 from kb.hardware.checks import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.isolation.launch import Zygote
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.problem.importing import NO_MEMORY
 from optimizer.evaluation.problem.load import load_problem
@@ -74,6 +77,18 @@ class Lines:
     def log(self, message: str) -> None:
         """Print a message."""
         print(f"{self._name}: {message}", flush=True)
+
+
+def prepare(device: str) -> None:
+    """Start the interpreter that runners of a device are forked from, beside whatever comes next:
+    its imports take seconds. Nothing happens where runners cannot be isolated as the settings ask;
+    the search then says so.
+    """
+    settings = EvaluationSettings()
+    if not sys.platform.startswith("linux"):  # nothing is forked there
+        return
+    with suppress(KernloreError):
+        Zygote.kept(settings.threads, level_for(settings.isolation, device), device)
 
 
 def search_alone(folder: Path, arguments: Sequence[str]) -> int:
