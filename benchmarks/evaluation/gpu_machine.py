@@ -12,17 +12,25 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from benchmarks.report import machine
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
 from optimizer.evaluation.toolchains.base import Target
+from retrieval.diagnose.linear_patterns import trust_patterns
 
 HARDWARE = Path(__file__).resolve().parents[2] / "hw_manuals" / "hardware"
 # Which source of a number counts, as in the catalog.
 RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 THREADS = 8  # of torch on the CPU side
+
+
+def read_logs_here() -> None:
+    """Compile the patterns of error messages with what is here: a GPU machine often has no RE2."""
+    if find_spec("re2") is None:
+        trust_patterns()
 
 
 def target_of(hardware: str, device: str | None) -> Target:

@@ -282,7 +282,7 @@ class Runner:
         if not self._without.isdisjoint((7, 8)):
             return None
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
-        late = self._device == "cuda" and 37 not in self._without
+        late = self._device == "cuda" and self._without.isdisjoint((1, 37))
         left = refresh(self._targets, self._banks, seed, call, spread, whole, late)
         return partial(finish, left) if left else None
 

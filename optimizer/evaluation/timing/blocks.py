@@ -49,6 +49,7 @@ BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, co
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
 # device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
+CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopping a clock adds
 # Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
 # processor; a GPU is nobody else's meanwhile.
 BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
@@ -266,7 +267,10 @@ def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -
 
 def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> Interval:
     assert policy.between is not None
-    return ratio_interval(*_sides(pairs, policy), policy.between)
+    baseline, candidate = _sides(pairs, policy)
+    shortest = min(*baseline, *candidate)
+    # The clocks of calls that take microseconds are that much coarser.
+    return ratio_interval(baseline, candidate, math.hypot(policy.between, CLOCK_NS / shortest))
 
 
 def _sides(

@@ -94,6 +94,8 @@ class Lowering:
     def program(self) -> Program:
         """The stages. Raises NotLowered."""
         forget()
+        if _views_only(self._graph):
+            raise NotLowered("nothing is computed, its results are views of its inputs")
         given = iter(self._signature.of("input", "parameter", "buffer"))
         for number, node in enumerate(n for n in self._graph.nodes if n.op == "placeholder"):
             spec = next(given)
@@ -303,6 +305,12 @@ class Lowering:
         if isinstance(of, tuple | list):
             return [self._plain(part) for part in of]
         return of
+
+
+def _views_only(graph: fx.Graph) -> bool:
+    """Whether every operator returns its input in another form, which costs torch nothing."""
+    operators = [n.target for n in graph.nodes if n.op == "call_function"]
+    return all(o is getitem or getattr(o, "is_view", False) for o in operators)
 
 
 def _functional(node: fx.Node) -> str:
