@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.evaluation.gpu_machine import read_logs_here
 from benchmarks.report import ended, say, table, write_result
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
@@ -219,6 +220,7 @@ def main() -> None:
     parser.add_argument("--hardware", default="x86-64")
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
+    read_logs_here()
     target = Target(given.hardware, (given.hardware,), None, given.device)
 
     def run() -> None:
