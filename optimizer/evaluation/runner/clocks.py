@@ -79,11 +79,11 @@ class CudaClock:
         self._record, self._elapsed = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
         self._sync = torch.cuda.synchronize
         self._fills = 1
-        self._fills = math.ceil(HOLD_NS / self._held_ns())
-        self._hold_ns = self._held_ns()
+        self._fills = math.ceil(HOLD_NS / self._fill_ns())
 
-    def _held_ns(self) -> int:
-        """How long the device is held before a call, in nanoseconds: the median of a few."""
+    def _fill_ns(self) -> int:
+        """How long the buffer takes to be overwritten once, in nanoseconds; the first few times are
+        longer."""
         start, end = self._event(enable_timing=True), self._event(enable_timing=True)
         times = []
         for _ in range(7):
@@ -93,7 +93,7 @@ class CudaClock:
             self._record(end)
             self._sync()
             times.append(self._elapsed(start, end))
-        return max(1, int(sorted(times)[3] * 1e6))
+        return max(1, int(min(times) * 1e6))
 
     def _hold(self) -> None:
         for _ in range(self._fills):
@@ -105,11 +105,12 @@ class CudaClock:
         """The call's result, the time between events, and the wall time without that for which the
         device was held, both in nanoseconds. `first` comes on the same stream just before the call
         and is not timed."""
-        start, end = self._event(enable_timing=True), self._event(enable_timing=True)
+        held, start, end = (self._event(enable_timing=True) for _ in range(3))
         self._sync()
         if self._forget is not None:
             self._forget()
         began = _now()
+        self._record(held)
         self._hold()
         if first is not None:
             first()
@@ -117,7 +118,7 @@ class CudaClock:
         result = call()
         self._record(end)
         self._sync()
-        wall = _now() - began - self._hold_ns
+        wall = _now() - began - int(self._elapsed(held, start) * 1e6)
         return result, int(self._elapsed(start, end) * 1e6), wall
 
 
