@@ -27,7 +27,7 @@ from optimizer.search.synthesizers.traced.expression import (
     literal,
     load,
 )
-from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index
+from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index, rejoined
 from optimizer.search.synthesizers.traced.program import (
     Buffer,
     Call,
@@ -274,7 +274,8 @@ class Lowering:
         if element.name != "load" or 0 in value.shape:
             return None
         buffer = self.buffers[str(element.value)]
-        place = flattened(element.indices, buffer.shape)
+        # One that splits a dimension and joins it again, as the batches of a product, is a view.
+        place = rejoined(flattened(element.indices, buffer.shape))
         strides = [place.factor(variable) for variable in space]
         known = {v: index(v) * (s or 0) for v, s in zip(space, strides, strict=True)}
         linear = sum(known.values(), start=Index((), place.offset))

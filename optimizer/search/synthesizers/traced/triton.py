@@ -149,7 +149,7 @@ def _made(steps: Sequence[Launch | Call]) -> dict[str, Buffer]:
 
 
 def _same(launch: Launch, called: set[str], buffers: Mapping[str, Buffer]) -> str | None:
-    """The result of a call that a launch would only copy."""
+    """The result of a call that a launch would only copy, as Python writes it."""
     if len(launch.placed) != 1 or launch.placed[0].role != "point":
         return None
     (part,) = launch.placed
@@ -157,10 +157,11 @@ def _same(launch: Launch, called: set[str], buffers: Mapping[str, Buffer]) -> st
     if body.name != "load" or str(body.value) not in called:
         return None
     source = buffers[str(body.value)]
-    same = place_of(body, source) == part.place and source.elements == part.out.elements
-    exact = source.dtype == buffers[part.out.name].dtype
-    shape = source.shape == buffers[part.out.name].shape
-    return source.name if same and exact and shape else None
+    result = buffers[part.out.name]
+    same = place_of(body, source) == part.place and source.elements == result.elements
+    if not same or source.dtype != result.dtype:
+        return None
+    return source.name if source.shape == result.shape else f"{source.name}.view({result.shape})"
 
 
 def _allocated(buffer: Buffer) -> str:

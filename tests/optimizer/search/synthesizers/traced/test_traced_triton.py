@@ -92,6 +92,7 @@ MODELS = {
     "nan": ("(x / (x - x).abs()).amax(-1) + y", "(20, 9)", "torch.randn(20)"),
     "two results": ("x.argmax(1), (x > y).sum(1)", "(6, 130)", "torch.randn(130)"),
     "library": ("F.relu(self.l(F.gelu(x))) + y", "(9, 24)", "torch.randn(10)"),
+    "batches": ("F.gelu(x) @ y", "(2, 3, 5, 8)", "torch.randn(2, 3, 8, 4)"),
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
 }
 # Too many programs for the interpreter: only how many kernels it becomes is looked at.
@@ -195,6 +196,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("two results", 1, ()),
         ("parts", 2, ()),
         ("library", 2, ("aten.addmm",)),
+        ("batches", 1, ("aten.bmm",)),
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
         ("not in the language", 2, ("aten.lgamma", "aten.fmod.Tensor")),
     ],
@@ -249,6 +251,7 @@ def test_a_gpu_gets_triton_that_names_what_stays_with_torch(device: str | None) 
     ("forward", "library", "reason"),
     [
         ("x @ y", "allowed", "all stays with torch: aten.mm"),
+        ("x.T[1:].reshape(2, 2, 8)", "allowed", "its results are views of its inputs"),
         ("F.gelu(x @ y)", "forbidden", "it is not lowered: aten.mm"),
         ("(x @ y).sort(0).values", "forbidden", "it is not lowered: aten.mm"),
     ],
