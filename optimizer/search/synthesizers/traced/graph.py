@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import sys
 import types
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -20,6 +22,7 @@ from torch import fx
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake_temporarily
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 
 from optimizer.evaluation.problem.convention import positional
 
@@ -38,6 +41,12 @@ _WHOLE = (
     *(_ATEN.adaptive_max_pool2d, _ATEN.pixel_unshuffle, _ATEN.diagonal_scatter),
 )
 
+ATTENTION = "kernlore.attention.default"  # torch's scaled_dot_product_attention, whole
+_FUSED = torch.nn.functional.scaled_dot_product_attention
+# After query, key and value.
+ATTENTION_OPTIONS = ("attn_mask", "is_causal", "scale", "enable_gqa")
+_FUSED_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -54,17 +63,19 @@ class NotTraced:
 
 
 @lru_cache(maxsize=32)
-def trace(source: str, dtype: str | None) -> Traced | NotTraced:
+def trace(source: str, dtype: str | None, attention: bool = False) -> Traced | NotTraced:
     """The forward of the `Model` in a case's source, in evaluation mode; `dtype` is that of all
-    floating inputs and weights, None as the file makes them."""
+    floating inputs and weights, None as the file makes them. With `attention`, torch's
+    scaled_dot_product_attention stays one operator, `ATTENTION`, which torch has fused kernels for;
+    otherwise it is products and a softmax."""
     try:
-        return _traced(source, dtype)
+        return _traced(source, dtype, attention)
     # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def _traced(source: str, dtype: str | None) -> Traced | NotTraced:
+def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTraced:
     module = _module(source)
     model_class, known = module.__dict__["Model"], module.__dict__
     wanted = getattr(torch, dtype) if dtype else None
@@ -83,7 +94,8 @@ def _traced(source: str, dtype: str | None) -> Traced | NotTraced:
 
         def run(*tensors: torch.Tensor) -> Any:
             weights = dict(zip(state, tensors[len(inputs) :], strict=True))
-            return torch.func.functional_call(model, weights, tuple(tensors[: len(inputs)]))
+            with _WholeAttention() if attention else nullcontext():
+                return torch.func.functional_call(model, weights, tuple(tensors[: len(inputs)]))
 
         tensors = (*inputs, *state.values())
         graph = make_fx(run, decomposition_table=_decompositions())(*tensors).graph
@@ -92,6 +104,57 @@ def _traced(source: str, dtype: str | None) -> Traced | NotTraced:
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
     graph.eliminate_dead_code()
     return Traced(graph)
+
+
+@torch.library.custom_op("kernlore::attention", mutates_args=())
+def _attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    return _FUSED(
+        query, key, value, attn_mask, is_causal=is_causal, scale=scale, enable_gqa=enable_gqa
+    ).clone()
+
+
+@_attention.register_fake
+def _attention_shape(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> torch.Tensor:
+    shapes = [tensor.shape[:-2] for tensor in (query, key, value)]
+    batch = shapes[0] if enable_gqa else torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+    return query.new_empty((*batch, query.shape[-2], value.shape[-1]))
+
+
+class _WholeAttention(TorchFunctionMode):
+    """Attention without dropout or gradients becomes one operator."""
+
+    def __torch_function__(
+        self,
+        func: Any,
+        types: Any,
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(zip(_FUSED_ARGUMENTS, args, strict=False)) | dict(kwargs or {})
+        if func is not _FUSED or given.pop("dropout_p", 0.0) or _has_gradients(given):
+            return func(*args, **(kwargs or {}))
+        return _attention(**given)
+
+
+def _has_gradients(given: Mapping[str, Any]) -> bool:
+    tensors = [value for value in given.values() if isinstance(value, torch.Tensor)]
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
 
 
 def _model(model_class: Any, init: Any) -> torch.nn.Module:

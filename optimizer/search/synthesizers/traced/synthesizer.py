@@ -176,7 +176,7 @@ def lowered(
     """The program of a case, or why there is none. With `library`, the operators that it names and
     those that cannot be lowered stay with torch. Those of `without` are refused. `unwritten` is
     described at `Lowering`."""
-    traced = trace(case.source, case.dtype)
+    traced = trace(case.source, case.dtype, attention=library is not None)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
     known = {name: rule for name, rule in OPERATORS.items() if name not in without}

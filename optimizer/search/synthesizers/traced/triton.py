@@ -16,6 +16,7 @@ from optimizer.evaluation.abi import Signature
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
 from optimizer.search.synthesizers.traced.expression import Expression
+from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTIONS
 from optimizer.search.synthesizers.traced.launches import Launch, launches, place_of
 from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
 from optimizer.search.synthesizers.traced.triton_kernel import Written, write_kernel
@@ -38,6 +39,7 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "resident": (4096, 32768),
     "chunk": (2048, 8192),
 }
+_FUSED = "scaled_dot_product_attention"
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand first in a file
 _HEAD = '''\
 """Written from the traced graph of the problem: {about}."""
@@ -117,7 +119,7 @@ def _case(
     buffers = {**program.buffers, **_made(steps)}
     for step in steps:
         if isinstance(step, Call):
-            left.append(step.operator.removesuffix(".default"))
+            left.append(_FUSED if step.operator == ATTENTION else _short(step.operator))
             lines += _called(step, buffers)
             continue
         same = _same(step, called, buffers)
@@ -135,6 +137,10 @@ def _case(
     body = "\n".join(f"    {line}" for line in lines)
     host = f"def traced_case{number}({', '.join(names)}):\n    device = in0.device\n{body}\n"
     return _Case(host, kernels, left)
+
+
+def _short(operator: str) -> str:
+    return operator.removesuffix(".default")
 
 
 def _made(steps: Sequence[Launch | Call]) -> dict[str, Buffer]:
@@ -170,9 +176,14 @@ def _allocated(buffer: Buffer) -> str:
 
 
 def _called(step: Call, buffers: Mapping[str, Buffer]) -> list[str]:
+    called, named = f"torch.ops.{step.operator}", dict(step.kwargs)
     args = [_plain(arg, buffers) for arg in step.args]
-    args += [f"{key}={_plain(arg, buffers)}" for key, arg in step.kwargs]
-    call = f"torch.ops.{step.operator}({', '.join(args)})"
+    if step.operator == ATTENTION:
+        called = f"torch.nn.functional.{_FUSED}"
+        named |= zip(ATTENTION_OPTIONS, step.args[3:], strict=False)
+        args = args[:3]
+    args += [f"{key}={_plain(arg, buffers)}" for key, arg in named.items()]
+    call = f"{called}({', '.join(args)})"
     if len(step.outs) == 1 and step.outs[0] is not None:
         return [f"{step.outs[0].name} = {call}.contiguous()"]
     wanted = [(n, out.name) for n, out in enumerate(step.outs) if out is not None]

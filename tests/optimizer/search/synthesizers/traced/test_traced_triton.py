@@ -93,6 +93,11 @@ MODELS = {
     "two results": ("x.argmax(1), (x > y).sum(1)", "(6, 130)", "torch.randn(130)"),
     "library": ("F.relu(self.l(F.gelu(x))) + y", "(9, 24)", "torch.randn(10)"),
     "batches": ("F.gelu(x) @ y", "(2, 3, 5, 8)", "torch.randn(2, 3, 8, 4)"),
+    "attention": (
+        "F.scaled_dot_product_attention(x * 0.5, x, y, is_causal=True, scale=0.3).sin()",
+        "(2, 3, 5, 8)",
+        "torch.randn(2, 3, 5, 4)",
+    ),
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
 }
 # Too many programs for the interpreter: only how many kernels it becomes is looked at.
@@ -197,6 +202,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("parts", 2, ()),
         ("library", 2, ("aten.addmm",)),
         ("batches", 1, ("aten.bmm",)),
+        ("attention", 2, ("scaled_dot_product_attention",)),
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
         ("not in the language", 2, ("aten.lgamma", "aten.fmod.Tensor")),
     ],
