@@ -41,6 +41,7 @@ from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     BLOCK_MS,
+    QUIET,
     BaselineFailed,
     Compare,
     Measured,
@@ -362,6 +363,8 @@ class Attempt:
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.context.device])
+        if policy.quiet is None:
+            policy = replace(policy, quiet=QUIET[self.context.device])
         if policy.block_ms is None:
             policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

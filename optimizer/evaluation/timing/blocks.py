@@ -50,6 +50,9 @@ BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, co
 # device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
 CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopping a clock adds
+# Share of a span of calls that its threads may wait for a processor, by kind of device: a GPU is
+# held until a call is launched, so waits of the host are mostly not in its time.
+QUIET = {"cpu": 0.05, "cuda": 100.0}
 # Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
 # processor; a GPU is nobody else's meanwhile.
 BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
@@ -76,9 +79,9 @@ class TimingPolicy:
     within the two processes at which measuring stops early. `between` is described at
     `ratio_interval`; None stands for that of the device. `threads` counts processors that both
     sides need for themselves, 0 where that does not matter. `quiet` is the share of a span of calls
-    that its threads may wait for a processor. `seconds` is the deadline of a block. `calls` is the
-    number of calls of every block, 0 for a random number that follows from block_ms; a known number
-    can be counted to.
+    that its threads may wait for a processor, None for that of the device. `seconds` is the
+    deadline of a block. `calls` is the number of calls of every block, 0 for a random number that
+    follows from block_ms; a known number can be counted to.
     """
 
     block_ms: float | None = None
@@ -87,7 +90,7 @@ class TimingPolicy:
     narrow: float = 0.02
     between: float | None = None
     threads: int = 0
-    quiet: float = 0.05
+    quiet: float | None = None
     seconds: float = 60.0
     max_calls: int = 2_000
     calls: int = 0
@@ -97,6 +100,12 @@ class TimingPolicy:
         """The aimed length in nanoseconds; `block_ms` must be set."""
         assert self.block_ms is not None
         return self.block_ms * 1e6
+
+    @property
+    def waits(self) -> float:
+        """`quiet`, which must be set."""
+        assert self.quiet is not None
+        return self.quiet
 
 
 @dataclass
@@ -195,7 +204,7 @@ def measure(
 
 def _crowded(timing: CaseTiming, left: float | None, policy: TimingPolicy) -> CaseTiming:
     """No figure where other work used the processors that the two sides need."""
-    ignored = policy.quiet >= 1 or not policy.threads
+    ignored = policy.waits >= 1 or not policy.threads
     if timing.state != "measured" or left is None or ignored:
         return timing
     if left >= policy.threads - CROWD:
@@ -209,7 +218,7 @@ def _crowded(timing: CaseTiming, left: float | None, policy: TimingPolicy) -> Ca
 
 def _calm(block: Block, policy: TimingPolicy) -> bool:
     """Whether its clocks can be held against each other: its threads mostly ran."""
-    return block.waited_ns <= max(CALM_SHARE, policy.quiet) * block.wall_ns
+    return block.waited_ns <= max(CALM_SHARE, policy.waits) * block.wall_ns
 
 
 def order_of(baseline: T, candidate: T, pairs: int) -> Iterator[tuple[T, T]]:
@@ -258,7 +267,7 @@ def _pair(
 
 
 def _busy(block: Block, policy: TimingPolicy) -> bool:
-    return block.quiet_mean_ns(policy.quiet) is None
+    return block.quiet_mean_ns(policy.waits) is None
 
 
 def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> bool:
@@ -282,7 +291,7 @@ def _sides(
 
 def _quiet(block: Block, policy: TimingPolicy) -> float:
     """The mean of its undisturbed calls, in nanoseconds."""
-    return block.quiet_mean_ns(policy.quiet) or block.mean_ns
+    return block.quiet_mean_ns(policy.waits) or block.mean_ns
 
 
 def _conclude(
