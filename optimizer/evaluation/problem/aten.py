@@ -314,6 +314,7 @@ def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
     try:
         with torch.no_grad():
             inputs = known["get_inputs"]()
+            given = [value.clone() for value in inputs]
             before = torch.get_rng_state()
             result = known["Model"]()(*inputs)
             drawn = not torch.equal(before, torch.get_rng_state())
@@ -327,9 +328,17 @@ def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
         return "its result is complex or sparse"
     if drawn:
         return "its result is random"
+    if not all(map(_unchanged, given, inputs)):
+        return "it changes its inputs"
     if any(p.is_floating_point() and not p.isfinite().all() for p in parts):
         return "its result is not finite"
     return parts
+
+
+def _unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if before.is_floating_point():
+        return torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
+    return torch.equal(before, after)
 
 
 def _larger(

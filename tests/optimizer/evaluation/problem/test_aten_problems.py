@@ -58,6 +58,17 @@ def test_what_cannot_be_a_problem_says_why(name: str, reason: str) -> None:
     assert reason in made.reason
 
 
+def test_a_problem_leaves_its_inputs_as_they_were() -> None:
+    made = aten_problem("_native_batch_norm_legit")  # with running statistics it writes into them
+    assert isinstance(made, Made)
+    known: dict[str, object] = {}
+    exec(compile(made.source, "problem", "exec"), known)
+    inputs = known["get_inputs"]()  # type: ignore[operator]
+    given = [value.clone() for value in inputs]
+    known["Model"]()(*inputs)  # type: ignore[operator]
+    assert all(torch.equal(old, new) for old, new in zip(given, inputs, strict=True))
+
+
 def test_an_unknown_operator_is_refused_with_similar_ones(tmp_path: Path) -> None:
     with pytest.raises(NotFound) as caught:
         write_problems(["sofmax"], tmp_path, lambda _: None)
