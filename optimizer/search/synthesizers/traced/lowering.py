@@ -27,6 +27,7 @@ from optimizer.search.synthesizers.traced.expression import (
     literal,
     load,
 )
+from optimizer.search.synthesizers.traced.graph import ATTENTION
 from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index, rejoined
 from optimizer.search.synthesizers.traced.program import (
     Buffer,
@@ -238,11 +239,14 @@ class Lowering:
                 user.target is getitem and user.args[1] == number for user in node.users
             )
             shape, dtype = tuple(map(int, part.shape)), str(part.dtype).removeprefix("torch.")
+            turned = name == ATTENTION and len(shape) == 4
+            if turned:
+                shape = (shape[0], shape[2], shape[1], shape[3])
             buffer = Buffer("", shape, dtype)
             if read:
                 buffer = self._buffer(self._new_name(), shape, dtype, None)
             outs.append(buffer if read else None)
-            values.append(read_of(buffer))
+            values.append(_turned(read_of(buffer)) if turned else read_of(buffer))
         self.calls.append(Call(name, args, kwargs, tuple(outs), len(self.stages)))
         return tuple(values) if several else values[0]
 
@@ -306,6 +310,14 @@ class Lowering:
         if isinstance(of, tuple | list):
             return [self._plain(part) for part in of]
         return of
+
+
+def _turned(value: Value) -> Value:
+    """With the two middle ones of four dimensions exchanged: fused attention leaves the heads of a
+    place beside one another."""
+    first, second, third, last = value.shape
+    shape = (first, third, second, last)
+    return Value(shape, value.dtype, lambda p: value.at((p[0], p[2], p[1], p[3])))
 
 
 def _views_only(graph: fx.Graph) -> bool:

@@ -176,16 +176,17 @@ def _allocated(buffer: Buffer) -> str:
 
 
 def _called(step: Call, buffers: Mapping[str, Buffer]) -> list[str]:
-    called, named = f"torch.ops.{step.operator}", dict(step.kwargs)
+    called, named, turned = f"torch.ops.{step.operator}", dict(step.kwargs), ""
     args = [_plain(arg, buffers) for arg in step.args]
     if step.operator == ATTENTION:
         called = f"torch.nn.functional.{_FUSED}"
         named |= zip(ATTENTION_OPTIONS, step.args[3:], strict=False)
         args = args[:3]
+        turned = ".transpose(1, 2)" if len(step.args[0].shape) == 4 else ""
     args += [f"{key}={_plain(arg, buffers)}" for key, arg in named.items()]
     call = f"{called}({', '.join(args)})"
     if len(step.outs) == 1 and step.outs[0] is not None:
-        return [f"{step.outs[0].name} = {call}.contiguous()"]
+        return [f"{step.outs[0].name} = {call}{turned}.contiguous()"]
     wanted = [(n, out.name) for n, out in enumerate(step.outs) if out is not None]
     return [
         f"results = {call}",

@@ -98,6 +98,11 @@ MODELS = {
         "(2, 3, 5, 8)",
         "torch.randn(2, 3, 5, 4)",
     ),
+    "heads": (
+        "F.scaled_dot_product_attention(x, x, x).transpose(1, 2).reshape(2, 5, 24).relu() + y",
+        "(2, 3, 5, 8)",
+        "torch.randn(24)",
+    ),
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
 }
 # Too many programs for the interpreter: only how many kernels it becomes is looked at.
@@ -203,6 +208,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("library", 2, ("aten.addmm",)),
         ("batches", 1, ("aten.bmm",)),
         ("attention", 2, ("scaled_dot_product_attention",)),
+        ("heads", 1, ("scaled_dot_product_attention",)),
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
         ("not in the language", 2, ("aten.lgamma", "aten.fmod.Tensor")),
     ],
