@@ -126,9 +126,9 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
             os._exit(1)
     for fd in passed:
         os.close(fd)
-    os.write(status, struct.pack("=ii", pid, 0))
-    _, code = os.waitpid(pid, 0)
     with contextlib.suppress(BrokenPipeError):  # the process that asked has ended
+        os.write(status, struct.pack("=ii", pid, 0))
+        _, code = os.waitpid(pid, 0)
         os.write(status, struct.pack("=ii", pid, os.waitstatus_to_exitcode(code)))
     os._exit(0)
 

@@ -181,6 +181,8 @@ class Lowering:
         return f"kept{sum(b.number is None for b in self.buffers.values())}"
 
     def _buffer(self, name: str, shape: Sequence[int], dtype: str, number: int | None) -> Buffer:
+        if dtype.startswith("complex"):
+            raise NotLowered("complex numbers")
         buffer = Buffer(name, tuple(shape), dtype, number)
         self.buffers[name] = buffer
         return buffer

@@ -263,6 +263,7 @@ def test_a_gpu_gets_triton_that_names_what_stays_with_torch(device: str | None) 
     ("forward", "library", "reason"),
     [
         ("x @ y", "allowed", "all stays with torch: aten.mm"),
+        ("torch.fft.irfft(torch.fft.rfft(x) * 2)", "allowed", "not lowered: complex numbers"),
         ("x.T[1:].reshape(2, 2, 8)", "allowed", "its results are views of its inputs"),
         ("F.gelu(x @ y)", "forbidden", "it is not lowered: aten.mm"),
         ("(x @ y).sort(0).values", "forbidden", "it is not lowered: aten.mm"),
