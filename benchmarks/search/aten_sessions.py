@@ -36,7 +36,7 @@ from optimizer.search.tree import Tree
 
 # What `TracedSynthesizer` prints where it writes no kernel.
 _NO_KERNEL = re.compile(r"^(\S+): no kernel of its own for [^:]+: (.+)$", re.MULTILINE)
-IN_PART = re.compile(r"torch keeps ([^.]+(?:\.[^.\s]+)*)")
+_IN_PART = re.compile(r"torch keeps (.+)\.$")
 
 
 def main() -> None:
@@ -114,12 +114,14 @@ def _row(name: str, evaluation: Evaluation, plan: str) -> Row:
     if not evaluation.correct:
         reason = f"{evaluation.validity}: {evaluation.message}"[:200]
         return Row(name, WRONG, reason=reason)
-    kept = IN_PART.search(plan)
+    kept = _IN_PART.search(plan)
     reason = kept.group(0) if kept else ""
     gain = evaluation.speedup
     if gain is None:
         return Row(name, RIGHT, reason="; ".join(filter(None, ("not timed", reason))))
     text = f"{gain.value:.2f} [{gain.low:.2f}, {gain.high:.2f}]"
+    if evaluation.timing == "repeat":
+        return Row(name, RIGHT, text, "the machine was too busy to trust the time")
     return Row(name, FASTER if gain.low > 1 else RIGHT, text, reason)
 
 

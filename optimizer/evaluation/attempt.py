@@ -363,8 +363,7 @@ class Attempt:
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.context.device])
-        if policy.quiet is None:
-            policy = replace(policy, quiet=QUIET[self.context.device])
+        policy = replace(policy, tolerated=QUIET[self.context.device])
         if policy.block_ms is None:
             policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

@@ -336,6 +336,8 @@ def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
 
 
 def _unchanged(before: torch.Tensor, after: torch.Tensor) -> bool:
+    if before.shape != after.shape:
+        return False
     if before.is_floating_point():
         return torch.allclose(before, after, rtol=0, atol=0, equal_nan=True)
     return torch.equal(before, after)

@@ -103,8 +103,8 @@ def places_from(rows: Sequence[Sequence[Any]]) -> list[Place]:
 CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
 SPARSE = 32  # in sparse calls, one element in at least so many is replaced
 SPARSE_SHARE = 0.75  # of the calls: a key of two elements then misses the change in 8 of 10
-# Of a GPU's inputs, so many tensors, and elements in each, get their last values when the stream
-# reaches the call.
+# Of a GPU's inputs, so many tensors, and up to so many elements in each, get their last values when
+# the stream reaches the call.
 LATE_TENSORS, LATE = 4, 256
 
 # Elements that still hold other values, and the values that they are to get.
@@ -135,8 +135,8 @@ def refresh(
     earlier one saw. The supervisor makes the same changes on its own copy, so it knows the inputs
     of any call without shipping them; whole changes do not depend on the calls before.
 
-    With `late`, a few elements of a few tensors hold values of other places afterwards. They are
-    returned with the values that they are to get from `finish`.
+    With `late`, a few elements of a few tensors, the largest among them, hold other values
+    afterwards. They are returned with the values that they are to get from `finish`.
     """
     chosen = Random(seed * 1_000_003 + call)
     replaced: list[LateChange] = []
@@ -153,14 +153,20 @@ def refresh(
         replaced.append((places, values))
     if not late:
         return []
-    return [_exchanged(*r) for r in chosen.sample(replaced, min(LATE_TENSORS, len(replaced)))]
+    replaced.sort(key=lambda change: -change[0].numel())  # by what was replaced, up to CHUNK
+    others = chosen.sample(replaced[1:], min(LATE_TENSORS, len(replaced)) - 1) if replaced else []
+    return [_spoiled(*change) for change in (*replaced[:1], *others)]
 
 
-def _exchanged(places: torch.Tensor, values: torch.Tensor) -> LateChange:
-    """Exchange the values at some of the places, and return what makes up for it."""
-    step = max(1, places.numel() // LATE)
+def _spoiled(places: torch.Tensor, values: torch.Tensor) -> LateChange:
+    """Put wrong values at some of the places, and return what makes up for it.
+
+    Floats are larger than all others, so that sums and maxima are wrong too. Whole numbers may be
+    places in another tensor; they change theirs among themselves.
+    """
+    step = -(-places.numel() // LATE)
     few, right = places[::step], values[::step]
-    few.copy_(right.flip(0))
+    few.copy_(2 * right.float().abs().amax() + 1 if right.is_floating_point() else right.flip(0))
     return few, right
 
 

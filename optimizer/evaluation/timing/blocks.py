@@ -51,7 +51,7 @@ BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, co
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
 CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopping a clock adds
 # Share of a span of calls that its threads may wait for a processor, by kind of device: a GPU is
-# held until a call is launched, so waits of the host are mostly not in its time.
+# held while a call is launched, so waits of the host are mostly not in its time.
 QUIET = {"cpu": 0.05, "cuda": 100.0}
 # Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
 # processor; a GPU is nobody else's meanwhile.
@@ -79,9 +79,9 @@ class TimingPolicy:
     within the two processes at which measuring stops early. `between` is described at
     `ratio_interval`; None stands for that of the device. `threads` counts processors that both
     sides need for themselves, 0 where that does not matter. `quiet` is the share of a span of calls
-    that its threads may wait for a processor, None for that of the device. `seconds` is the
-    deadline of a block. `calls` is the number of calls of every block, 0 for a random number that
-    follows from block_ms; a known number can be counted to.
+    that its threads may wait for a processor, None for `tolerated`, that of the device. `seconds`
+    is the deadline of a block. `calls` is the number of calls of every block, 0 for a random number
+    that follows from block_ms; a known number can be counted to.
     """
 
     block_ms: float | None = None
@@ -91,6 +91,7 @@ class TimingPolicy:
     between: float | None = None
     threads: int = 0
     quiet: float | None = None
+    tolerated: float | None = None
     seconds: float = 60.0
     max_calls: int = 2_000
     calls: int = 0
@@ -103,9 +104,10 @@ class TimingPolicy:
 
     @property
     def waits(self) -> float:
-        """`quiet`, which must be set."""
-        assert self.quiet is not None
-        return self.quiet
+        """The share of a span that its threads may wait; `tolerated` or `quiet` must be set."""
+        share = self.tolerated if self.quiet is None else self.quiet
+        assert share is not None
+        return share
 
 
 @dataclass
@@ -218,7 +220,7 @@ def _crowded(timing: CaseTiming, left: float | None, policy: TimingPolicy) -> Ca
 
 def _calm(block: Block, policy: TimingPolicy) -> bool:
     """Whether its clocks can be held against each other: its threads mostly ran."""
-    return block.waited_ns <= max(CALM_SHARE, policy.waits) * block.wall_ns
+    return block.waited_ns <= max(CALM_SHARE, policy.quiet or 0.0) * block.wall_ns
 
 
 def order_of(baseline: T, candidate: T, pairs: int) -> Iterator[tuple[T, T]]:

@@ -102,7 +102,9 @@ class _Processes:
 
     def take(self, more: bool) -> subprocess.Popen[bytes]:
         """The next process. `more` says whether another problem follows."""
-        process, self._next = self._next or self._start(), None
+        process, self._next = self._next, None
+        if process is None or process.poll() is not None:  # it may have ended while it waited
+            process = self._start()
         if more and self._ahead:
             self._next = self._start()
         return process

@@ -80,12 +80,12 @@ class Lines:
 
 
 def prepare(device: str) -> None:
-    """Start the interpreter that runners of a device are forked from, beside whatever comes next:
-    its imports take seconds. Nothing happens where runners cannot be isolated as the settings ask;
-    the search then says so.
+    """Start the interpreter that runners of a GPU are forked from, beside whatever comes next: its
+    imports take seconds. On a CPU they would disturb what is measured. Nothing happens where
+    runners cannot be isolated as the settings ask; the search then says so.
     """
     settings = EvaluationSettings()
-    if not sys.platform.startswith("linux"):  # nothing is forked there
+    if device == "cpu" or not sys.platform.startswith("linux"):  # only there they are forked
         return
     with suppress(KernloreError):
         Zygote.kept(settings.threads, level_for(settings.isolation, device), device)

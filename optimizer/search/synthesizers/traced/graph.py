@@ -12,7 +12,7 @@ import hashlib
 import sys
 import types
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -65,11 +65,14 @@ class NotTraced:
 @lru_cache(maxsize=32)
 def trace(source: str, dtype: str | None, attention: bool = False) -> Traced | NotTraced:
     """The forward of the `Model` in a case's source, in evaluation mode; `dtype` is that of all
-    floating inputs and weights, None as the file makes them. With `attention`, torch's
-    scaled_dot_product_attention stays one operator, `ATTENTION`, which torch has fused kernels for;
-    otherwise it is products and a softmax."""
+    floating inputs and weights, None as the file makes them. With `attention`,
+    scaled_dot_product_attention, where the model itself calls it, stays one operator, `ATTENTION`,
+    which torch has fused kernels for; otherwise it is products and a softmax."""
     try:
-        return _traced(source, dtype, attention)
+        if attention:
+            with suppress(Exception):  # such as under vmap: then without
+                return _traced(source, dtype, attention)
+        return _traced(source, dtype, False)
     # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")

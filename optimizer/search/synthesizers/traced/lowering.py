@@ -258,7 +258,8 @@ class Lowering:
             value = self._values[of]
             if not isinstance(value, Value):
                 raise NotLowered("a call with several results as one argument")
-            return self._view(value)
+            shape, dtype = result(of)  # a kept value of half precision is computed in float32
+            return self._view(Value(shape, dtype, value.at))
         if isinstance(of, tuple | list):
             return [self._handed(part) for part in of]
         return of

@@ -2,7 +2,7 @@
 order; operators that are left to torch are called between them.
 
 One host function a case; `run` chooses by the shapes that it is handed, and refuses others.
-Standard library only.
+Runs without a GPU.
 """
 
 from __future__ import annotations
@@ -182,7 +182,8 @@ def _called(step: Call, buffers: Mapping[str, Buffer]) -> list[str]:
         called = f"torch.nn.functional.{_FUSED}"
         named |= zip(ATTENTION_OPTIONS, step.args[3:], strict=False)
         args = args[:3]
-        turned = ".transpose(1, 2)" if len(step.args[0].shape) == 4 else ""
+        (out,) = step.outs
+        turned = ".transpose(1, 2)" if out is not None and len(out.shape) == 4 else ""
     args += [f"{key}={_plain(arg, buffers)}" for key, arg in named.items()]
     call = f"{called}({', '.join(args)})"
     if len(step.outs) == 1 and step.outs[0] is not None:

@@ -282,3 +282,41 @@ def test_an_import_that_must_stand_first_does() -> None:
     source = triton.written([(case.signature, program)], reference, triton.START)
     compile(source.text, "kernel.py", "exec")
     assert source.text.count("from __future__") == 1
+
+
+HALF = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(16, dtype=torch.bfloat16)
+        self.first = nn.Linear(16, 4, dtype=torch.bfloat16)
+        self.second = nn.Linear(16, 2, dtype=torch.bfloat16)
+
+    def forward(self, x):
+        kept = self.norm(x)
+        return self.first(kept), self.second(kept)
+
+
+def get_inputs():
+    return [torch.randn(8, 16, dtype=torch.bfloat16)]
+"""
+
+
+def test_torch_is_handed_values_in_their_own_precision() -> None:
+    shapes = [(8, 16), (16,), (16,), (4, 16), (4,), (2, 16), (2,), (8, 4), (8, 2)]
+    roles = ["input", *["parameter"] * 6, *["output"] * 2]
+    specs = [
+        TensorSpec(f"t{n}", role, "bfloat16", shape)  # type: ignore[arg-type]
+        for n, (role, shape) in enumerate(zip(roles, shapes, strict=True))
+    ]
+    case = CaseView("main", Signature(tuple(specs)), {}, True, None, {}, HALF)
+    program = lowered(case, LIBRARY, unwritten=UNWRITTEN)
+    assert isinstance(program, Program), program
+    text = triton.written([(case.signature, program)], HALF, triton.START).text
+    made = [line for line in text.splitlines() if "torch.empty(" in line]
+    assert made and all("dtype=torch.bfloat16" in line for line in made)
+    assert text.count("torch.ops.aten.addmm.default(") == 2
