@@ -74,8 +74,8 @@ def show(options: argparse.Namespace) -> None:
         for folder in options.folders:
             rows |= rows_of(stack.enter_context(opened(folder)), reasons)
     names = sorted(path.name for path in options.problems.iterdir() if path.is_dir())
-    found = [rows.get(name) or Row(name, NOT_BEGUN) for name in names]
-    own = [row for row in found if row.outcome in (FASTER, RIGHT)]
+    listed = [rows.get(name) or Row(name, NOT_BEGUN) for name in names]
+    own = [row for row in listed if row.outcome in (FASTER, RIGHT)]
     mixed = sum("torch keeps" in row.reason for row in own)
     faster = sum(row.outcome == FASTER for row in own)
     sentences = [
@@ -83,7 +83,7 @@ def show(options: argparse.Namespace) -> None:
         " torch keeps a part, which the last column names.",
         f"- Faster than eager: {faster} of {len(own)}.",
     ]
-    parts = report(found)
+    parts = report(listed)
     write_result(
         options.output,
         "Kernels of our own for torch's operators, a GPU, Triton",
