@@ -9,7 +9,7 @@ Text of documents is data: each block stands in its own fence, which the text ca
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
@@ -20,6 +20,7 @@ from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import (
     WholeSection,
     below,
+    parents_of,
     section_text,
     whole_sections,
 )
@@ -30,6 +31,7 @@ from retrieval.excerpts import citation
 from retrieval.ranking import Ranked
 
 HITS = 60  # passages of a ranking that sections are made of
+PORTION = 6  # sections read at a time: a context has room for few of those that are offered
 CUTOFF = (
     0.45  # of the best weighed score, below which a section of the chip's documents is left out
 )
@@ -95,15 +97,47 @@ def section_blocks(
     most: int = HITS,
     floor: float = 0.0,
     merge: bool = True,
-) -> list[Block]:
+) -> Iterator[Block]:
     """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
     those about the chips `own` come before the others. Sections and passages with an id in
     `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
     documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
-    parent bring the parent, where it is short enough.
+    parent bring the parent, where it is short enough. Each is read when it is asked for.
     """
     if largest <= 0:
-        return []
+        return
+    best = _best_of_sections(connection, ranked, scope, excluded, prefer, floor)
+    ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
+    merged = _parents(connection, best, scope, largest) if merge else {}
+    given: set[str] = set()
+    for start in range(0, len(ordered), PORTION):
+        portion = ordered[start : start + PORTION]
+        sections = whole_sections(connection, [p.section_id for p in portion], scope)
+        for passage in portion:
+            section = sections.get(passage.section_id)
+            if section is None:
+                continue
+            group = merged.get(section.id, (section,))
+            if group[0].id in given:
+                continue
+            block = _group_block(connection, scope, kind, group, passage, largest)
+            if block is None or excluded & {*block.sections, *block.passages}:
+                continue
+            given.add(group[0].id)
+            yield block
+            if len(given) >= most:
+                return
+
+
+def _best_of_sections(
+    connection: Connection,
+    ranked: Sequence[Ranked],
+    scope: ScopeFilter,
+    excluded: frozenset[str],
+    prefer: Mapping[str, float] | None,
+    floor: float,
+) -> dict[str, Passage]:
+    """The best passage of each section that is offered, by section, best first."""
     hits = store.load(connection, [r.seq for r in ranked[:HITS]], scope)
     best: dict[str, Passage] = {}
     offered = [r for r in ranked[:HITS] if r.score >= floor]
@@ -114,23 +148,7 @@ def section_blocks(
             break
         if passage is not None and not {passage.id, passage.section_id} & excluded:
             best.setdefault(passage.section_id, passage)
-    ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
-    sections = whole_sections(connection, best, scope)
-    merged = _parents(connection, sections, scope, largest) if merge else {}
-    blocks: dict[str, Block] = {}
-    for passage in ordered:
-        section = sections.get(passage.section_id)
-        if section is None:
-            continue
-        group = merged.get(section.id, (section,))
-        if group[0].id in blocks:
-            continue
-        block = _group_block(connection, scope, kind, group, passage, largest)
-        if block is not None and not excluded & {*block.sections, *block.passages}:
-            blocks[group[0].id] = block
-        if len(blocks) >= most:
-            break
-    return list(blocks.values())
+    return best
 
 
 def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, float] | None) -> float:
@@ -144,16 +162,18 @@ def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, floa
 
 def _parents(
     connection: Connection,
-    sections: Mapping[str, WholeSection],
+    section_ids: Collection[str],
     scope: ScopeFilter,
     largest: int,
 ) -> dict[str, tuple[WholeSection, ...]]:
     """For sections that are given with all their siblings: the parent and its children, by id."""
     by_parent: dict[str, list[str]] = {}
-    for section in sections.values():
-        if section.parent_id is not None:
-            by_parent.setdefault(section.parent_id, []).append(section.id)
+    for section_id, parent in parents_of(connection, section_ids).items():
+        if parent is not None:
+            by_parent.setdefault(parent, []).append(section_id)
     wanted = {parent for parent, ids in by_parent.items() if len(ids) >= SIBLINGS}
+    if not wanted:
+        return {}
     children = below(connection, wanted)
     ids = {*wanted, *(child for group in children.values() for child in group)}
     texts = whole_sections(connection, ids, scope)

@@ -7,9 +7,10 @@ nothing about how passages are ranked.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
@@ -253,7 +254,7 @@ def _sections(
     room: int,
     largest: int,
     shown: frozenset[str],
-) -> Sequence[Block]:
+) -> Iterator[Block]:
     own = frozenset[str]()
     if material.spec is not None and not material.signal_best:
         own = frozenset({material.spec.id})
@@ -274,12 +275,12 @@ def _sections(
         merge=not material.signal_best,  # the siblings are about other signals
     )
     if material.toolchain is not None and category != "hardware":
-        blocks = [
+        blocks = (
             block
             for block in blocks
             if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
-        ]
-    return blocks[: material.request.k]
+        )
+    return islice(blocks, material.request.k)
 
 
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:

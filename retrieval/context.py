@@ -10,7 +10,7 @@ nothing in it depends on time, ids of the request or threads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.prompt_tokens import count_tokens
@@ -33,9 +33,10 @@ DATA_NOTE = (
 JOIN = "\n\n"
 LEAST_SECTION = 300  # tokens that a section may always take, where its share is smaller
 LARGEST_SECTION = 0.6  # of its block's share
+LEAST_BLOCK = 60  # tokens; the fence of an excerpt alone takes more
 
 # Takes the room of a block, the largest section, the ids that are shown already; gives its parts.
-Offer = Callable[[int, int, frozenset[str]], Sequence[Block]]
+Offer = Callable[[int, int, frozenset[str]], Iterable[Block]]
 
 
 @dataclass(frozen=True)
@@ -134,7 +135,9 @@ def _body(
         parts = offers[name](allowance - cost, largest, shown) if allowance > cost else ()
         kept = []
         for part in parts:
-            if repeats.is_new(part.text) and cost + _cost(part) <= allowance:
+            if cost + LEAST_BLOCK > allowance:
+                break
+            if cost + _cost(part) <= allowance and repeats.is_new(part.text):
                 cost += _cost(part)
                 kept.append(part)
         if not kept:

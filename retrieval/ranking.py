@@ -16,6 +16,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -175,15 +176,18 @@ def lexical_scores(
     """The BY_WORDS best passages by their words and their section's: number -> score, 1.0 for the
     best.
     """
-    total: dict[int, float] = defaultdict(float)
-    for seq, score in _level(connection, "passage", plan, scope, weights).items():
-        total[seq] += weights.passage * score
+    own = _level(connection, "passage", plan, scope, weights)
     sections = _level(connection, "section", plan, scope, weights)
-    for section, seqs in passages.sections_of(connection, sections).items():
-        for seq in seqs:
-            total[seq] += weights.section * sections[section]
-    best = sorted(total.items(), key=lambda item: (-item[1], item[0]))[:BY_WORDS]
-    return _over_best(dict(best))
+    members = passages.sections_of(connection, sections)
+    scores = [weights.passage * score for score in own.values()]
+    for section, within in members.items():
+        scores += [weights.section * sections[section]] * len(within)
+    seqs, places = np.unique(
+        np.array([*own, *chain.from_iterable(members.values())], np.int64), return_inverse=True
+    )
+    total = np.bincount(places, scores)
+    best = np.argsort(-total, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
+    return _over_best(dict(zip(seqs[best].tolist(), total[best].tolist(), strict=True)))
 
 
 def _level(

@@ -351,7 +351,7 @@ def _answers(
     largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
     for _, query in layout.questions:
         ranked = search(connection, query, own)
-        blocks = section_blocks(
+        offered = section_blocks(
             connection,
             ranked,
             own,
@@ -362,7 +362,7 @@ def _answers(
             prefer=about,
             most=2 * QUESTION_SECTIONS,
         )
-        per_question.append([block for block in blocks if repeats.is_new(block.text)])
+        per_question.append([block for block in offered if repeats.is_new(block.text)])
     chosen: list[Block] = []
     for turn in range(QUESTION_SECTIONS):
         for blocks in per_question:

@@ -77,11 +77,12 @@ def chosen(
 ) -> list[Block]:
     ranked = [Ranked(p.seq, 1.0 - n / 10, 0.5, 0.5, "hardware") for n, p in enumerate(hits)]
     with store.catalog.read() as connection:
-        return section_blocks(
+        blocks = section_blocks(
             connection, ranked, SCOPE, "hardware",
             own=OWN, largest=largest, excluded=excluded, prefer=prefer,
             floor=floor, merge=merge,
         )  # fmt: skip
+        return list(blocks)
 
 
 def test_an_excerpt_can_not_close_its_fence() -> None:

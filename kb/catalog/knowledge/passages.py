@@ -303,19 +303,25 @@ def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str
 def _scopes(
     connection: Connection, documents: Iterable[str], kind: str
 ) -> dict[str, tuple[str, ...]]:
-    """The languages, or hardware, that documents are about; one about none in particular is left
-    out.
+    """The languages, or hardware, that documents are about; of one about none in particular, the
+    tuple is empty.
     """
-    scopes = t.document_scopes
-    values: dict[str, tuple[str, ...]] = {}
-    for part in portions(sorted(documents)):
-        for row in connection.execute(
-            sa.select(scopes.c.document_id, scopes.c.value)
-            .where(scopes.c.document_id.in_(part), scopes.c.kind == kind)
-            .order_by(scopes.c.value)
-        ):
-            values[row.document_id] = (*values.get(row.document_id, ()), row.value)
-    return values
+
+    def read(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, ...]]:
+        scopes = t.document_scopes
+        values: dict[tuple[str, str], tuple[str, ...]] = dict.fromkeys(keys, ())
+        for part in portions([document for document, _ in keys]):
+            for row in connection.execute(
+                sa.select(scopes.c.document_id, scopes.c.value)
+                .where(scopes.c.document_id.in_(part), scopes.c.kind == kind)
+                .order_by(scopes.c.value)
+            ):
+                values[row.document_id, kind] += (row.value,)
+        return values
+
+    wanted = [(document, kind) for document in sorted(documents)]
+    kept = look_up(connection, "document scopes", wanted, read)
+    return {document: values for (document, _), values in kept.items()}
 
 
 def _passage(

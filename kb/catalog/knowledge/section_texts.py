@@ -94,8 +94,7 @@ def whole_sections(
 def _read_sections(
     connection: Connection, section_ids: Sequence[str], scope: ScopeFilter
 ) -> dict[str, WholeSection]:
-    heads = look_up(connection, "sections", sorted(set(section_ids)), partial(_heads, connection))
-    rows = [row for row in heads.values() if row is not None]
+    rows = _heads(connection, section_ids)
     members = passages.sections_of(connection, [row.seq for row in rows])
     live = passages.load(connection, (n for seqs in members.values() for n in seqs), scope)
     sections: dict[str, WholeSection] = {}
@@ -106,8 +105,22 @@ def _read_sections(
     return sections
 
 
-def _heads(connection: Connection, section_ids: Sequence[str]) -> dict[str, sa.Row[Any] | None]:
-    """Everything of these sections but their passages; None for one that is not there."""
+def parents_of(connection: Connection, section_ids: Iterable[str]) -> dict[str, str | None]:
+    """The enclosing section of each of these, None at the top; unknown ids are left out."""
+    return {row.id: row.parent_id for row in _heads(connection, section_ids)}
+
+
+def _heads(connection: Connection, section_ids: Iterable[str]) -> list[sa.Row[Any]]:
+    """Everything of these sections but their passages."""
+    read = partial(_read_heads, connection)
+    heads = look_up(connection, "sections", sorted(set(section_ids)), read)
+    return [row for row in heads.values() if row is not None]
+
+
+def _read_heads(
+    connection: Connection, section_ids: Sequence[str]
+) -> dict[str, sa.Row[Any] | None]:
+    """As `_heads`; None for one that is not there."""
     heads: dict[str, sa.Row[Any] | None] = dict.fromkeys(section_ids)
     for part in portions(section_ids):
         rows = connection.execute(_SELECT.where(t.sections.c.id.in_(part)))
