@@ -353,8 +353,12 @@ class Attempt:
         """What the ceilings of the device say against a time."""
         if not self._settings.on(29):
             return []
-        work = self.context.problem.work(case)
-        return impossible_times(work, timing, self.context.ceilings)
+        problem, ceilings = self.context.problem, self.context.ceilings
+        flags = impossible_times(problem.work(case), timing, ceilings)
+        if any(flag.severity == "reject" for flag in flags):
+            # A slice or a stride may leave out most of an input, and then no kernel has to read it.
+            flags = impossible_times(problem.needed_work(case), timing, ceilings)
+        return flags
 
     @property
     def _timing_policy(self) -> TimingPolicy:

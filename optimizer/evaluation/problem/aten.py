@@ -22,7 +22,8 @@ import torch
 from kb.errors import NotFound, Unavailable, nearest
 from optimizer.evaluation.runner.dispatch import DispatchWatch
 
-ELEMENTS = {"cpu": 1 << 21, "cuda": 1 << 26}  # of the largest input, about
+# Of the largest input, about; the next where the operator takes no more.
+ELEMENTS = {"cpu": (1 << 21,), "cuda": (1 << 26, 1 << 23, 1 << 21)}
 MOST_RESULTS = 1 << 28  # elements
 MOST_BETWEEN = 1 << 28  # elements of all that an operator computes on its way, on the CPU
 SAMPLES = 12  # of an operator that are looked at
@@ -73,6 +74,8 @@ def aten_problem(name: str) -> Made | NotMade:
             f"torch has no samples of {name!r}",
             hint=f"Similar: {near}." if near else "See `kernlore problem aten --list`.",
         )
+    if "empty" in info.name.rsplit(".", 1)[-1]:
+        return NotMade(name, "its result is memory as it was")
     call = _callable(info)
     if call is None:
         return NotMade(name, "no function of torch or method of a tensor has its name")
@@ -211,11 +214,13 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
     larger = {}
     # A result for each place of a dimension (unbind) would become millions of them.
     counted = len(result) > 2 and len(result) in extents
-    for device, most in ELEMENTS.items():
+    for device, steps in ELEMENTS.items():
         really = device == "cpu"
-        sizes = None if counted else _larger(source, file, extents, most, really=really)
-        if sizes is not None:
-            larger[device] = sizes
+        for most in steps if not counted else ():
+            sizes = _larger(source, file, extents, most, really=really)
+            if sizes is not None:
+                larger[device] = sizes
+                break
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
     return Made(short, name, source, _toml(short, name, own, larger), bool(larger), plain)
 
@@ -243,7 +248,9 @@ def _arguments(sample: Any) -> _File | str:
 
     try:
         parts = [text(sample.input), *(text(arg) for arg in sample.args)]
-        parts += [f"{key}={text(value)}" for key, value in sample.kwargs.items()]
+        # Results are made where the inputs are; a device in the text would hold for one alone.
+        named = {key: value for key, value in sample.kwargs.items() if key != "device"}
+        parts += [f"{key}={text(value)}" for key, value in named.items()]
     except TypeError as problem:
         return str(problem)
     if any(t.dtype not in (torch.float32, torch.int64, torch.bool) for t in inputs):

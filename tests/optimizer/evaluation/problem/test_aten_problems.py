@@ -50,7 +50,12 @@ def test_whole_numbers_of_an_input_stay_places_of_another_at_every_size() -> Non
 
 @pytest.mark.parametrize(
     ("name", "reason"),
-    [("bernoulli", "random"), ("fft.fft", "complex"), ("bitwise_and", "no sample")],
+    [
+        ("bernoulli", "random"),
+        ("fft.fft", "complex"),
+        ("bitwise_and", "no sample"),
+        ("new_empty_strided", "memory as it was"),
+    ],
 )
 def test_what_cannot_be_a_problem_says_why(name: str, reason: str) -> None:
     made = aten_problem(name)
@@ -83,3 +88,15 @@ def test_the_command_writes_and_exits_with_1_where_an_operator_has_no_problem(
     assert main(arguments) == 1
     assert (tmp_path / "aten_sin" / "problem.toml").is_file()
     assert "its result is random" in capsys.readouterr().out
+
+
+def test_results_are_made_where_the_inputs_are() -> None:
+    made = aten_problem("new_full")
+    assert isinstance(made, Made)
+    assert "device" not in made.source
+
+
+def test_an_operator_with_a_bound_of_its_own_has_a_smaller_case_for_a_gpu() -> None:
+    made = aten_problem("nanquantile")  # torch takes no more than 16 million elements
+    assert isinstance(made, Made)
+    assert 'devices = ["cuda"]' in made.toml

@@ -1,0 +1,75 @@
+"""How much of its inputs a result depends on, and the least time that follows from it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.evaluation.correctness.needed_bytes import least_share, needed_read_bytes
+from optimizer.evaluation.correctness.prepared import PreparedProblem
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.settings import EvaluationSettings
+
+SOURCE = """
+import torch
+
+n = 256
+
+
+class Model(torch.nn.Module):
+    def forward(self, x, y):
+        return {result}
+
+
+def get_inputs():
+    return [torch.randn(n, 1024), torch.randn(1024)]
+
+
+def get_init_inputs():
+    return []
+"""
+BYTES = 4 * (256 * 1024 + 1024)
+
+
+def opened(folder: Path, result: str) -> OpenCase:
+    path = folder / "problem.py"
+    path.write_text(SOURCE.replace("{result}", result), encoding="utf-8")
+    problem = load_problem(path)
+    return open_case(problem, problem.cases[0])
+
+
+@pytest.mark.parametrize(
+    "result",
+    [
+        "x + y",
+        "x.amax(dim=1)",  # all but one of a row change nothing, and all have to be looked at
+        "torch.where(x > 0, 1.0, 0.0)",  # NaN compares like a negative number
+        "x.sort(dim=1).values[:, :8]",
+    ],
+)
+def test_what_every_element_decides_is_read_whole(tmp_path: Path, result: str) -> None:
+    assert needed_read_bytes(opened(tmp_path, result), "cpu", seed=1) == BYTES
+
+
+@pytest.mark.parametrize(("result", "share"), [("x[::4] + y", 0.25), ("x[:8] * 2", 0.03)])
+def test_what_a_slice_leaves_out_has_not_to_be_read(
+    tmp_path: Path, result: str, share: float
+) -> None:
+    needed = needed_read_bytes(opened(tmp_path, result), "cpu", seed=1)
+    assert needed <= 1.2 * share * BYTES + 4096
+
+
+def test_a_case_has_less_work_than_its_inputs_where_most_is_left_out(tmp_path: Path) -> None:
+    opened_case = opened(tmp_path, "x[:8] * 2")
+    prepared = PreparedProblem(opened_case.problem, "cpu", EvaluationSettings())
+    whole, needed = prepared.work(opened_case.case), prepared.needed_work(opened_case.case)
+    assert whole.read_bytes == BYTES and needed.read_bytes < BYTES / 4
+    assert needed.written_bytes == whole.written_bytes
+
+
+def test_the_share_is_the_lower_end_of_an_interval() -> None:
+    assert least_share(24, 24) == 1.0
+    assert least_share(0, 24) == 0.0
+    assert 0.3 < least_share(12, 24) < 0.5
