@@ -54,6 +54,7 @@ class Row:
     outcome: str
     speedup: str = ""
     reason: str = ""
+    seconds: float | None = None  # from the beginning of its run to its kernel's figure
 
 
 def main() -> None:

@@ -13,7 +13,9 @@ import argparse
 import re
 from collections.abc import Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
+from statistics import median
 
 from benchmarks.report import ended, say, write_result
 from benchmarks.search.aten import (
@@ -34,6 +36,7 @@ from optimizer.search.portable.launch import WHY_FAILED
 from optimizer.search.store import FileStore
 from optimizer.search.tree import Tree
 
+AIM = 30  # seconds to the first right kernel
 # What `TracedSynthesizer` prints where it writes no kernel.
 _NO_KERNEL = re.compile(r"^(\S+): no kernel of its own for [^:]+: (.+)$", re.MULTILINE)
 _IN_PART = re.compile(r"torch keeps (.+)\.$")
@@ -83,6 +86,13 @@ def show(options: argparse.Namespace) -> None:
         " torch keeps a part, which the last column names.",
         f"- Faster than eager: {faster} of {len(own)}.",
     ]
+    took = [row.seconds for row in own if row.seconds is not None]
+    if took:
+        sentences.append(
+            f"- From the beginning of a problem to its first right kernel, timed: p50"
+            f" {median(took):.0f} s, {sum(t < AIM for t in took)} of {len(took)} within {AIM} s,"
+            f" {max(took):.0f} s at the most; the reference, which is timed first, is in it."
+        )
     parts = report(listed)
     write_result(
         options.output,
@@ -104,7 +114,8 @@ def rows_of(folder: Path, reasons: Mapping[str, str]) -> dict[str, Row]:
         nodes = Tree(store.nodes(run.id)).nodes[1:]
         if nodes and nodes[0].evaluation is not None:
             assert nodes[0].proposal is not None
-            rows[name] = _row(name, nodes[0].evaluation, nodes[0].proposal.plan)
+            row = _row(name, nodes[0].evaluation, nodes[0].proposal.plan)
+            rows[name] = replace(row, seconds=nodes[0].at)
         elif name not in rows:
             rows[name] = Row(name, LEFT, reason=reasons.get(name, run.ended or "no reason stored"))
     return rows

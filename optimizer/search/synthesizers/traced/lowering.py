@@ -75,12 +75,10 @@ class Lowering:
         signature: Signature,
         operators: Mapping[str, Rule],
         library: frozenset[str] | None = None,
-        unwritten: frozenset[str] = frozenset(),
     ) -> None:
         """`operators` lowers one node each, by the operator's name. With `library`, the operators
         that it names and those that cannot be lowered are left to torch, and what is kept has the
-        dtype that torch would give it. `unwritten` are the operators of expressions that the
-        kernel's language has no form of."""
+        dtype that torch would give it."""
         self._graph = graph
         self._operators = operators
         self._signature = signature
@@ -88,7 +86,6 @@ class Lowering:
         self.stages: list[Stage] = []
         self.calls: list[Call] = []
         self._library = library
-        self._unwritten = unwritten
         self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self._counter = 0
 
@@ -204,20 +201,11 @@ class Lowering:
         try:
             if name not in self._operators:
                 raise NotLowered(name)
-            value = self._operators[name](self, node)
-            if self._unwritten and isinstance(value, Value):
-                self._check_written(name, value)
-            return value
+            return self._operators[name](self, node)
         except NotLowered:
             if self._library is None:
                 raise
             return self._left(node)
-
-    def _check_written(self, name: str, value: Value) -> None:
-        body = value.at(tuple(map(index, self.variables(value.shape))))
-        missing = body.operators & self._unwritten
-        if missing:
-            raise NotLowered(f"{name}: the language has no {', '.join(sorted(missing))}")
 
     # -- what is left to torch
 

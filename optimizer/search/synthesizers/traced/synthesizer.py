@@ -22,7 +22,7 @@ from optimizer.search.synthesizers.traced.graph import NotTraced, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
 from optimizer.search.synthesizers.traced.program import Program
-from optimizer.search.synthesizers.traced.triton_operators import UNWRITTEN, NotWritten
+from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
@@ -134,8 +134,7 @@ class TracedSynthesizer:
             allowed = problem.policy.get("library") == "allowed"
             library = LIBRARY if language is TRITON and allowed else None
             without = LIBRARY if language is TRITON and not allowed else frozenset()
-            unwritten = UNWRITTEN if language is TRITON else frozenset()
-            self._lowered[key] = self._all(problem, library, without, unwritten)
+            self._lowered[key] = self._all(problem, library, without)
         return self._lowered[key]
 
     def _all(
@@ -143,12 +142,11 @@ class TracedSynthesizer:
         problem: ProblemView,
         library: frozenset[str] | None,
         without: frozenset[str],
-        unwritten: frozenset[str],
     ) -> Lowered | None:
         programs: list[tuple[Signature, Program]] = []
         served = []
         for case in problem.cases:
-            program = lowered(case, library, without, unwritten)
+            program = lowered(case, library, without)
             if isinstance(program, str):
                 self._log(f"no kernel of its own for {problem.name}, {case.name}: {program}")
                 if case is problem.main:
@@ -171,17 +169,15 @@ def lowered(
     case: CaseView,
     library: frozenset[str] | None = None,
     without: frozenset[str] = frozenset(),
-    unwritten: frozenset[str] = frozenset(),
 ) -> Program | str:
     """The program of a case, or why there is none. With `library`, the operators that it names and
-    those that cannot be lowered stay with torch. Those of `without` are refused. `unwritten` is
-    described at `Lowering`."""
+    those that cannot be lowered stay with torch. Those of `without` are refused."""
     traced = trace(case.source, case.dtype, attention=library is not None)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
     known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        return Lowering(traced.graph, case.signature, known, library, unwritten).program()
+        return Lowering(traced.graph, case.signature, known, library).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 

@@ -176,6 +176,147 @@ def traced_asin(x):
     far = 1.5707963267948966 - 2.0 * half
     return tl.where(a < 0.5, near, tl.where(x < 0, -far, far))
 """,
+    # The functions below are computed in float64, and their callers take what they need of it.
+    "traced_power": """\
+@triton.jit
+def traced_power(a, b):
+    x, y = tl.cast(a, tl.float64), tl.cast(b, tl.float64)
+    size = tl.exp2(y * tl.log2(tl.abs(x)))
+    whole = y == tl.floor(y)
+    odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
+    signed = tl.where(odd, -size, tl.where(whole, size, float("nan")))
+    return tl.where((y == 0.0) | (x == 1.0), 1.0, tl.where(x < 0, signed, size))
+""",
+    # Each quotient is cut to a whole number of 53 bits, so what is left is exact.
+    "traced_fmod": """\
+@triton.jit
+def traced_fmod(a, b):
+    x, y = tl.cast(a, tl.float64), tl.abs(tl.cast(b, tl.float64))
+    size = tl.abs(x)
+    rest = size
+    for _ in tl.static_range(3):
+        rest = tl.fma(-tl.floor(rest / y), y, rest)
+        rest = tl.where(rest < 0, rest + y, rest)
+    rest = tl.where(rest >= y, rest - y, rest)
+    rest = tl.where((y == float("inf")) & (size < y), size, rest)
+    return tl.where(x < 0, -rest, rest)
+""",
+    "traced_quotient": """\
+@triton.jit
+def traced_quotient(a, b):
+    return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b))
+""",
+    "traced_rest": """\
+@triton.jit
+def traced_rest(a, b):
+    return tl.where(b == 0, 0, a - traced_quotient(a, b) * b)
+""",
+    "traced_hypot": """\
+@triton.jit
+def traced_hypot(a, b):
+    x, y = tl.abs(tl.cast(a, tl.float64)), tl.abs(tl.cast(b, tl.float64))
+    large, small = tl.where(x > y, x, y), tl.where(x > y, y, x)
+    share = small / tl.where(large == 0.0, 1.0, large)
+    size = tl.where(x + y == x + y, large * tl.sqrt(1.0 + share * share), x + y)
+    return tl.where((x == float("inf")) | (y == float("inf")), float("inf"), size)
+""",
+    "traced_atan2": """\
+@triton.jit
+def traced_atan2(y, x):
+    a, b = tl.abs(y), tl.abs(x)
+    alike = (a == b) & (a + b != 0.0)  # both may be infinite
+    steep = a > b
+    share = tl.where(steep, b, a) / tl.where(a + b == 0.0, 1.0, tl.where(steep, a, b))
+    angle = traced_atan(tl.where(alike, 1.0, share))
+    angle = tl.where(steep, 1.5707963267948966 - angle, angle)
+    behind = (x < 0) | ((x == 0) & (1.0 / x < 0))
+    angle = tl.where(behind, 3.141592653589793 - angle, angle)
+    return tl.where((y < 0) | ((y == 0) & (1.0 / y < 0)), -angle, angle)
+""",
+    "traced_acos": """\
+@triton.jit
+def traced_acos(x):
+    return 2.0 * traced_atan(tl.sqrt((1.0 - x) / (1.0 + x)))
+""",
+    # Stirling's series from 15 on, the recurrence before it, and for what is below a half the
+    # reflection: Abramowitz and Stegun, 6.1.15, 6.1.17 and 6.1.41.
+    "traced_lgamma": """\
+@triton.jit
+def traced_lgamma(a):
+    x = tl.cast(a, tl.float64)
+    low = x < 0.5
+    t = tl.where(low, 1.0 - x, x)
+    steps = tl.where(x == x, 1.0, x)
+    for _ in tl.static_range(15):
+        steps = tl.where(t < 15.0, steps * t, steps)
+        t = tl.where(t < 15.0, t + 1.0, t)
+    s = 1.0 / (t * t)
+    p = s * 8.41750841750841751e-4 - 5.95238095238095238e-4
+    p = p * s + 7.93650793650793651e-4
+    p = p * s - 2.77777777777777778e-3
+    p = p * s + 8.33333333333333333e-2
+    up = (t - 0.5) * tl.log(t) - t + 0.91893853320467274 + p / t - tl.log(steps)
+    sine = tl.abs(tl.sin(3.141592653589793 * (x - tl.floor(x))))
+    down = tl.where(sine == 0.0, float("inf"), tl.log(3.141592653589793 / sine) - up)
+    return tl.where(tl.abs(x) == float("inf"), float("inf"), tl.where(low, down, up))
+""",
+    # The recurrence up to 10, then the asymptotic series; negative numbers by reflection.
+    # Abramowitz and Stegun, 6.3.5, 6.3.7 and 6.3.18.
+    "traced_digamma": """\
+@triton.jit
+def traced_digamma(a):
+    x = tl.cast(a, tl.float64)
+    low = x < 0
+    part = x - tl.where(low, tl.ceil(x), tl.floor(x))
+    turned = 3.141592653589793 * part
+    t = tl.where(low, 1.0 - x, x)
+    y = tl.where(low & (part != 0.0), -3.141592653589793 * tl.cos(turned) / tl.sin(turned), 0.0)
+    y = tl.where(low & (part == 0.0), float("nan"), y)
+    for _ in tl.static_range(10):
+        y = tl.where(t < 10.0, y - 1.0 / t, y)
+        t = tl.where(t < 10.0, t + 1.0, t)
+    z = 1.0 / (t * t)
+    p = 8.33333333333333333333e-2
+    p = p * z - 2.10927960927960927961e-2
+    p = p * z + 7.57575757575757575758e-3
+    p = p * z - 4.16666666666666666667e-3
+    p = p * z + 3.96825396825396825397e-3
+    p = p * z - 8.33333333333333333333e-3
+    p = p * z + 8.33333333333333333333e-2
+    value = y + tl.log(t) - 0.5 / t - z * p
+    return tl.where(x == 0.0, -1.0 / x, value)
+""",
+    # M. Giles, Approximating the erfinv function (GPU Computing Gems, 2011), then two Newton steps.
+    "traced_erfinv": """\
+@triton.jit
+def traced_erfinv(a):
+    x = tl.cast(a, tl.float64)
+    inside = tl.abs(x) < 1.0
+    u = tl.where(inside, x, 0.0)
+    w = -tl.log((1.0 - u) * (1.0 + u))
+    near, far = w - 2.5, tl.sqrt(w) - 3.0
+    p = 2.81022636e-08 * near + 3.43273939e-07
+    p = p * near - 3.5233877e-06
+    p = p * near - 4.39150654e-06
+    p = p * near + 0.00021858087
+    p = p * near - 0.00125372503
+    p = p * near - 0.00417768164
+    p = p * near + 0.246640727
+    p = p * near + 1.50140941
+    q = -0.000200214257 * far + 0.000100950558
+    q = q * far + 0.00134934322
+    q = q * far - 0.00367342844
+    q = q * far + 0.00573950773
+    q = q * far - 0.0076224613
+    q = q * far + 0.00943887047
+    q = q * far + 1.00167406
+    q = q * far + 2.83297682
+    y = tl.where(w < 5.0, p, q) * u
+    for _ in tl.static_range(2):
+        y = y - (tl.erf(y) - u) * 0.886226925452758 * tl.exp(y * y)
+    edge = tl.where(tl.abs(x) == 1.0, x * float("inf"), float("nan"))
+    return tl.where(inside, y, edge)
+""",
 }
 NEEDS: Mapping[str, tuple[str, ...]] = {
     "traced_tanh64": ("traced_expm1",),
@@ -183,7 +324,8 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     "traced_asinh": ("traced_log1p",),
     "traced_acosh": ("traced_log1p",),
     "traced_atanh": ("traced_log1p",),
-    "traced_asin": ("traced_atan",),
+    **dict.fromkeys(("traced_asin", "traced_acos", "traced_atan2"), ("traced_atan",)),
+    "traced_rest": ("traced_quotient",),
 }
 _CALLED: Mapping[str, str] = {
     "max": "traced_max",
@@ -192,9 +334,10 @@ _CALLED: Mapping[str, str] = {
     "log1p": "traced_log1p",
     "expm1": "traced_expm1",
     **{name: f"traced_{name}" for name in ("sinh", "asinh", "acosh", "atanh", "atan", "asin")},
+    **{name: f"traced_{name}" for name in ("acos", "atan2")},
 }
-# Operators that have no form here: they stay with torch.
-UNWRITTEN = frozenset(("lgamma", "digamma", "erfinv", "fmod", "quotient", "atan2", "hypot", "acos"))
+# Computed in float64 by a helper, whatever the dtype.
+_PRECISE = ("lgamma", "digamma", "erfinv", "fmod", "hypot")
 
 
 class NotWritten(Exception):
@@ -209,17 +352,11 @@ def written(of: Expression, args: Sequence[str]) -> tuple[str, str]:
         return f"{args[0]} {INFIX[name]} {args[1]}", ""
     if name in ("max", "min") and of.dtype not in FLOATS:
         return f"tl.{name}imum({args[0]}, {args[1]})", ""
-    if name == "tanh" and of.dtype == "float64":
-        return f"traced_tanh64({args[0]})", "traced_tanh64"
-    if name in _CALLED:
-        return f"{_CALLED[name]}({', '.join(args)})", _CALLED[name]
     if name in _OWN:
         return f"tl.{name}({args[0]})", ""
-    if name == "round":
-        magic = 12582912.0 if of.dtype == "float32" else 6755399441055744.0
-        return f"traced_round({args[0]}, {magic})", "traced_round"
-    if name == "pow":
-        return _power(of, args), "traced_pow"
+    helped = _by_helper(of, args)
+    if helped is not None:
+        return helped
     forms = {
         "cast": f"({args[0]}).to({kind})",
         "neg": f"-{args[0]}",
@@ -245,11 +382,33 @@ def written(of: Expression, args: Sequence[str]) -> tuple[str, str]:
     return forms[name], ""
 
 
-def _power(of: Expression, args: Sequence[str]) -> str:
+def _by_helper(of: Expression, args: Sequence[str]) -> tuple[str, str] | None:
+    """As `written`, for what a function of the kernel's file computes."""
+    name, kind = of.name, TYPES[of.dtype]
+    if name == "tanh" and of.dtype == "float64":
+        return f"traced_tanh64({args[0]})", "traced_tanh64"
+    if name in _CALLED:
+        return f"{_CALLED[name]}({', '.join(args)})", _CALLED[name]
+    if name == "round":
+        magic = 12582912.0 if of.dtype == "float32" else 6755399441055744.0
+        return f"traced_round({args[0]}, {magic})", "traced_round"
+    if name == "pow":
+        return _power(of, args)
+    if name in ("fmod", "quotient") and of.dtype not in FLOATS:
+        helper = "traced_rest" if name == "fmod" else "traced_quotient"
+        return f"{helper}(tl.cast({args[0]}, {kind}), tl.cast({args[1]}, {kind}))", helper
+    if name in _PRECISE:
+        return f"tl.cast(traced_{name}({', '.join(args)}), {kind})", f"traced_{name}"
+    return None
+
+
+def _power(of: Expression, args: Sequence[str]) -> tuple[str, str]:
+    if of.dtype not in FLOATS:
+        raise NotWritten("a power of integers")
     exponent = of.args[1]
-    if exponent.name != "literal" or of.dtype not in FLOATS:
-        raise NotWritten("a power whose exponent is no number")
-    return f"traced_pow({args[0]}, {float(exponent.value)!r})"
+    if exponent.name == "literal":
+        return f"traced_pow({args[0]}, {float(exponent.value)!r})", "traced_pow"
+    return f"tl.cast(traced_power({', '.join(args)}), {TYPES[of.dtype]})", "traced_power"
 
 
 def number(value: float | str, dtype: str) -> str:

@@ -22,7 +22,6 @@ from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemVi
 from optimizer.search.synthesizers.traced import triton
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
-from optimizer.search.synthesizers.traced.triton_operators import UNWRITTEN
 from tests.optimizer.search.synthesizers.compiler.proposals import context
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -67,10 +66,19 @@ MODELS = {
         "(9, 40)",
         "torch.randint(-90, 90, (9, 40))",
     ),
-    "not in the language": (
-        "torch.lgamma(x + 1).relu() + torch.fmod(x, y) * 2",
+    "made of others": (
+        "torch.stack([torch.lgamma(x * 4), torch.digamma(x * 4), torch.erfinv(x.tanh()), "
+        "torch.fmod(x * 9, y), torch.remainder(x * 9, y), torch.atan2(x, y), torch.hypot(x, y), "
+        "x.tanh().acos(), x.abs() ** y, torch.lgamma(x.round()), torch.atan2(x * 0, x.sign()), "
+        "torch.floor_divide(x * 9, y.sign() * 2), torch.erfinv(x.sign())])",
         "(9, 40)",
         "torch.randn(40)",
+    ),
+    "quotients of integers": (
+        "torch.floor_divide((x * 9).long(), y), torch.div((x * 9).long(), y, "
+        "rounding_mode='trunc'), torch.fmod((x * 9).long(), y), torch.remainder((x * 9).int(), y)",
+        "(9, 40)",
+        "torch.randint(1, 5, (40,)) * (1 - 2 * torch.randint(0, 2, (40,)))",
     ),
     "rows": ("(x * y).sum(-1)", "(9, 129)", "torch.randn(129)"),
     "long rows": ("(x + y).amax(-1), x.std(-1)", "(7, 150)", "torch.randn(150)"),
@@ -156,7 +164,7 @@ def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor
 
 def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
     case, _, _ = model_of(name)
-    program = lowered(case, LIBRARY, unwritten=UNWRITTEN)
+    program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
     return triton.written([(case.signature, program)], case.source, values)
 
@@ -210,7 +218,8 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("attention", 2, ("scaled_dot_product_attention",)),
         ("heads", 1, ("scaled_dot_product_attention",)),
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
-        ("not in the language", 2, ("aten.lgamma", "aten.fmod.Tensor")),
+        ("made of others", 1, ()),
+        ("quotients of integers", 1, ()),
     ],
 )
 def test_what_is_computed_in_one_place_is_one_kernel(
@@ -220,7 +229,7 @@ def test_what_is_computed_in_one_place_is_one_kernel(
     assert (source.kernels, source.left) == (kernels, left)
 
 
-@pytest.mark.parametrize("name", ["norm", "pooling"])
+@pytest.mark.parametrize("name", ["norm", "pooling", "made of others"])
 def test_kernels_compile_for_chips_that_are_not_here(name: str, tmp_path: Path) -> None:
     case, _, _ = model_of(name)
     bundle = Bundle({"k.py": text_of(name, triton.START).text}, "k.py", "triton", "ModelNew")
@@ -314,7 +323,7 @@ def test_torch_is_handed_values_in_their_own_precision() -> None:
         for n, (role, shape) in enumerate(zip(roles, shapes, strict=True))
     ]
     case = CaseView("main", Signature(tuple(specs)), {}, True, None, {}, HALF)
-    program = lowered(case, LIBRARY, unwritten=UNWRITTEN)
+    program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
     text = triton.written([(case.signature, program)], HALF, triton.START).text
     made = [line for line in text.splitlines() if "torch.empty(" in line]
