@@ -2,10 +2,14 @@
 library and why.
 
     python -m benchmarks.search.aten --count 160 --minutes 15 -o benchmarks/results/aten_cpu.md
+    python -m benchmarks.search.aten --cross --count 160 --minutes 40
 
 The operators are drawn by seed from those that `kernlore problem aten` makes problems with a real
 size of. Each gets the C++ kernel that is written from its traced graph, no search; it is checked on
 the operator's small and real size and timed on the real one, against the operator in eager mode.
+
+With `--cross` each gets its Triton kernels instead, for an MI300X that is not here: compiled for
+gfx942 at the small and the real size, and checked on the small one in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -38,12 +42,14 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.traced import cpp
-from optimizer.search.synthesizers.traced.synthesizer import CPP, lowered
+from optimizer.search.synthesizers.traced import cpp, triton
+from optimizer.search.synthesizers.traced.synthesizer import CPP, LIBRARY, TRITON, lowered
+from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
 FASTER, RIGHT, LEFT = "right and faster", "right, not known to be faster", "left to the library"
 WRONG, FAILED, NOT_BEGUN = "not right", "not measured", "not begun: the time was over"
 BUILT_BY = {"cpp": "g++", "torch": "torch"}
+AMD = Target("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
 
 
 @dataclass(frozen=True)
@@ -66,6 +72,9 @@ def main() -> None:
     parser.add_argument(
         "--untimed", action="store_true", help="only whether kernels are right: for a busy machine"
     )
+    parser.add_argument(
+        "--cross", action="store_true", help="Triton for an MI300X, in place of C++ for this CPU"
+    )
     parser.add_argument("--operators", nargs="*", help="these in place of drawn ones")
     parser.add_argument("--output", "-o", type=Path)
     options = parser.parse_args()
@@ -84,15 +93,17 @@ def run(options: argparse.Namespace) -> None:
             if time.monotonic() > until:
                 rows.append(Row(made.operator, NOT_BEGUN))
                 continue
-            row = outcome_of(made, Path(folder), not options.untimed)
+            row = outcome_of(made, Path(folder), not options.untimed, options.cross)
             say(f"{row.operator}: {row.outcome} {row.speedup} {row.reason}")
             rows.append(row)
     count = f"--count {options.count} --seed {options.seed} --minutes {options.minutes:g}"
-    count += " --untimed" if options.untimed else ""
+    count += " --untimed" * options.untimed + " --cross" * options.cross
+    untimed = "the chip is not here" if options.cross else "the machine was busy"
+    where = "MI300X by cross-compiling, Triton" if options.cross else "x86-64, C++"
     write_result(
         options.output,
-        "Kernels of our own for torch's operators, x86-64, C++",
-        [*report(rows), f"Command: `python -m benchmarks.search.aten {count}`."],
+        f"Kernels of our own for torch's operators, {where}",
+        [*report(rows, untimed), f"Command: `python -m benchmarks.search.aten {count}`."],
     )
 
 
@@ -113,10 +124,10 @@ def drawn(names: Sequence[str] | None, count: int, seed: int) -> list[Made]:
     return chosen
 
 
-def outcome_of(made: Made, folder: Path, timed: bool) -> Row:
+def outcome_of(made: Made, folder: Path, timed: bool, cross: bool) -> Row:
     """Write the operator's kernel and evaluate it."""
     try:
-        return _outcome(made, folder, timed)
+        return _cross_outcome(made, folder) if cross else _outcome(made, folder, timed)
     except KernloreError as problem:
         return Row(made.operator, FAILED, reason=problem.message)
     # Operators are torch's own, and a reference that fails at this size fails in its own way.
@@ -148,6 +159,39 @@ def _outcome(made: Made, folder: Path, timed: bool) -> Row:
     return _row(made.operator, evaluation)
 
 
+def _cross_outcome(made: Made, folder: Path) -> Row:
+    """Of the operator's Triton kernels, which torch may keep parts of: compiled for gfx942, and
+    right in the interpreter at the small size."""
+    problem = load_problem(write_problem_files(made, folder))
+    view = problem_view(problem, "cpu")
+    programs = []
+    for case in view.cases:
+        program = lowered(case, LIBRARY)
+        if isinstance(program, str):
+            return Row(made.operator, LEFT, reason=program)
+        programs.append((case.signature, program))
+    try:
+        source = triton.written(programs, view.source, triton.START)
+    except NotWritten as reason:
+        return Row(made.operator, LEFT, reason=str(reason))
+    bundle = Bundle({TRITON.file: source.text}, TRITON.file, TRITON.name, TRITON.entry)
+    toolchain = usable_toolchain(TRITON.name, AMD, "triton-amd")
+    with tempfile.TemporaryDirectory(dir=folder) as workdir:
+        every = tuple(signature for signature, _ in programs)
+        compiled = toolchain.compile(bundle, AMD, Path(workdir), every)
+    if not compiled.ok:
+        return Row(made.operator, WRONG, reason=f"it does not compile: {compiled.log[-200:]}")
+    small = tuple(replace(case, timed=False) for case in problem.searched if not case.timed)
+    settings = EvaluationSettings(seeds=1, call_seconds=60.0, load_seconds=60.0)
+    with LocalBench(
+        replace(problem, cases=small), {TRITON.name: Place(AMD, toolchain)}, settings
+    ) as bench:
+        evaluation = bench.evaluate(Proposal(bundle, "traced"))
+    kept = f"torch keeps {', '.join(source.left)}." if source.left else ""
+    row = _row(made.operator, evaluation)
+    return replace(row, reason=kept) if row.outcome == RIGHT else row
+
+
 def _row(operator: str, evaluation: Evaluation) -> Row:
     if not evaluation.correct:
         return Row(operator, WRONG, reason=f"{evaluation.validity}: {evaluation.message}"[:200])
@@ -160,15 +204,15 @@ def _row(operator: str, evaluation: Evaluation) -> Row:
     return Row(operator, FASTER if gain.low > 1 else RIGHT, text)
 
 
-def report(rows: Sequence[Row]) -> list[str]:
-    """The parts of the report, in Markdown."""
+def report(rows: Sequence[Row], untimed: str = "the machine was busy") -> list[str]:
+    """The parts of the report, in Markdown. `untimed` says why nothing was timed, where so."""
     counts = Counter(row.outcome for row in rows)
     begun = [row for row in rows if row.outcome != NOT_BEGUN]
     own = counts[FASTER] + counts[RIGHT]
     sentences = [
         f"Operators: {len(rows)}, of which {len(begun)} were begun. A kernel of our own is right"
         f" for {own} of them.",
-        "Nothing was timed: the machine was busy."
+        f"Nothing was timed: {untimed}."
         if all(not row.speedup for row in begun)
         else '"Faster" means that the whole interval of the speed-up over eager lies above 1; other'
         " programs ran on the machine, so intervals are wide and some true gains are not counted.",

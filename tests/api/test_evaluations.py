@@ -18,6 +18,8 @@ from kb.settings import Settings
 from tests.api.cli_process import kernlore
 from tests.api.conftest import assert_error
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 HERE = {"host": "127.0.0.1:8321"}
 PROBLEM = """
 import torch

@@ -27,6 +27,8 @@ from tests.api.cli_process import kernlore
 from tests.api.conftest import URL, assert_error
 from tests.catalogs import builtin_data_dir
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 
 def test_commands_make_list_and_revoke_keys(tmp_path: Path) -> None:
     data = builtin_data_dir(tmp_path / "data")

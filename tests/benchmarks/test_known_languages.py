@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from benchmarks.search.known_languages import STORED, ratio, report, rows_of
+
+pytestmark = pytest.mark.slow(seconds=3)
 
 
 def test_the_stored_arms_are_read_and_compared() -> None:

@@ -21,6 +21,8 @@ from kb.hardware.lineage import registry_problems
 from kb.hardware.schema import parse_hardware
 from tests.conftest import hardware_toml
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

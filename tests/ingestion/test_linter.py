@@ -9,6 +9,8 @@ import pytest
 from api.cli.commands.knowledge import vocabulary
 from ingestion.linter import lint_folder
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
 WORDS = " ".join(["word"] * 80)
 MOVE = """

@@ -21,6 +21,8 @@ from kb.catalog.knowledge import samples as stored
 from kb.errors import InvalidKnowledge
 from tests.conftest import hardware_toml
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

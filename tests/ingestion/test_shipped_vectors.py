@@ -14,6 +14,8 @@ from kb.embedding import LocalEmbedder
 from tests.api.cli_process import kernlore
 from tests.shared import BUILTIN, once, read_builtin_knowledge
 
+pytestmark = pytest.mark.slow(seconds=15)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

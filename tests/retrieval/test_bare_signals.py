@@ -24,6 +24,8 @@ from retrieval.signal_sections import (
 from retrieval.skill_choice import is_for_any
 from tests.conftest import Store
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 LONG = " ".join(f"Bytes of row {n} are read once when place {n} is near." for n in range(12))
 LANGUAGES = {
     "hip": "Wavefronts read 64 lanes of a row, and memory bandwidth is shared by dies.",

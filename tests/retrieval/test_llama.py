@@ -16,6 +16,8 @@ from retrieval import answer as contract
 from retrieval.client import Kernlore, KernloreClientError, Part
 from retrieval.llama import KernloreRetriever
 
+pytestmark = pytest.mark.slow(seconds=3)
+
 
 def excerpt(number: int, score: float, page: Mapping[str, Any] | None) -> contract.Excerpt:
     return contract.Excerpt(

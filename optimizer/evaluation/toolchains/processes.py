@@ -281,6 +281,11 @@ class ForkServer:
         self._lock = threading.Lock()
         atexit.register(self.close)
 
+    def start(self) -> None:
+        """Start the interpreter, which has its imports done beside whatever comes next."""
+        with self._lock:
+            self._started()
+
     def run(
         self,
         arguments: Sequence[str],
@@ -315,17 +320,20 @@ class ForkServer:
     def _fork(self, message: Mapping[str, object], fds: tuple[int, int]) -> Forked:
         with self._lock:
             for attempt in range(ATTEMPTS):
-                if self._zygote is None:
-                    level = levels.level_for("auto")
-                    environment = {**self._environment, "TMPDIR": self._folder.name}
-                    self._zygote = Zygote(self._program, [], level, environment)
                 try:
-                    return self._zygote.fork(message, fds)
+                    return self._started().fork(message, fds)
                 except (WireClosed, EOFError):
                     self._end()
                     if attempt == ATTEMPTS - 1:
                         raise
         raise AssertionError("unreachable")
+
+    def _started(self) -> Zygote:
+        if self._zygote is None:
+            level = levels.level_for("auto")
+            environment = {**self._environment, "TMPDIR": self._folder.name}
+            self._zygote = Zygote(self._program, [], level, environment)
+        return self._zygote
 
     def close(self) -> None:
         """End the server and its forks; the next request starts it again."""

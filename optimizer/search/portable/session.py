@@ -30,6 +30,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
+from optimizer.evaluation.toolchains.triton import compile as compile_server
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.goal import Goal, goal_from_json
@@ -80,15 +81,17 @@ class Lines:
 
 
 def prepare(device: str) -> None:
-    """Start the interpreter that runners of a GPU are forked from, beside whatever comes next: its
-    imports take seconds. On a CPU they would disturb what is measured. Nothing happens where
-    runners cannot be isolated as the settings ask; the search then says so.
+    """Start the interpreters that runners of a GPU are forked from and that Triton compiles in,
+    beside whatever comes next: their imports take seconds. On a CPU they would disturb what is
+    measured. Nothing happens where runners cannot be isolated as the settings ask; the search then
+    says so.
     """
     settings = EvaluationSettings()
     if device == "cpu" or not sys.platform.startswith("linux"):  # only there they are forked
         return
     with suppress(KernloreError):
         Zygote.kept(settings.threads, level_for(settings.isolation, device), device)
+        compile_server.prepare()
 
 
 def search_alone(folder: Path, arguments: Sequence[str]) -> int:

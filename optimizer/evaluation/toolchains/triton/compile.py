@@ -169,6 +169,13 @@ def _run_child(workdir: Path, limits: Limits) -> Finished:
     return run(isolated, cwd=workdir, limits=limits, env=env)
 
 
+def prepare() -> None:
+    """Start the interpreter that candidates are compiled in, beside whatever comes next: its
+    imports take seconds. Nothing happens where Triton is not installed."""
+    if can_fork() and missing_packages() is None:
+        _server().start()
+
+
 @lru_cache(maxsize=1)
 def _server() -> ForkServer:
     return ForkServer(SERVER, HIDDEN)

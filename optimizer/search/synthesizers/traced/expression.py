@@ -7,9 +7,11 @@ Floats of 16 bits are computed with as float32. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from optimizer.search.synthesizers.traced.index import Index, Var, substituted, variables
 
@@ -27,6 +29,9 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(("lgamma", "digamma", "erfinv"), 40),
     **dict.fromkeys(("xor", "signbit", "bits_and", "bits_or", "bits_xor", "bits_not"), 1),
     **dict.fromkeys(("shift_left", "shift_right"), 1),
+}
+_COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
+    name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
@@ -141,7 +146,20 @@ def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
         place = _as_index(name, args)
         if place is not None:
             return counted(place)
-    return _made(Expression(name, computed_in(dtype), args))
+    known = _known(name, args)
+    return _made(Expression(name, computed_in(dtype), args)) if known is None else known
+
+
+def _known(name: str, args: tuple[Expression, ...]) -> Expression | None:
+    """A comparison of two numbers, and a truth with a known one on one side only, without it; None
+    for anything else.
+    """
+    literals = [arg.value for arg in args if arg.name == "literal"]
+    if name in _COMPARISONS and len(literals) == 2:
+        return literal(_COMPARISONS[name](*literals), "bool")
+    if name == "xor" and args[1].name == "literal":
+        return call("not", args[:1], "bool") if args[1].value else args[0]
+    return None
 
 
 def _as_index(name: str, args: tuple[Expression, ...]) -> Index | None:

@@ -216,6 +216,8 @@ class Lowering:
             raise NotLowered(name)
         if torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable:
             raise NotLowered(f"{name}, which draws numbers or writes into its arguments")
+        if "val" not in node.meta:
+            raise NotLowered(f"{name}, which returns nothing")
         args = tuple(self._handed(arg) for arg in node.args)
         kwargs = tuple((key, self._handed(arg)) for key, arg in node.kwargs.items())
         meta = node.meta["val"]

@@ -180,7 +180,7 @@ def traced_asin(x):
     "traced_power": """\
 @triton.jit
 def traced_power(a, b):
-    x, y = tl.cast(a, tl.float64), tl.cast(b, tl.float64)
+    x, y = tl.broadcast(tl.cast(a, tl.float64), tl.cast(b, tl.float64))
     size = tl.exp2(y * tl.log2(tl.abs(x)))
     whole = y == tl.floor(y)
     odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
@@ -191,7 +191,7 @@ def traced_power(a, b):
     "traced_fmod": """\
 @triton.jit
 def traced_fmod(a, b):
-    x, y = tl.cast(a, tl.float64), tl.abs(tl.cast(b, tl.float64))
+    x, y = tl.broadcast(tl.cast(a, tl.float64), tl.abs(tl.cast(b, tl.float64)))
     size = tl.abs(x)
     rest = size
     for _ in tl.static_range(3):
@@ -204,17 +204,19 @@ def traced_fmod(a, b):
     "traced_quotient": """\
 @triton.jit
 def traced_quotient(a, b):
+    a, b = tl.broadcast(a, b)
     return tl.where(b == 0, 0, a // tl.where(b == 0, 1, b))
 """,
     "traced_rest": """\
 @triton.jit
 def traced_rest(a, b):
+    a, b = tl.broadcast(a, b)
     return tl.where(b == 0, 0, a - traced_quotient(a, b) * b)
 """,
     "traced_hypot": """\
 @triton.jit
 def traced_hypot(a, b):
-    x, y = tl.abs(tl.cast(a, tl.float64)), tl.abs(tl.cast(b, tl.float64))
+    x, y = tl.broadcast(tl.abs(tl.cast(a, tl.float64)), tl.abs(tl.cast(b, tl.float64)))
     large, small = tl.where(x > y, x, y), tl.where(x > y, y, x)
     share = small / tl.where(large == 0.0, 1.0, large)
     size = tl.where(x + y == x + y, large * tl.sqrt(1.0 + share * share), x + y)
@@ -223,6 +225,7 @@ def traced_hypot(a, b):
     "traced_atan2": """\
 @triton.jit
 def traced_atan2(y, x):
+    y, x = tl.broadcast(y, x)
     a, b = tl.abs(y), tl.abs(x)
     alike = (a == b) & (a + b != 0.0)  # both may be infinite
     steep = a > b
@@ -334,7 +337,7 @@ _CALLED: Mapping[str, str] = {
     "log1p": "traced_log1p",
     "expm1": "traced_expm1",
     **{name: f"traced_{name}" for name in ("sinh", "asinh", "acosh", "atanh", "atan", "asin")},
-    **{name: f"traced_{name}" for name in ("acos", "atan2")},
+    "acos": "traced_acos",
 }
 # Computed in float64 by a helper, whatever the dtype.
 _PRECISE = ("lgamma", "digamma", "erfinv", "fmod", "hypot")
@@ -399,6 +402,9 @@ def _by_helper(of: Expression, args: Sequence[str]) -> tuple[str, str] | None:
         return f"{helper}(tl.cast({args[0]}, {kind}), tl.cast({args[1]}, {kind}))", helper
     if name in _PRECISE:
         return f"tl.cast(traced_{name}({', '.join(args)}), {kind})", f"traced_{name}"
+    if name == "atan2":
+        cast = ", ".join(f"tl.cast({arg}, {kind})" for arg in args)
+        return f"traced_atan2({cast})", "traced_atan2"
     return None
 
 

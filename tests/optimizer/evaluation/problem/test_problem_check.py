@@ -13,6 +13,8 @@ from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.template import write_problem
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 
 def problem_of(tmp_path: Path, forward: str, inputs: str = "torch.randn(64, 128)") -> Problem:
     source = f"""

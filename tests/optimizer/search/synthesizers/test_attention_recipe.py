@@ -17,6 +17,8 @@ from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, filled, match, parse_recipe
 from skills.format.skillfile import read_skill
 
+pytestmark = pytest.mark.slow(seconds=8)
+
 LIBRARY = Path(__file__).parents[4] / "skills" / "library"
 NAME = "triton-online-softmax-attention"
 MODEL = """

@@ -124,7 +124,10 @@ def _rounded_quotient(lowering: Lowering, node: fx.Node) -> Value:
     return _chosen(by_zero, plain, whole, shape, dtype)
 
 
-@rule("aten.fmod.Tensor", "aten.fmod.Scalar", "aten.remainder.Tensor", "aten.remainder.Scalar")
+@rule(
+    *("aten.fmod.Tensor", "aten.fmod.Scalar"),
+    *("aten.remainder.Tensor", "aten.remainder.Scalar", "aten.remainder.Scalar_Tensor"),
+)
 def _rest(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     value, by = lowering.argument(node, 0), lowering.argument(node, 1)

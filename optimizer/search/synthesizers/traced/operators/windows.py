@@ -44,29 +44,58 @@ def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
 
 @rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
 def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
-    if lowering.argument(node, 4, "ceil_mode"):
-        raise NotLowered("an average pooling with rounding up")
-    padding = lowering.argument(node, 3, "padding", 0)
-    if padding and any(padding) and not lowering.argument(node, 5, "count_include_pad", True):
-        raise NotLowered("an average pooling that does not count its padding")
     value = _windows(lowering, node, "sum", node.meta["val"])
-    window = lowering.argument(node, 6, "divisor_override") or prod(lowering.argument(node, 1))
     inner = computed_in(value.dtype)
-    return pointwise("mul", [value, 1.0 / window], value.shape, inner, value.dtype)
+    sizes = lowering.argument(node, 1)
+    padding = _each(lowering, node, 3, "padding", 0)
+    padded = lowering.argument(node, 5, "count_include_pad", True)
+    divisor = lowering.argument(node, 6, "divisor_override")
+    cut = lowering.argument(node, 4, "ceil_mode") or (any(padding) and not padded)
+    if divisor or not cut:
+        by: Value | float = 1.0 / (divisor or prod(sizes))
+    else:
+        by = _share(lowering, node, padding if padded else [0] * len(padding), inner)
+    return pointwise("mul", [value, by], value.shape, inner, value.dtype)
+
+
+def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -> Value:
+    """One over the number of places of each window that lie in the input with an edge of this
+    width: of the windows that reach beyond it, fewer than the others have."""
+    shape, _ = result(node)
+    sizes, inputs = lowering.argument(node, 1), lowering.tensor(node, 0).shape
+    padding = _each(lowering, node, 3, "padding", 0)
+    steps = lowering.argument(node, 2, "stride") or sizes
+    ahead = len(shape) - len(sizes)
+
+    def share(places: Places) -> Expression:
+        product = literal(1, dtype)
+        for d, size in enumerate(sizes):
+            start = places[ahead + d] * steps[d] - padding[d]
+            last = literal(inputs[ahead + d] + edge[d], "int64")
+            end = call("min", (counted(start + size), last), "int64")
+            first = call("max", (counted(start), literal(-edge[d], "int64")), "int64")
+            inside = cast(call("sub", (end, first), "int64"), dtype)
+            product = call("mul", (product, inside), dtype)
+        return call("reciprocal", (product,), dtype)
+
+    return Value(shape, dtype, share)
+
+
+def _each(lowering: Lowering, node: fx.Node, place: int, name: str, default: int) -> list[int]:
+    """An argument that gives one number for every dimension of a window, or one for all."""
+    given = lowering.argument(node, place, name)
+    given = [default] if given in (None, []) else given
+    count = len(lowering.argument(node, 1))
+    return list(given) * count if len(given) == 1 else list(given)
 
 
 def _windows(lowering: Lowering, node: fx.Node, combine: Combine, output: Any) -> Value:
     value, sizes = lowering.tensor(node, 0), lowering.argument(node, 1)
     count = len(sizes)
 
-    def each(place: int, name: str, default: int) -> list[int]:
-        given = lowering.argument(node, place, name)
-        given = [default] if given in (None, []) else given
-        return list(given) * count if len(given) == 1 else list(given)
-
     steps = lowering.argument(node, 2, "stride") or sizes
-    padding = each(3, "padding", 0)
-    spread = each(4, "dilation", 1) if combine == "max" else [1] * count
+    padding = _each(lowering, node, 3, "padding", 0)
+    spread = _each(lowering, node, 4, "dilation", 1) if combine == "max" else [1] * count
     shape = tuple(map(int, output.shape))
     space, window = lowering.variables(shape), lowering.variables(sizes)
     fill = literal(-inf if combine == "max" else 0, value.dtype)

@@ -13,6 +13,8 @@ from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_contexts import MOVE_ID, SOURCE, context
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "a\\tb\\n";\n'
 HEAD = {"plan": "larger tiles", "used": [MOVE_ID], "language": "cpp", "main": "kernel.cpp"}
 

@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
@@ -29,6 +31,8 @@ from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     knowledge,
 )
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
+
+pytestmark = pytest.mark.slow(seconds=12)
 
 LIMIT = 100
 

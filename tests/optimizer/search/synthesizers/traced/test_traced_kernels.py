@@ -79,6 +79,15 @@ MODELS = {
     ),
     "pooling": ("pass", "return F.max_pool2d(x, 3, 2, 1) * y", "(2, 3, 11, 14)", "(7,)"),
     "means": ("pass", "return F.avg_pool2d(x, 2) + y", "(2, 3, 8, 10)", "(5,)"),
+    "means at the border": (
+        "pass",
+        "wide = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True) + y\n"
+        "        inside = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True, count_include_pad=False)\n"
+        "        of_two = F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=2)\n"
+        "        return wide, inside, of_two, F.avg_pool2d(x, (2, 3), 3, 1, True, False)",
+        "(2, 3, 8, 10)",
+        "(6,)",
+    ),
     "convolution": (
         "self.c = nn.Conv2d(4, 6, 3, stride=2, padding=1, groups=2)",
         "return F.relu(self.c(x)) + y",

@@ -70,7 +70,8 @@ MODELS = {
         "torch.stack([torch.lgamma(x * 4), torch.digamma(x * 4), torch.erfinv(x.tanh()), "
         "torch.fmod(x * 9, y), torch.remainder(x * 9, y), torch.atan2(x, y), torch.hypot(x, y), "
         "x.tanh().acos(), x.abs() ** y, torch.lgamma(x.round()), torch.atan2(x * 0, x.sign()), "
-        "torch.floor_divide(x * 9, y.sign() * 2), torch.erfinv(x.sign())])",
+        "torch.floor_divide(x * 9, y.sign() * 2), torch.erfinv(x.sign()), 2.5 ** x, "
+        "torch.remainder(x, -0.7), torch.fmod(x, 0.3), torch.remainder(3.5, x.abs() + 1)])",
         "(9, 40)",
         "torch.randn(40)",
     ),
@@ -94,6 +95,11 @@ MODELS = {
     "batch": ("F.batch_norm(x, None, None, training=True) * y", "(5, 2, 6)", "torch.randn(6)"),
     "pooling": ("F.max_pool2d(x, 3, 2, 1) * y", "(2, 3, 11, 14)", "torch.randn(7)"),
     "means": ("F.gelu(F.avg_pool3d(x, 2)) + y", "(2, 3, 4, 6, 10)", "torch.randn(5)"),
+    "means at the border": (
+        "F.avg_pool2d(x, 3, 2, 1, True, False) + F.avg_pool2d(x, 3, 2, 1, True) * y",
+        "(2, 3, 8, 10)",
+        "torch.randn(6)",
+    ),
     "gather": ("x.gather(1, y).relu()", "(8, 40)", "torch.randint(0, 40, (8, 20))"),
     "rows by number": ("x[y] * 2", "(30, 17)", "torch.randint(0, 30, (50,))"),
     "turned": ("torch.roll(x, (1, -2), (0, 1)).flip(1) + y", "(8, 10)", "torch.randn(10)"),
