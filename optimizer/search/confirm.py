@@ -6,6 +6,7 @@ The best of many is partly the luckiest: its figure from the search is not the o
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
@@ -86,7 +87,7 @@ def confirm(
 ) -> Outcome:
     """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
     with. most: finalists. left: seconds that are left; the best finalist is measured at least once,
-    and what is not begun for lack of time is noted."""
+    and what is not begun, because it would not end in time, is noted."""
     notes: list[str] = []
     wrong: list[int] = []
     best: Outcome | None = None
@@ -234,16 +235,19 @@ def _measured(
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
     figures: list[Figure] = []
+    took = 0.0  # seconds of the round before, which the next may take too
     for held_out in (*[False] * ROUNDS, True):
-        if rounds and left() <= 0:
+        if rounds and left() <= took:
             what = "on held-out cases" if held_out else "another time"
             notes.append(f"node {node.number} was not measured {what}: the time is over")
             continue
+        began = time.monotonic()
         try:
             evaluation = bench.confirm(node.proposal, held_out)
         except (KernloreError, OSError) as problem:
             notes.append(f"node {node.number}: {problem}")
             return None
+        took = time.monotonic() - began
         if held_out:
             notes += [n for n in evaluation.notes if n.startswith(HELD_OUT) and n not in notes]
         if not evaluation.correct and held_out:

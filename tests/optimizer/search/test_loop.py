@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -309,3 +310,20 @@ def test_a_finalist_is_measured_once_where_the_time_is_over(tmp_path: Path) -> N
     outcome = confirm(going.tree, Once(), left=lambda: -1.0)
     assert asked == [False]
     assert sum("the time is over" in note for note in outcome.notes) == 3
+
+
+def test_no_measurement_is_begun_that_would_end_late(tmp_path: Path) -> None:
+    asked: list[bool] = []
+    left = [0.1]
+
+    class Slow:
+        def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+            asked.append(held_out)
+            time.sleep(0.06)
+            left[0] -= 0.06
+            return going.bench.evaluate(proposal)
+
+    going = search(tmp_path, Goal(candidates=12))
+    going.run()
+    confirm(going.tree, Slow(), most=1, left=lambda: left[0])
+    assert asked == [False]  # 0.04 s are left, and a round takes longer
