@@ -1,6 +1,6 @@
 # make run    the service on http://127.0.0.1:8321
 # make test   everything, offline after the first set-up
-# make quick  pure logic and small stores, in less than a minute
+# make quick  pure logic and small stores, in about a minute
 # make check  lint, format and types
 # make docs   the tables of docs/reference, from the code
 PYTHON ?= python3

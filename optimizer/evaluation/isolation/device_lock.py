@@ -8,14 +8,17 @@ import tempfile
 from pathlib import Path
 from typing import IO
 
-import torch
-
 
 def physical(device: str, number: int = 0) -> str:
     """A name of the very device that this process knows by the number. Processes that see different
     GPUs, as by CUDA_VISIBLE_DEVICES, count each from 0 and need not wait for one another."""
-    if device != "cuda" or not torch.cuda.is_available():
-        return device if number == 0 else f"{device}{number}"
+    plain = device if number == 0 else f"{device}{number}"
+    if device != "cuda":
+        return plain
+    import torch  # takes seconds, and a CPU needs nothing of it
+
+    if not torch.cuda.is_available():
+        return plain
     return f"{device}-{torch.cuda.get_device_properties(number).uuid}"
 
 

@@ -23,6 +23,8 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import (
 )
 from tests.optimizer.search.synthesizers.llm.test_llm_synthesizer import Library
 
+pytestmark = pytest.mark.slow(seconds=10)
+
 pytestmark = pytest.mark.skipif(
     find_spec("litellm") is None, reason="the extra `llm` is not installed"
 )

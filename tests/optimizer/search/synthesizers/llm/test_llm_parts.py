@@ -352,6 +352,7 @@ def test_an_unknown_price_makes_the_sum_unknown() -> None:
     assert total([known], 1.0, Cost(usd=None)).usd is None
 
 
+@pytest.mark.slow(seconds=6)
 def test_a_model_without_its_key_is_refused_before_anything_is_measured(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

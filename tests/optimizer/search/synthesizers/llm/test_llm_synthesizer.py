@@ -39,6 +39,8 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import (
     tool_call,
 )
 
+pytestmark = pytest.mark.slow(seconds=8)
+
 Made = Callable[..., LlmSynthesizer]
 Serve = Callable[..., ModelServer]
 PINNED = "1.106.2"  # 1.82.7 and 1.82.8 on PyPI carried a trojan: no version is taken unseen
