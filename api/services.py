@@ -240,6 +240,7 @@ class Background:
 
     def _run(self) -> None:
         services = self._services
+        services.embedder.prepare()
         with services.parser_pool() as parsers:
             worker = self._worker = services.worker(parsers, self._on_vectors)
             try:

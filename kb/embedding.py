@@ -9,7 +9,7 @@ Measured on two cores (benchmarks/results/ingestion.md): torch bf16 encodes pass
 loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line answers
 without a 6 s import. Through onnxruntime 57 passages a second are encoded, through torch 158, so a
 small manual is embedded before torch would be imported. The ONNX file is exported from the same
-weights with the first query of a data directory.
+weights once for a data directory, in a process of its own (`kb.onnx_export`).
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ import functools
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import threading
-import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kb.errors import InvalidRequest, Unavailable
+from kb import onnx_export
+from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.private import private_folder
 
 Vectors = NDArray[np.float32]
@@ -90,6 +93,7 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
 # Passages of a process that go through onnxruntime: with more, importing torch has paid.
 FEW = 256
+EXPORT_SECONDS = 10.0  # for the export to end after it has closed its output
 
 
 class LocalEmbedder:
@@ -101,6 +105,7 @@ class LocalEmbedder:
         self._folder = folder
         self._cache = cache
         self._session: Any = None
+        self._exporting: subprocess.Popen[bytes] | None = None
         self._few_left = FEW
         # Guards the lazy loads: requests and the ingestion worker share one embedder.
         self._lock = threading.Lock()
@@ -184,8 +189,7 @@ class LocalEmbedder:
         """Whether these texts are encoded without torch. Not once this process has loaded it."""
         with self._lock:
             loaded = "_model" in self.__dict__
-            # Exporting the file would import torch, too.
-            if loaded or count > self._few_left or not self._onnx_file.exists():
+            if loaded or count > self._few_left:
                 return False
             if not self._means_tokens:
                 return False
@@ -240,12 +244,48 @@ class LocalEmbedder:
         feeds = {"input_ids": ids, "attention_mask": present}
         return np.asarray(self._session.run(None, feeds)[0], np.float32)
 
+    def prepare(self) -> None:
+        """Begin to make the query model, where it is not there, and return: it takes some seconds,
+        once for a data directory. Whoever encodes waits for it, or learns why it cannot be."""
+        with self._lock, suppress(OSError, KernloreError):
+            if self._session is None and not self._onnx_file.exists():
+                self._begin_export()
+
+    def _begin_export(self) -> subprocess.Popen[bytes]:
+        if self._exporting is None:
+            private_folder(self._onnx_file.parent)
+            command = [sys.executable, "-I", onnx_export.__file__]
+            command += [str(self._folder), str(self._onnx_file)]
+            self._exporting = subprocess.Popen(
+                command,
+                stdin=subprocess.PIPE,  # which ends with this process
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+        return self._exporting
+
+    def _await_export(self) -> None:
+        process, errors = self._begin_export(), b""
+        try:
+            assert process.stderr is not None
+            errors = process.stderr.read()  # until it ends
+            process.wait(EXPORT_SECONDS)
+        finally:
+            self._exporting = None
+            process.kill()
+        if process.returncode:
+            lines = errors.decode(errors="replace").strip().splitlines() or ["no reason given"]
+            raise Unavailable(
+                f"the query model cannot be made of {self._folder}: {lines[-1]}",
+                hint="It has to be a sentence-transformers folder that transformers can load.",
+            )
+
     def _open_session(self) -> Any:
         import onnxruntime
 
         path = self._onnx_file
         if not path.exists():
-            export_onnx(self._folder, path)
+            self._await_export()
         options = onnxruntime.SessionOptions()
         # A thread that waits for another one's share spins on the processor that this one needs.
         options.intra_op_num_threads = min(2, _processors())
@@ -290,43 +330,3 @@ def open_embedder(model: str, cache: Path) -> LocalEmbedder:
             f"the embedding model {model!r} is neither here nor could it be fetched: {error}",
             hint=f"Use KERNLORE_EMBEDDER={DEFAULT_MODEL} (works offline), or give a model folder.",
         ) from error
-
-
-def export_onnx(folder: Path, target: Path) -> None:
-    """Write `target` from the model in `folder`; takes about 3 s."""
-    import torch
-    from transformers import AutoModel
-    from transformers.utils import logging
-
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-
-    class Pooled(torch.nn.Module):
-        def __init__(self, model: Any) -> None:
-            super().__init__()
-            self.model = model
-
-        def forward(self, input_ids: Any, attention_mask: Any) -> Any:
-            hidden = self.model(input_ids=input_ids, attention_mask=attention_mask)[0]
-            weight = attention_mask.unsqueeze(-1).to(hidden.dtype)
-            mean = (hidden * weight).sum(1) / weight.sum(1).clamp(min=1e-9)
-            return torch.nn.functional.normalize(mean, dim=1)
-
-    model = AutoModel.from_pretrained(str(folder), attn_implementation="eager").eval()
-    example = torch.ones(2, 8, dtype=torch.long)
-    axes = {0: "batch", 1: "tokens"}
-    private_folder(target.parent)
-    partial = target.with_suffix(f".{os.getpid()}.part")
-    with warnings.catch_warnings():
-        # The tracing exporter is deprecated but needs 2 s where its successor needs 7.
-        warnings.simplefilter("ignore")
-        torch.onnx.export(
-            Pooled(model),
-            (example, example),
-            str(partial),
-            input_names=["input_ids", "attention_mask"],
-            output_names=["embedding"],
-            dynamic_axes={"input_ids": axes, "attention_mask": axes, "embedding": {0: "batch"}},
-            opset_version=17,
-            dynamo=False,
-        )
-    partial.replace(target)

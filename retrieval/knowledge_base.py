@@ -16,7 +16,7 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.documents import Documents
-from kb.embedding import Embedder, Vectors, open_embedder
+from kb.embedding import LocalEmbedder, Vectors, open_embedder
 from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
@@ -55,7 +55,7 @@ class KnowledgeBase:
             return embeddings.counts(connection, self.embedder.fingerprint)
 
     @cached_property
-    def embedder(self) -> Embedder:
+    def embedder(self) -> LocalEmbedder:
         return open_embedder(self.settings.embedder, self.settings.data_dir / "models")
 
     @cached_property

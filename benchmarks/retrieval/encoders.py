@@ -110,7 +110,7 @@ def _tokenizer(folder: Path) -> Any:
 def _exported(folder: Path, cache: Path) -> Path:
     path = cache / f"{_key(folder, 'fp32')}.onnx"
     if not path.exists():
-        from kb.embedding import export_onnx
+        from kb.onnx_export import export_onnx
 
         export_onnx(folder, path)
     return path

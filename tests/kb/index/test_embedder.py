@@ -87,6 +87,37 @@ def test_asking_and_a_few_passages_need_no_torch(
     assert ran.stdout.strip() == "False"
 
 
+PREPARED = """
+import sys, time
+from pathlib import Path
+from kb.embedding import DEFAULT_MODEL, open_embedder
+embedder = open_embedder(DEFAULT_MODEL, Path(sys.argv[1]))
+began = time.monotonic()
+embedder.prepare()
+asked = time.monotonic() - began
+vector = embedder.encode_query("shared memory bank conflicts")
+assert abs(float(vector @ vector) - 1) < 1e-5
+assert asked < (time.monotonic() - began) / 2, "preparing waits for the model"
+assert "torch" not in sys.modules
+"""
+
+
+def test_the_query_model_is_made_beside_whatever_comes_next(tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", PREPARED, str(tmp_path)], cwd=ROOT, check=True)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".onnx"]
+
+
+def test_a_folder_that_is_no_model_is_refused_by_whoever_asks(tmp_path: Path) -> None:
+    folder = tmp_path / "broken"
+    folder.mkdir()
+    (folder / "config.json").write_text('{"hidden_size": 8, "model_type": "none"}')
+    embedder = LocalEmbedder(folder, tmp_path / "cache")
+    embedder.prepare()  # nobody has asked yet
+    with pytest.raises(Unavailable, match="the query model cannot be made") as refused:
+        embedder._run([[1, 2, 3]])
+    assert "sentence-transformers folder" in (refused.value.hint or "")
+
+
 def test_an_unknown_model_names_the_one_that_works_offline(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
