@@ -93,7 +93,6 @@ DEFAULT_MODEL = "all-MiniLM-L6-v2"
 BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
 # Passages of a process that go through onnxruntime: with more, importing torch has paid.
 FEW = 256
-EXPORT_SECONDS = 10.0  # for the export to end after it has closed its output
 
 
 class LocalEmbedder:
@@ -174,7 +173,8 @@ class LocalEmbedder:
                 details={"first": texts[over[0]][:200]},
             )
         if self._are_few(len(texts)):
-            return self._encode_few(tokens)
+            with suppress(Unavailable):  # no query model can be made, and torch needs none
+                return self._encode_few(tokens)
         with self._lock:
             model = self._model
         vectors = model.encode(
@@ -189,7 +189,9 @@ class LocalEmbedder:
         """Whether these texts are encoded without torch. Not once this process has loaded it."""
         with self._lock:
             loaded = "_model" in self.__dict__
-            if loaded or count > self._few_left:
+            ready = self._onnx_file.exists() or self._exporting is not None
+            # Making the file takes as long as importing torch.
+            if loaded or count > self._few_left or not ready:
                 return False
             if not self._means_tokens:
                 return False
@@ -254,7 +256,7 @@ class LocalEmbedder:
     def _begin_export(self) -> subprocess.Popen[bytes]:
         if self._exporting is None:
             private_folder(self._onnx_file.parent)
-            command = [sys.executable, "-I", onnx_export.__file__]
+            command = [sys.executable, "-P", onnx_export.__file__]
             command += [str(self._folder), str(self._onnx_file)]
             self._exporting = subprocess.Popen(
                 command,
@@ -265,26 +267,28 @@ class LocalEmbedder:
         return self._exporting
 
     def _await_export(self) -> None:
-        process, errors = self._begin_export(), b""
-        try:
+        """Raises Unavailable where there is no file after it."""
+        begun_before = self._exporting is not None
+        process, self._exporting = self._begin_export(), None
+        with process:  # closes its pipes, and waits
             assert process.stderr is not None
-            errors = process.stderr.read()  # until it ends
-            process.wait(EXPORT_SECONDS)
-        finally:
-            self._exporting = None
-            process.kill()
-        if process.returncode:
-            lines = errors.decode(errors="replace").strip().splitlines() or ["no reason given"]
-            raise Unavailable(
-                f"the query model cannot be made of {self._folder}: {lines[-1]}",
-                hint="It has to be a sentence-transformers folder that transformers can load.",
-            )
+            errors = process.stderr.read()  # its input stays open until it has ended
+        if process.returncode == 0 or self._onnx_file.exists():
+            return
+        if begun_before:  # nobody saw why that failed, and it may have been long ago
+            self._await_export()
+            return
+        lines = errors.decode(errors="replace").strip().splitlines() or ["no reason given"]
+        raise Unavailable(
+            f"the query model cannot be made of {self._folder}: {lines[-1]}",
+            hint="It has to be a sentence-transformers folder that transformers can load.",
+        )
 
     def _open_session(self) -> Any:
         import onnxruntime
 
         path = self._onnx_file
-        if not path.exists():
+        if self._exporting is not None or not path.exists():
             self._await_export()
         options = onnxruntime.SessionOptions()
         # A thread that waits for another one's share spins on the processor that this one needs.

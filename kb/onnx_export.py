@@ -1,4 +1,4 @@
-"""`python -I THIS_FILE FOLDER TARGET`: write the query model of a sentence-transformers folder as
+"""`python -P THIS_FILE FOLDER TARGET`: write the query model of a sentence-transformers folder as
 an ONNX file, in a process of its own: torch, which it needs, then takes neither the memory nor the
 time of the process that waits for the file. It ends when its standard input does. Imports nothing
 of Kernlore.
@@ -38,7 +38,7 @@ def export_onnx(folder: Path, target: Path) -> None:
     model = AutoModel.from_pretrained(str(folder), attn_implementation="eager").eval()
     example = torch.ones(2, 8, dtype=torch.long)
     axes = {0: "batch", 1: "tokens"}
-    partial = target.with_suffix(f".{os.getpid()}.part")
+    partial = _partial(target)
     with warnings.catch_warnings():
         # The tracing exporter is deprecated but needs 2 s where its successor needs 7.
         warnings.simplefilter("ignore")
@@ -55,12 +55,19 @@ def export_onnx(folder: Path, target: Path) -> None:
     partial.replace(target)
 
 
-def _end_with_the_parent() -> None:
+def _partial(target: Path) -> Path:
+    """Where this process writes until the file is whole."""
+    return target.with_suffix(f".{os.getpid()}.part")
+
+
+def _end_with_the_parent(target: Path) -> None:
     while os.read(0, 4096):
         pass
+    _partial(target).unlink(missing_ok=True)
     os._exit(1)
 
 
 if __name__ == "__main__":
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    export_onnx(Path(sys.argv[1]), Path(sys.argv[2]))
+    folder, target = map(Path, sys.argv[1:])
+    threading.Thread(target=_end_with_the_parent, args=(target,), daemon=True).start()
+    export_onnx(folder, target)

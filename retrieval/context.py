@@ -33,7 +33,7 @@ DATA_NOTE = (
 JOIN = "\n\n"
 LEAST_SECTION = 300  # tokens that a section may always take, where its share is smaller
 LARGEST_SECTION = 0.6  # of its block's share
-LEAST_BLOCK = 60  # tokens; the fence of an excerpt alone takes more
+LEAST_EXCERPT = 20  # tokens; its fence alone takes more
 
 # Takes the room of a block, the largest section, the ids that are shown already; gives its parts.
 Offer = Callable[[int, int, frozenset[str]], Iterable[Block]]
@@ -135,11 +135,11 @@ def _body(
         parts = offers[name](allowance - cost, largest, shown) if allowance > cost else ()
         kept = []
         for part in parts:
-            if cost + LEAST_BLOCK > allowance:
-                break
             if cost + _cost(part) <= allowance and repeats.is_new(part.text):
                 cost += _cost(part)
                 kept.append(part)
+            if part.sections and cost + LEAST_EXCERPT > allowance:
+                break  # sections are read one after the other, and none can fit
         if not kept:
             carried = share
             continue

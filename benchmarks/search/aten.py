@@ -9,7 +9,8 @@ size of. Each gets the C++ kernel that is written from its traced graph, no sear
 the operator's small and real size and timed on the real one, against the operator in eager mode.
 
 With `--cross` each gets its Triton kernels instead, for an MI300X that is not here: compiled for
-gfx942 at the small and the real size, and checked on the small one in Triton's interpreter.
+gfx942 at the same two sizes (a GPU's real size is larger), and checked on the small one in Triton's
+interpreter.
 """
 
 from __future__ import annotations

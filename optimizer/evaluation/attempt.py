@@ -354,10 +354,14 @@ class Attempt:
         if not self._settings.on(29):
             return []
         problem, ceilings = self.context.problem, self.context.ceilings
-        flags = impossible_times(problem.work(case), timing, ceilings)
-        if any(flag.severity == "reject" for flag in flags):
+        work = problem.work(case)
+        flags = impossible_times(work, timing, ceilings)
+        if _rejects(flags) and work.whole:
+            unread = impossible_times(replace(work, read_bytes=0), timing, ceilings)
             # A slice or a stride may leave out most of an input, and then no kernel has to read it.
-            flags = impossible_times(problem.needed_work(case), timing, ceilings)
+            # That is looked at only where it can make a difference.
+            if not _rejects(unread):
+                flags = impossible_times(problem.needed_work(case), timing, ceilings)
         return flags
 
     @property
@@ -405,3 +409,7 @@ def _first_error(log: str) -> str:
     # Some compilers print the place first and the error last.
     message = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
     return message[:300]
+
+
+def _rejects(flags: Sequence[Flag]) -> bool:
+    return any(flag.severity == "reject" for flag in flags)

@@ -92,11 +92,12 @@ def confirm(
     wrong: list[int] = []
     best: Outcome | None = None
     chosen = finalists(tree)[:most]
+    took = 0.0  # seconds of the last round, which the next may take too
     for node in chosen:
-        if node is not chosen[0] and left() <= 0:
+        if node is not chosen[0] and left() <= took:
             notes.append(f"node {node.number} was not measured again: the time is over")
             continue
-        measured = _measured(node, bench, notes, wrong, left)
+        measured, took = _measured(node, bench, notes, wrong, left)
         if measured is not None and (best is None or _low(measured) > _low(best)):
             best = measured
     inherited = _inherited(tree)
@@ -229,13 +230,13 @@ def _measured(
     notes: list[str],
     wrong: list[int],
     left: Callable[[], float],
-) -> Outcome | None:
-    """The searched cases in ROUNDS of fresh processes, the held-out ones once. `wrong` gets the
-    number of a node that fails on fresh values."""
+) -> tuple[Outcome | None, float]:
+    """The searched cases in ROUNDS of fresh processes, the held-out ones once, and the seconds of
+    the longest round. `wrong` gets the number of a node that fails on fresh values."""
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
     figures: list[Figure] = []
-    took = 0.0  # seconds of the round before, which the next may take too
+    took = 0.0
     for held_out in (*[False] * ROUNDS, True):
         if rounds and left() <= took:
             what = "on held-out cases" if held_out else "another time"
@@ -246,8 +247,8 @@ def _measured(
             evaluation = bench.confirm(node.proposal, held_out)
         except (KernloreError, OSError) as problem:
             notes.append(f"node {node.number}: {problem}")
-            return None
-        took = time.monotonic() - began
+            return None, took
+        took = max(took, time.monotonic() - began)
         if held_out:
             notes += [n for n in evaluation.notes if n.startswith(HELD_OUT) and n not in notes]
         if not evaluation.correct and held_out:
@@ -258,7 +259,7 @@ def _measured(
         if not evaluation.correct:
             notes.append(f"node {node.number} fails on fresh values: {evaluation.message}")
             wrong.append(node.number)
-            return None
+            return None, took
         timed = [t for t in evaluation.timings if t.speedup is not None]
         if held_out:
             figures += [_figure(timing, True) for timing in timed]
@@ -269,10 +270,10 @@ def _measured(
         by_case.setdefault(timing.case, []).append(timing)
     if not by_case:
         notes.append(f"node {node.number}: the machine was too busy to measure it again")
-        return None
+        return None, took
     searched = [_joined(timings) for timings in by_case.values()]
     gain = combined([(figure.speedup, 1.0) for figure in searched])
-    return Outcome(node.number, gain, "", figures=(*searched, *figures))
+    return Outcome(node.number, gain, "", figures=(*searched, *figures)), took
 
 
 def _joined(timings: Sequence[CaseTiming]) -> Figure:

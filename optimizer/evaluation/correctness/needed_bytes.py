@@ -1,49 +1,66 @@
 """How much of its inputs a result depends on, by trying: what a slice, a stride or a gather leaves
 out, no kernel has to read.
 
-A sector of an input is overwritten and the reference is called again; where no output differs, it
-was not needed. NaN passes through nearly every operator; large values of both signs are tried after
-it, for a comparison, which NaN does not change.
+A line of an input is overwritten with the input's largest or smallest value, which its operators
+take, and the reference is called again; where no output differs, the line was not needed.
 """
 
 from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from optimizer.evaluation.problem.tensors import OpenCase
 
-PROBES = 24  # sectors of each input
-SECTOR = 64  # bytes, consecutive: a cache line
+PROBES = 24  # lines of each input
+LINE = 64  # bytes, aligned: what a processor reads at once
 SMALL = 0.05  # of all bytes, below which an input is taken as needed whole
-POISON = (math.nan, 1e4, -1e4)
 Z = 1.645  # of the one-sided interval of 95 %
+SECONDS = 30.0  # for all calls of the reference; where it takes longer, all counts as needed
 
 
 def needed_read_bytes(case: OpenCase, device: str, seed: int) -> int:
     """Bytes of inputs and weights that the outputs depend on: the lower end of an interval of 95 %,
-    from PROBES sectors of each large input. Calls the reference some dozens of times.
-
-    Integers index and choose, so they count whole.
+    from PROBES lines of each large input or weight of floats. Integers index and choose, so they
+    count whole; and so does everything where the reference fails, takes too long, or does not
+    repeat its own result.
     """
-    inputs, state = [value.to(device) for value in case.inputs(seed)], case.state(seed)
     total = case.signature.compulsory_read_bytes
+    try:
+        return total - _left_out(case, device, seed, total)
+    # The reference is somebody's own code, and takes values that nobody has tried with it.
+    except Exception:
+        return total
+
+
+def _left_out(case: OpenCase, device: str, seed: int, total: int) -> int:
+    inputs, state = [value.to(device) for value in case.inputs(seed)], case.state(seed)
+    began = time.monotonic()
     first = case.reference(inputs, state, device=device)
+    again = case.reference(inputs, state, device=device)
+    probed = [v for v, scalar in zip(inputs, case.scalars, strict=True) if not scalar]
+    probed = [v for v in (*probed, *state.values()) if _worth_probing(v, total)]
+    calls = 2 * PROBES * len(probed)
+    if any(map(_differ, again, first)) or calls * (time.monotonic() - began) / 2 > SECONDS:
+        return 0
     chance = random.Random(seed)
-    unread = 0.0
-    for value, scalar in zip(inputs, case.scalars, strict=True):
+    left_out = 0.0
+    for value in probed:
+        places = list(_lines(value, chance))
+        hits = sum(_needed(case, inputs, state, value, p, first, device) for p in places)
         size = value.numel() * value.element_size()
-        if scalar or not value.is_floating_point() or size < SMALL * total:
-            continue
-        hits = sum(
-            _needed(case, inputs, state, value, place, first, device)
-            for place in _places(value, chance)
-        )
-        unread += size * (1.0 - least_share(hits, PROBES))
-    return total - int(unread)
+        left_out += size * (1.0 - least_share(hits, len(places)))
+    return int(left_out)
+
+
+def _worth_probing(value: torch.Tensor, total: int) -> bool:
+    if not value.is_floating_point() or value.numel() * value.element_size() < SMALL * total:
+        return False
+    return bool(value.isfinite().all()) and bool(value.max() > value.min())
 
 
 def least_share(hits: int, tries: int) -> float:
@@ -58,29 +75,30 @@ def least_share(hits: int, tries: int) -> float:
     return max(0.0, (middle - half) / (1 + squared / tries))
 
 
-def _places(value: torch.Tensor, chance: random.Random) -> Iterator[slice]:
-    """Sectors of the flat input, drawn by chance."""
-    width = min(value.numel(), max(1, SECTOR // value.element_size()))
+def _lines(value: torch.Tensor, chance: random.Random) -> Iterator[slice]:
+    """Lines of the flat input, drawn by chance."""
+    width = LINE // value.element_size()
     for _ in range(PROBES):
-        start = chance.randrange(value.numel() - width + 1)
+        start = width * chance.randrange(math.ceil(value.numel() / width))
         yield slice(start, start + width)
 
 
 def _needed(
     case: OpenCase,
     inputs: Sequence[torch.Tensor],
-    state: dict[str, torch.Tensor],
+    state: Mapping[str, torch.Tensor],
     value: torch.Tensor,
     place: slice,
     first: Sequence[torch.Tensor],
     device: str,
 ) -> bool:
-    """Whether any output differs when one sector of an input, `value`, holds something else."""
+    """Whether any output differs when one line of an input or weight holds something else."""
     flat = value.view(-1)
     before = flat[place].clone()
+    extremes = (value.max().clone(), value.min().clone())
     try:
-        for poison in POISON:
-            flat[place] = poison
+        for extreme in extremes:
+            flat[place] = extreme
             outputs = case.reference(inputs, state, device=device)
             if any(map(_differ, outputs, first)):
                 return True

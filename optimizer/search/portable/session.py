@@ -30,7 +30,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
-from optimizer.evaluation.toolchains.triton import compile as compile_server
+from optimizer.evaluation.toolchains.triton.compile import prepare as prepare_triton
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.goal import Goal, goal_from_json
@@ -89,9 +89,9 @@ def prepare(device: str) -> None:
     settings = EvaluationSettings()
     if device == "cpu" or not sys.platform.startswith("linux"):  # only there they are forked
         return
-    with suppress(KernloreError):
+    with suppress(KernloreError, OSError):
         Zygote.kept(settings.threads, level_for(settings.isolation, device), device)
-        compile_server.prepare()
+        prepare_triton()
 
 
 def search_alone(folder: Path, arguments: Sequence[str]) -> int:

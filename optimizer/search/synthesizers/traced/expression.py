@@ -146,13 +146,13 @@ def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
         place = _as_index(name, args)
         if place is not None:
             return counted(place)
-    known = _known(name, args)
-    return _made(Expression(name, computed_in(dtype), args)) if known is None else known
+    folded = _folded(name, args)
+    return _made(Expression(name, computed_in(dtype), args)) if folded is None else folded
 
 
-def _known(name: str, args: tuple[Expression, ...]) -> Expression | None:
-    """A comparison of two numbers, and a truth with a known one on one side only, without it; None
-    for anything else.
+def _folded(name: str, args: tuple[Expression, ...]) -> Expression | None:
+    """A comparison of two literals, and an exclusive or with a literal, as what it is; None for
+    anything else.
     """
     literals = [arg.value for arg in args if arg.name == "literal"]
     if name in _COMPARISONS and len(literals) == 2:

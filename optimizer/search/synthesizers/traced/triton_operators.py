@@ -151,18 +151,30 @@ def traced_atanh(x):
     size = 0.5 * traced_log1p(2.0 * a / (1.0 - a))
     return tl.where(x < 0, -size, size)
 """,
-    # The polynomial is that of the Cephes library, atanf.c, which is for float32.
+    # The polynomials are those of the Cephes library, atan.c for float64 and atanf.c.
     "traced_atan": """\
 @triton.jit
 def traced_atan(x):
     a = tl.abs(x)
     large, middle = a > 2.414213562373095, a > 0.4142135623730950
     u = tl.where(large, -1.0 / tl.where(large, a, 1.0), tl.where(middle, (a - 1.0) / (a + 1.0), a))
-    base = tl.where(large, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
+    base = large.to(x.dtype) * 1.5707963267948966
+    base += (middle & (a <= 2.414213562373095)).to(x.dtype) * 0.7853981633974483
     z = u * u
-    p = 8.05374449538e-2 * z - 1.38776856032e-1
-    p = p * z + 1.99777106478e-1
-    p = p * z - 3.33329491539e-1
+    if x.dtype == tl.float64:
+        p = -8.750608600031904122785e-1 * z - 1.615753718733365076637e1
+        p = p * z - 7.500855792314704667340e1
+        p = p * z - 1.228866684490136173410e2
+        p = p * z - 6.485021904942025371773e1
+        q = z + 2.485846490142306297962e1
+        q = q * z + 1.650270098316988542046e2
+        q = q * z + 4.328810604912902668951e2
+        q = q * z + 4.853903996359136964868e2
+        p = p / (q * z + 1.945506571482613964425e2)
+    else:
+        p = 8.05374449538e-2 * z - 1.38776856032e-1
+        p = p * z + 1.99777106478e-1
+        p = p * z - 3.33329491539e-1
     size = base + (p * z * u + u)
     return tl.where(x < 0, -size, size)
 """,
@@ -182,12 +194,15 @@ def traced_asin(x):
 def traced_power(a, b):
     x, y = tl.broadcast(tl.cast(a, tl.float64), tl.cast(b, tl.float64))
     size = tl.exp2(y * tl.log2(tl.abs(x)))
+    size = tl.where((tl.abs(x) == 1.0) & (tl.abs(y) == float("inf")), 1.0, size)
     whole = y == tl.floor(y)
     odd = whole & (y - 2.0 * tl.floor(y * 0.5) == 1.0)
-    signed = tl.where(odd, -size, tl.where(whole, size, float("nan")))
-    return tl.where((y == 0.0) | (x == 1.0), 1.0, tl.where(x < 0, signed, size))
+    signed = tl.where(odd, -size, tl.where(whole | (x == 0.0), size, float("nan")))
+    negative = (x < 0) | ((x == 0.0) & (1.0 / x < 0))
+    return tl.where((y == 0.0) | (x == 1.0), 1.0, tl.where(negative, signed, size))
 """,
-    # Each quotient is cut to a whole number of 53 bits, so what is left is exact.
+    # Each quotient is cut to a whole number of 53 bits, so for quotients up to 2^80 what is left is
+    # exact; three of them reach what float32 holds.
     "traced_fmod": """\
 @triton.jit
 def traced_fmod(a, b):
@@ -259,7 +274,7 @@ def traced_lgamma(a):
     p = p * s - 2.77777777777777778e-3
     p = p * s + 8.33333333333333333e-2
     up = (t - 0.5) * tl.log(t) - t + 0.91893853320467274 + p / t - tl.log(steps)
-    sine = tl.abs(tl.sin(3.141592653589793 * (x - tl.floor(x))))
+    sine = tl.abs(tl.sin(3.141592653589793 * (x - tl.floor(x + 0.5))))
     down = tl.where(sine == 0.0, float("inf"), tl.log(3.141592653589793 / sine) - up)
     return tl.where(tl.abs(x) == float("inf"), float("inf"), tl.where(low, down, up))
 """,
@@ -400,6 +415,8 @@ def _by_helper(of: Expression, args: Sequence[str]) -> tuple[str, str] | None:
     if name in ("fmod", "quotient") and of.dtype not in FLOATS:
         helper = "traced_rest" if name == "fmod" else "traced_quotient"
         return f"{helper}(tl.cast({args[0]}, {kind}), tl.cast({args[1]}, {kind}))", helper
+    if name == "erfinv" and of.dtype == "float64":
+        raise NotWritten("the inverse error function in float64")
     if name in _PRECISE:
         return f"tl.cast(traced_{name}({', '.join(args)}), {kind})", f"traced_{name}"
     if name == "atan2":

@@ -23,11 +23,10 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import (
 )
 from tests.optimizer.search.synthesizers.llm.test_llm_synthesizer import Library
 
-pytestmark = pytest.mark.slow(seconds=10)
-
-pytestmark = pytest.mark.skipif(
-    find_spec("litellm") is None, reason="the extra `llm` is not installed"
-)
+pytestmark = [
+    pytest.mark.slow(seconds=10),
+    pytest.mark.skipif(find_spec("litellm") is None, reason="the extra `llm` is not installed"),
+]
 
 Serve = Callable[[Script], ModelServer]
 REMARK = "- `vaddq` is no name that the documents of this chip define; near it: vadd"

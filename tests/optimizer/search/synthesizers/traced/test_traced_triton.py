@@ -75,6 +75,12 @@ MODELS = {
         "(9, 40)",
         "torch.randn(40)",
     ),
+    "double": (
+        "torch.stack([x.double().atan(), x.double().tanh().acos(), x.double().tanh().asin(), "
+        "torch.atan2(x.double(), y.double()), torch.lgamma(x.double() * 1e-9)])",
+        "(9, 40)",
+        "torch.randn(40)",
+    ),
     "quotients of integers": (
         "torch.floor_divide((x * 9).long(), y), torch.div((x * 9).long(), y, "
         "rounding_mode='trunc'), torch.fmod((x * 9).long(), y), torch.remainder((x * 9).int(), y)",
@@ -203,8 +209,9 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
     _, _, expected = model_of(name)
     outputs = torch.load(results / f"{name.replace(' ', '_')}-{form}.result")
     for output, golden in zip(outputs, expected, strict=True):
+        rtol, atol = (1e-13, 1e-14) if name == "double" else (3e-5, 2e-5)
         torch.testing.assert_close(
-            output.double(), golden.double(), rtol=3e-5, atol=2e-5, equal_nan=True
+            output.double(), golden.double(), rtol=rtol, atol=atol, equal_nan=True
         )
 
 
@@ -226,6 +233,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
         ("made of others", 1, ()),
         ("quotients of integers", 1, ()),
+        ("double", 1, ()),
     ],
 )
 def test_what_is_computed_in_one_place_is_one_kernel(
