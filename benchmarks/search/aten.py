@@ -27,6 +27,7 @@ from pathlib import Path
 
 from benchmarks.report import ended, say, table, write_result
 from kb.errors import KernloreError
+from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.aten import (
     Made,
@@ -43,7 +44,9 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.records import Proposal
+from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.traced import cpp, triton
+from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.synthesizer import CPP, LIBRARY, TRITON, lowered
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
@@ -138,13 +141,9 @@ def outcome_of(made: Made, folder: Path, timed: bool, cross: bool) -> Row:
 
 def _outcome(made: Made, folder: Path, timed: bool) -> Row:
     problem = load_problem(write_problem_files(made, folder))
-    view = problem_view(problem, "cpu")
-    programs = []
-    for case in view.cases:
-        program = lowered(case)
-        if isinstance(program, str):
-            return Row(made.operator, LEFT, reason=program)
-        programs.append((case.signature, program))
+    programs = _programs(problem_view(problem, "cpu"), None)
+    if isinstance(programs, str):
+        return Row(made.operator, LEFT, reason=programs)
     text = cpp.written(programs)
     bundle = Bundle({CPP.file: text}, CPP.file, CPP.name, CPP.entry, dict(CPP.start), "recipe")
     timing = TimingPolicy(max_pairs=12, seconds=20.0)
@@ -160,17 +159,27 @@ def _outcome(made: Made, folder: Path, timed: bool) -> Row:
     return _row(made.operator, evaluation)
 
 
+def _programs(
+    view: ProblemView, library: frozenset[str] | None
+) -> list[tuple[Signature, Program]] | str:
+    """Of each case, or why one has none."""
+    programs = []
+    for case in view.cases:
+        program = lowered(case, library)
+        if isinstance(program, str):
+            return program
+        programs.append((case.signature, program))
+    return programs
+
+
 def _cross_outcome(made: Made, folder: Path) -> Row:
     """Of the operator's Triton kernels, which torch may keep parts of: compiled for gfx942, and
     right in the interpreter at the small size."""
     problem = load_problem(write_problem_files(made, folder))
     view = problem_view(problem, "cpu")
-    programs = []
-    for case in view.cases:
-        program = lowered(case, LIBRARY)
-        if isinstance(program, str):
-            return Row(made.operator, LEFT, reason=program)
-        programs.append((case.signature, program))
+    programs = _programs(view, LIBRARY)
+    if isinstance(programs, str):
+        return Row(made.operator, LEFT, reason=programs)
     try:
         source = triton.written(programs, view.source, triton.START)
     except NotWritten as reason:

@@ -201,8 +201,8 @@ def traced_power(a, b):
     negative = (x < 0) | ((x == 0.0) & (1.0 / x < 0))
     return tl.where((y == 0.0) | (x == 1.0), 1.0, tl.where(negative, signed, size))
 """,
-    # Each quotient is cut to a whole number of 53 bits, so for quotients up to 2^80 what is left is
-    # exact; three of them reach what float32 holds.
+    # Each quotient is cut to a whole number of 53 bits, so what is left is exact where the quotient
+    # of two float32 is below 2^80; beyond it, it is rounded.
     "traced_fmod": """\
 @triton.jit
 def traced_fmod(a, b):
