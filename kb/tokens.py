@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import threading
 from functools import lru_cache
+from itertools import chain
 
 from snowballstemmer.english_stemmer import EnglishStemmer
 
@@ -80,6 +81,11 @@ def _expand(name: str) -> tuple[str, ...]:
 def tokenize(text: str) -> list[str]:
     """All tokens of a text in order; a name gives its whole and its parts."""
     return [token for name in _NAME.findall(text) for token in _expand(name)]
+
+
+def distinct_tokens(text: str) -> frozenset[str]:
+    """The different tokens of a text: those of `tokenize`, with each name looked at once."""
+    return frozenset(chain.from_iterable(map(_expand, set(_NAME.findall(text)))))
 
 
 def shadow(text: str) -> str:

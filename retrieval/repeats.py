@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from kb.tokens import tokenize
+from kb.tokens import distinct_tokens
 
 DUPLICATE = 0.85  # share of the smaller one's words above which two texts repeat each other
 REMEMBERED = 10_000  # texts whose words are kept: the same passages stand in many answers
@@ -14,7 +14,7 @@ _DIGITS = b"01" + bytes(254)  # from a byte for each word to the digits of a bin
 @lru_cache(maxsize=REMEMBERED)
 def words_of(text: str) -> frozenset[str]:
     """The different words of a text."""
-    return frozenset(tokenize(text))
+    return distinct_tokens(text)
 
 
 class Repeats:

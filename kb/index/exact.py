@@ -10,6 +10,7 @@ import threading
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
@@ -48,14 +49,14 @@ class ExactIndex:
                     lambda _: {access_scope: embeddings.hardware_scopes(connection, access_scope)},
                 )[access_scope]
             parts = [self._vectors(connection, state, scope, access_scope) for scope in scopes]
-        best: dict[int, float] = {}
-        for part in parts:
-            if part.seqs:
-                cosines = part.matrix @ vector
-                best |= {part.seqs[n]: float(cosines[n]) for n in _largest(cosines, limit)}
+        nearest = [_nearest(part, vector, limit) for part in parts if part.seqs]
+        if not nearest:
+            return {}
+        seqs, places = np.unique(np.concatenate([seqs for seqs, _ in nearest]), return_index=True)
+        cosines = np.concatenate([cosines for _, cosines in nearest])[places]
         # Equal texts have equal vectors, but not to the last bit of a matrix product.
-        ranked = sorted(best.items(), key=lambda item: (-round(item[1], 5), item[0]))
-        return dict(ranked[:limit])
+        best = np.argsort(-np.round(cosines, 5), kind="stable")[:limit]
+        return dict(zip(seqs[best].tolist(), cosines[best].tolist(), strict=True))
 
     def _vectors(
         self, connection: Connection, state: State, scope: str, access_scope: AccessScope
@@ -71,10 +72,14 @@ class ExactIndex:
         return vectors
 
 
-def _largest(values: Vector, limit: int) -> list[int]:
-    """The places of the largest values, in descending order; of equal ones the first."""
-    places = np.arange(len(values))
-    if len(values) > limit:
-        places = np.flatnonzero(values >= np.partition(values, -limit)[-limit])
-    order: list[int] = places[np.argsort(-values[places], kind="stable")][:limit].tolist()
-    return order
+def _nearest(
+    part: ScopeVectors, vector: Vector, limit: int
+) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The numbers of at least `limit` nearest passages of a scope, where it has so many, and their
+    cosines.
+    """
+    cosines = (part.matrix @ vector).astype(np.float64)
+    if len(cosines) <= limit:
+        return part.numbers, cosines
+    places = np.flatnonzero(cosines >= np.partition(cosines, -limit)[-limit])
+    return part.numbers[places], cosines[places]

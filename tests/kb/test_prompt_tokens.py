@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 
@@ -27,6 +28,16 @@ def test_parts_take_at_least_as_many_as_the_whole() -> None:
     assert count_tokens("\n\n".join(parts)) <= sum(count_tokens(part) + 1 for part in parts)
 
 
+def test_lines_add_up_to_the_whole() -> None:
+    """Counted line by line, a text has as many tokens as the tokenizer makes of it at once."""
+    pieces = "\n|\n\n| |  |\t|\r\n|\x0b|\x85|\u2028|a|Foo|don't|'s|12345|/|#|```|<|>|é|漢|😀|.|);"
+    draw = random.Random(7)
+    whole = prompt_tokens._encoding()
+    for _ in range(5_000):
+        text = "".join(draw.choices(pieces.split("|"), k=draw.randint(1, 14)))
+        assert count_tokens(text) == len(whole.encode_ordinary(text)), repr(text)
+
+
 def test_counting_needs_no_network() -> None:
     script = (
         "import socket\n"
@@ -44,7 +55,7 @@ def test_without_the_tokenizer_it_says_what_to_install(monkeypatch: pytest.Monke
     prompt_tokens._encoding.cache_clear()
     try:
         with pytest.raises(Unavailable) as caught:
-            count_tokens("a")
+            count_tokens("a text that was never counted before")
         assert "pip install kernlore" in caught.value.hint
     finally:
         prompt_tokens._encoding.cache_clear()

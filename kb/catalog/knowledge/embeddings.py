@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -214,6 +215,11 @@ class ScopeVectors:
     ids: tuple[str, ...]
     seqs: tuple[int, ...]
     matrix: Vector
+
+    @cached_property
+    def numbers(self) -> NDArray[np.int64]:
+        """`seqs` as an array."""
+        return np.array(self.seqs, np.int64)
 
 
 def of_scope(
