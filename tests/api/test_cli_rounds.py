@@ -8,14 +8,18 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+import threading
+import time
+import zipfile
+from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from optimizer.search.portable.launch import CEILINGS
-from tests.api.cli_process import ERROR_KEYS, Ran, kernlore
+from optimizer.search.portable.launch import CEILINGS, SESSION
+from tests.api.cli_process import COMMAND, ERROR_KEYS, Ran, kernlore
 from tests.catalogs import fresh_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
@@ -123,6 +127,38 @@ def test_the_second_round_starts_from_what_the_first_measured(
     again = kernlore("runs", "import", results, "--json", data=home)
     assert again.code == 2 and again.json["code"] == "conflict"
     assert len(kernlore("runs", "tree", run, "--json", data=home).json) == 5
+
+
+def test_answers_outlive_a_process_that_is_killed(home: Path, tmp_path: Path) -> None:
+    never = threading.Event()
+
+    def script(body: Mapping[str, Any], number: int) -> Answered:
+        if "3 * x + 1" in prompt_of(body):
+            never.wait(60)
+        return answer(BODIES[0])
+
+    server = ModelServer(script)
+    (tmp_path / "other.py").write_text(PROBLEM.replace("2 * x", "3 * x"), encoding="utf-8")
+    batch = tmp_path / "batch.zip"
+    new = ("--hardware", "x86-64", "--language", "cpp", "--knowledge", "off", "--drafts", "1")
+    command = [*COMMAND, "runs", "propose", str(tmp_path / "other.py"), str(tmp_path / "mine.py")]
+    command += [*new, "--models", "openai/gpt-4o-mini", "--api-base", server.url]
+    command += ["-o", str(batch), "--data-dir", str(home)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        deadline = time.monotonic() + 120
+        while not batch.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.1)
+        process.kill()
+        said = process.communicate()[0].decode()
+    never.set()
+    server.close()
+    assert batch.exists(), said
+    with zipfile.ZipFile(batch) as packed:
+        problems = json.loads(packed.read(SESSION))["problems"]
+    assert [Path(problem["known_as"]).name for problem in problems] == ["mine.py"]
+    results = evaluated(batch, tmp_path / "results")
+    (imported,) = kernlore("runs", "import", results, "--json", data=home).json
+    assert imported["state"] == "finished"
 
 
 def test_without_a_model_a_batch_says_what_is_missing(home: Path, tmp_path: Path) -> None:

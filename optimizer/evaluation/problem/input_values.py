@@ -22,6 +22,11 @@ _SPREAD_SEED = 0x5EED
 MOST_KEPT = 2 * 2**30  # bytes of a draw that is kept
 
 
+def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The tensor in this dtype where it holds floating values; None leaves it as it is."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Every generator that a problem file may draw from starts at `seed`, and is restored

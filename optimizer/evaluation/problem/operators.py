@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry, sdpa_flop_count, shape_wrapper
 
 from kb.errors import InvalidRequest
@@ -94,12 +96,25 @@ def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
 
 def observe(case: OpenCase, device: str = "cpu") -> Observed:
     """Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`). Runs the
-    reference once.
+    reference once, on arrays without memory where the case is computed elsewhere.
     """
+    if case.imagines:
+        with suppress(InvalidRequest):  # what it runs depends on values: they have to be made
+            return _imagined(case)
     # Building the model runs operators too; it must be built before anything is watched.
     own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
     with _Arguments() as seen:
         case.reference(inputs, state, device=device)
+    return Observed({**own, **seen.traits}, dict(seen.kinds))
+
+
+def _imagined(case: OpenCase) -> Observed:
+    """As `observe`, from shapes and dtypes alone."""
+    own = case.attributes()
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        _, _, forward = case.imagine()
+        with _Arguments() as seen:
+            forward()
     return Observed({**own, **seen.traits}, dict(seen.kinds))
 
 
@@ -179,7 +194,8 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
 
 def _kind(func: Any, name: str) -> str | None:
     """Of an operator; None for a view, a copy, an allocation or a question about layout."""
-    if func.is_view or func._schema.name in LAYOUT or name in COPY or name.startswith(ALLOCATION):
+    asks = func._schema.name in LAYOUT or func.namespace == "prim"
+    if func.is_view or asks or name in COPY or name.startswith(ALLOCATION):
         return None
     if torch.Tag.pointwise in func.tags:
         return "pointwise"

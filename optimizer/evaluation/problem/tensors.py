@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -29,6 +29,7 @@ from optimizer.evaluation.problem.convention import (
 from optimizer.evaluation.problem.importing import import_problem, running, substituted
 from optimizer.evaluation.problem.input_values import (
     LatestDraw,
+    cast,
     distributed,
     lively,
     replaceable,
@@ -55,19 +56,21 @@ class Banks(NamedTuple):
     state: dict[str, torch.Tensor]
 
 
-def open_case(problem: Problem, case: Case) -> OpenCase:
-    """Import the problem file with this case's constants. Runs the file's code. Raises
-    InvalidRequest for whatever is wrong with the file."""
-    return OpenCase(problem, case)
+def open_case(problem: Problem, case: Case, elsewhere: bool = False) -> OpenCase:
+    """Import the problem file with this case's constants. Raises InvalidRequest for whatever is
+    wrong with the file. `elsewhere`: it runs on another machine, so no array is made here where
+    shapes tell enough."""
+    return OpenCase(problem, case, elsewhere)
 
 
 class OpenCase:
     """One case of a problem, with its file imported. Every method that runs the file's code raises
     InvalidRequest for whatever it raises."""
 
-    def __init__(self, problem: Problem, case: Case) -> None:
+    def __init__(self, problem: Problem, case: Case, elsewhere: bool = False) -> None:
         self.problem = problem
         self.case = case
+        self.imagines = elsewhere or not case.fits("cpu")  # by shapes, on arrays without memory
         self.source = substituted(problem, case.constants)
         self._module = import_problem(problem, case.constants)
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
@@ -154,12 +157,11 @@ class OpenCase:
 
     @cached_property
     def _form(self) -> _Form:
-        """Names and kinds of the inputs; where the case is for a device that is not here, its sizes
-        may be too, so nothing is allocated."""
-        if self.case.fits("cpu"):
-            return self._form_of(self._drawn(0))
-        with FakeTensorMode(allow_non_fake_inputs=True):
-            return self._form_of(self._values(0))
+        """Names and kinds of the inputs."""
+        if self.imagines:
+            with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
+                return self._form_of(self._values(0))
+        return self._form_of(self._drawn(0))
 
     def _form_of(self, values: list[Any]) -> _Form:
         scalars = tuple(not isinstance(value, torch.Tensor) for value in values)
@@ -290,7 +292,7 @@ class OpenCase:
         model.load_state_dict(dict(state))
         arguments = [
             # To the device first, where large arrays are cast quickly.
-            tensor.item() if scalar else _cast(tensor.to(device), dtype).clone()
+            tensor.item() if scalar else cast(tensor.to(device), dtype).clone()
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
         before = torch.get_default_dtype()
@@ -321,9 +323,8 @@ class OpenCase:
 
     @cached_property
     def signature(self) -> Signature:
-        """The arrays that a candidate gets for this case. Runs the reference once: on tensors
-        without memory where the case is too large for this machine and the file allows it."""
-        if not self.case.fits("cpu"):
+        """The arrays that a candidate gets for this case. Runs the reference once."""
+        if self.imagines:
             with suppress(InvalidRequest):  # its sizes depend on values: they have to be made
                 return self._imagined()
         inputs, state = self.inputs(0), self.state(0)
@@ -332,17 +333,21 @@ class OpenCase:
     def _imagined(self) -> Signature:
         """The signature from shapes and dtypes alone."""
         with FakeTensorMode(allow_non_fake_inputs=True):
-            values, state, result = self._imagined_run()
-            inputs = [torch.as_tensor(value) for value in values]
-            return self._signature_of(inputs, state, self._outputs(result))
+            inputs, state, forward = self.imagine()
+            tensors = [torch.as_tensor(value) for value in inputs]
+            return self._signature_of(tensors, state, self._outputs(forward()))
 
-    def _imagined_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Any]:
-        """Inputs, weights and result; to be called where tensors have no memory."""
+    def imagine(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
+        """Inputs, weights and the reference's run; to be called where tensors have no memory."""
         values, model = self._values(0), self._build(0)
-        inputs = [_cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
-        state = {name: _cast(value, self._dtype) for name, value in model.state_dict().items()}
-        with running(self.problem, "Model.forward"), torch.no_grad():
-            return inputs, state, torch.func.functional_call(model, state, tuple(inputs))
+        inputs = [cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
+        state = {name: cast(value, self._dtype) for name, value in model.state_dict().items()}
+
+        def forward() -> Any:
+            with running(self.problem, "Model.forward"), torch.no_grad():
+                return torch.func.functional_call(model, state, tuple(inputs))
+
+        return inputs, state, forward
 
     def _signature_of(
         self,
@@ -473,9 +478,9 @@ class OpenCase:
 
     @cached_property
     def _flops(self) -> int:
-        if not self.case.fits("cpu"):
+        if self.imagines:
             with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
-                return counted_flops(self._imagined_run)
+                return counted_flops(self.imagine()[2])
         inputs, state = self.inputs(0), self.state(0)
         return counted_flops(lambda: self.reference(inputs, state))
 
@@ -489,10 +494,6 @@ class OpenCase:
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
         return max(1, self.flops() // (2 * outputs), largest // outputs)
-
-
-def _cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
-    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
 def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:

@@ -114,10 +114,10 @@ class DevicePool(RunnerPool):
             self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
 
 
-def problem_view(problem: Problem, device: str, traced_on: str | None = None) -> ProblemView:
+def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> ProblemView:
     """The problem as proposers see it: signatures and traits of the searched cases for this kind
-    of device, nothing of their values. Held-out cases are not shown. `traced_on` is the kind of
-    device that the reference runs on for its traits, where this machine has no such device.
+    of device, nothing of their values. Held-out cases are not shown. `elsewhere`: this machine has
+    no such device, so what shapes tell is told without running the reference on arrays.
     """
     cases = [case for case in problem.searched if case.fits(device)]
     return ProblemView(
@@ -125,18 +125,18 @@ def problem_view(problem: Problem, device: str, traced_on: str | None = None) ->
         op=problem.op,
         summary=problem.summary,
         source=problem.source,
-        cases=tuple(_case_view(problem, case, traced_on or device) for case in cases),
+        cases=tuple(_case_view(problem, case, device, elsewhere) for case in cases),
         policy=_policy(problem.policy),
         hidden_cases=bool(problem.held_out),
     )
 
 
-def _case_view(problem: Problem, case: Case, device: str) -> CaseView:
-    opened = open_case(problem, case)
+def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> CaseView:
+    opened = open_case(problem, case, elsewhere)
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
-    observed = observe(opened, device)
+    observed = observe(opened, "cpu" if elsewhere else device)
     return CaseView(
         name=case.name,
         signature=opened.signature,

@@ -76,8 +76,8 @@ def write_session(
     knowledge: Snapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """Write the session to `path`: `problems` are searched there, candidates of `drafted` runs are
-    evaluated.
+    """Write the session to `path`, whole or not at all: `problems` are searched there, candidates
+    of `drafted` runs are evaluated.
 
     `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
     Each of `recipes` is {name, recipe, files}.
@@ -96,7 +96,8 @@ def write_session(
             *(run.as_json() for run in drafted),
         ],
     }
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+    unfinished = path.with_name(f".{path.name}.part")
+    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
         packed.writestr("__main__.py", _MAIN)
         packed.writestr(SESSION, json.dumps(session))
         for source in _sources():
@@ -104,6 +105,7 @@ def write_session(
         used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
         for problem in used.values():
             _add_problem(packed, problem)
+    unfinished.replace(path)
     return path
 
 

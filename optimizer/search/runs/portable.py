@@ -274,7 +274,7 @@ def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle:
         return
     checked = {check.case for check in evaluation.checks}
     cases = [case for case in problem.cases if case.name in checked]
-    signatures = {case.name: open_case(problem, case).signature for case in cases}
+    signatures = {case.name: open_case(problem, case, elsewhere=True).signature for case in cases}
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
 

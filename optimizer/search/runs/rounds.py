@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -114,8 +114,8 @@ def propose_round(
     output: Path,
 ) -> list[Proposed]:
     """Ask models for `drafts` candidates of each run and pack them as the session `output`; several
-    runs are asked side by side. The runs wait until the results are imported, and remember which
-    models were asked.
+    runs are asked side by side, and the session is written anew after each that is answered. The
+    runs wait until the results are imported, and remember which models were asked.
 
     Raises InvalidRequest for runs on different hardware and without models, Unavailable without
     litellm and where no model had an answer for any run; then nothing is written.
@@ -136,30 +136,42 @@ def propose_round(
     def ask(run: RunRow) -> tuple[Drafted, str]:
         return _asked(base, run, target, models, options, drafts, listener)
 
+    batch = new_id("batch")
+    asked: dict[str, tuple[Drafted, str]] = {}
     with ThreadPoolExecutor(min(AT_ONCE, len(runs))) as pool:
-        asked = list(pool.map(ask, runs))
+        for answer in as_completed([pool.submit(ask, run) for run in runs]):
+            packed, why = answer.result()
+            asked[packed.run.id] = packed, why
+            if _in_flight(packed):
+                # At once: what a model was paid for outlives a process that is killed.
+                _write_batch(output, batch, target, [asked[r.id][0] for r in runs if r.id in asked])
+                _store_waiting(base, packed)
     proposed = [
         Proposed(packed.run.id, packed.problem.name, _in_flight(packed), why)
-        for packed, why in asked
+        for packed, why in (asked[run.id] for run in runs)
     ]
-    drafted = [packed for packed, _ in asked if _in_flight(packed)]
-    if not drafted:
+    if not any(row.drafts for row in proposed):
         why = next((row.problem for row in proposed if row.problem), "no answer")
         raise Unavailable(
             f"no model proposed a candidate: {why}", hint="Check --models and --api-base."
         )
+    return proposed
+
+
+def _write_batch(
+    output: Path, batch: str, target: Mapping[str, Any], asked: Sequence[Drafted]
+) -> None:
+    """Pack those that have candidates."""
+    drafted = [packed for packed in asked if _in_flight(packed)]
     write_session(
         output,
-        session_id=new_id("batch"),
+        session_id=batch,
         goal=drafted[0].run.goal.as_json(),
         target=target,
         drafted=drafted,
         knowledge=Snapshot(),
         recipes=[],
     )
-    for packed in drafted:
-        _store_waiting(base, packed)
-    return proposed
 
 
 def _check_languages(runs: Sequence[RunRow], target: Mapping[str, Any]) -> None:
@@ -204,7 +216,7 @@ def _drafted(
 ) -> tuple[Drafted, str]:
     """A run with its next candidates; and why they are fewer than asked for."""
     problem = load_problem(Path(run.problem))
-    view = problem_view(problem, target["device"], traced_on="cpu")
+    view = problem_view(problem, target["device"], elsewhere=True)
     offered = (run.goal.language,) if run.goal.language else tuple(target["languages"])
     hardware = HardwareView(
         run.hardware, tuple(target["lineage"]), target["device"], offered, target["facts"]
@@ -238,4 +250,6 @@ def _store_waiting(base: KnowledgeBase, drafted: Drafted) -> None:
 
 
 def _signatures(problem: Problem) -> Mapping[str, Signature]:
-    return {case.name: open_case(problem, case).signature for case in problem.searched}
+    return {
+        case.name: open_case(problem, case, elsewhere=True).signature for case in problem.searched
+    }

@@ -13,6 +13,7 @@ from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
+from optimizer.search.bench.local import problem_view
 
 Write = Callable[..., Path]
 PLAIN = """
@@ -351,6 +352,42 @@ def test_a_case_for_another_device_is_described_without_its_memory() -> None:
     case = open_case(problem, gpu)
     assert case.compulsory_bytes > 1 << 30
     assert case.signature.of("output")[0].shape == (32768, 4096)
+
+
+def test_seen_from_another_machine_no_array_is_made(write: Write) -> None:
+    path = write("""
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return torch.softmax(x, 0)[::2]
+        def get_inputs():
+            return [torch.randn(1 << 30, 1 << 10)]  # 4 TiB
+    """)
+    (case,) = problem_view(load_problem(path), "cuda", elsewhere=True).cases
+    assert case.signature.of("output")[0].shape == (1 << 29, 1 << 10)
+    assert case.traits["_softmax.dim"] == 0
+    assert dict(case.kinds) == {"other": 1}
+
+
+@pytest.mark.parametrize(
+    "name", ["softmax", "layernorm", "max_pool3d", "embedding_bag_sum", "attention"]
+)
+def test_shapes_tell_what_a_run_tells(name: str) -> None:
+    problem = load_problem(Path(name))
+    assert problem_view(problem, "cpu", elsewhere=True) == problem_view(problem, "cpu")
+
+
+def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
+    path = write("""
+        import torch
+        class Model(torch.nn.Module):
+            def forward(self, x):
+                return x[: int(x.abs().sum().clamp(1, 2))]
+        def get_inputs():
+            return [torch.ones(5)]
+    """)
+    (case,) = problem_view(load_problem(path), "cpu", elsewhere=True).cases
+    assert case.signature.of("output")[0].shape == (2,)
 
 
 def test_twenty_four_problems_are_shipped() -> None:
