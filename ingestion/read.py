@@ -100,10 +100,12 @@ def read_document(
     hardware: Sequence[str],
     registry: Mapping[str, HardwareSpec],
     *,
+    languages: Sequence[str] = (),
     with_facts: bool = True,
 ) -> ReadDocument:
     """What a parsed document yields. `hardware` are the ids that it is about, empty for no hardware
-    in particular; `embedder` counts tokens only. Without `with_facts` no facts are looked for.
+    in particular, `languages` those that its sender named; `embedder` counts tokens only. Without
+    `with_facts` no facts are looked for.
     Raises InvalidKnowledge when its front matter states a move that cannot be used.
     """
     scopes = SectionScopes(hardware, registry)
@@ -130,8 +132,8 @@ def read_document(
     )
     samples = SampleScopes(scopes, hardware, registry)
     recipes, left_out = propose_recipes(sections, samples.of)
-    languages = stated_languages(parsed.front_matter) or own_languages(hardware, registry)
-    cards = cards_of(sections, languages)
+    stated = stated_languages(parsed.front_matter) or tuple(languages)
+    cards = cards_of(sections, stated or own_languages(hardware, registry))
     return ReadDocument(
         content,
         facts,

@@ -273,7 +273,13 @@ class Worker:
         parsed, specs = self._parse(version), parts.registry.all()
         builtin = version.origin == "builtin"  # their facts are in hardware.toml, with sources
         read = read_document(
-            parsed, parts.embedder, parts.tagger, hardware, specs, with_facts=not builtin
+            parsed,
+            parts.embedder,
+            parts.tagger,
+            hardware,
+            specs,
+            languages=version.declared["languages"],
+            with_facts=not builtin,
         )
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))

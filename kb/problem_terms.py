@@ -18,9 +18,12 @@ LIBRARY_POLICIES = ("allowed", "forbidden")
 
 @dataclass(frozen=True)
 class ProblemTerms:
-    """`ops`: id to family; `dtypes`: id to bytes; `quantities`: name to meaning with its unit."""
+    """`ops`: id to family; `families`: to the words of guides; `dtypes`: id to bytes; `quantities`:
+    name to meaning with its unit.
+    """
 
     ops: Mapping[str, str]
+    families: Mapping[str, str]
     dtypes: Mapping[str, int]
     quantities: Mapping[str, str]
     op_aliases: Mapping[str, str]
@@ -39,6 +42,7 @@ def problem_terms() -> ProblemTerms:
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     return ProblemTerms(
         ops={op: row["family"] for op, row in data["ops"].items()},
+        families=dict(data["families"]),
         dtypes={dtype: row["bytes"] for dtype, row in data["dtypes"].items()},
         quantities=dict(data["quantities"]),
         op_aliases={a: op for op, row in data["ops"].items() for a in row["aliases"]},
@@ -62,3 +66,10 @@ def op_family(op: str) -> str:
     """The group of operators that share recipes and warm starts; an unknown operator is its own."""
     known = canonical_op(op)
     return problem_terms().ops.get(known, known)
+
+
+def words_of(op: str) -> str:
+    """In which words guides speak of an operator: its own name, then those of its family."""
+    known, terms = canonical_op(op), problem_terms()
+    family = "backward" if known.endswith("_backward") else op_family(op)
+    return " ".join(filter(None, (known.replace("_", " "), terms.families.get(family))))

@@ -7,6 +7,7 @@ nothing about how passages are ranked.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -59,6 +60,7 @@ CHARS_PER_TOKEN = 3.0  # a log has at least as many characters a token
 # language no model has seen.
 FOREIGN = 2
 SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
+REFERENCE = 10  # names of a language in a document from which on it lists them
 COMMON_KINDS = ("keyword",)  # whose names are words of running text too
 
 
@@ -184,6 +186,8 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
         offers["errors"] = partial(_errors, material, cards)
     if cards:
         offers["symbols"] = partial(_names, material, cards, unknown)
+    elif task == "write" and target is None:
+        offers["symbols"] = partial(_vocabulary, connection, material)
     context = pack(
         verdict=material.verdict,
         hardware=material.hardware,
@@ -343,6 +347,24 @@ def _names(
     lines = [unknown_line(entry) for entry in entries.values()]
     head = [plain("symbols", "unknown-names", "\n".join(lines))] if lines else []
     return [*head, *symbol_blocks(wanted, room - sum(block.tokens for block in head))]
+
+
+def _vocabulary(
+    connection: Connection, material: Material, room: int, largest: int, shown: frozenset[str]
+) -> Sequence[Block]:
+    """What a kernel in the language may call: the names of its reference, and where there is none,
+    those that the documents of the chip give.
+    """
+    request = material.request
+    access = material.scope.access_scope
+    cards = material.remember(
+        ("cards", material.lineage, request.language, access),
+        lambda: own_symbols(connection, material.lineage, request.language, access),
+    )
+    named = [c for c in cards if c.kind != "error" and c.language == request.language]
+    counts = Counter(card.document_id for card in named)
+    named = [card for card in named if counts[card.document_id] >= REFERENCE]
+    return symbol_blocks([card for card in named if not card.hardware] or named, room)
 
 
 def unknown_in_log(log: str, known: set[str], cards: Sequence[Symbol]) -> list[UnknownName]:

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
+from kb.problem_terms import words_of
 from kb.tokens import tokenize
 from retrieval.diagnose.log_lines import query_lines
 from retrieval.diagnose.metrics import MetricRegistry
@@ -24,6 +25,10 @@ SHORT_LOG = 2000  # characters
 MAX_SIGNALS = 3  # of a verdict that are searched for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
 THESAURUS_WEIGHT = 0.4
+# What readers of such contexts used of the guides to a language.
+WRITING = (
+    "write a {language} kernel: masks at the border, alignment and wide loads, warps and stages"
+)
 MAX_OTHER_NAMES = 40  # tokens added to a request, in the order of the concepts
 
 
@@ -45,10 +50,13 @@ class Phrase:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is searched for in the lexical index (`words`) and among vectors (`phrases`)."""
+    """What is searched for in the lexical index (`words`) and among vectors (`phrases`); what
+    `also` asks for is as welcome.
+    """
 
     words: tuple[Words, ...]
     phrases: tuple[Phrase, ...]
+    also: Plan | None = None
 
     @property
     def empty(self) -> bool:
@@ -146,7 +154,12 @@ def other_names(tokens: Collection[str]) -> tuple[str, ...]:
     return tuple(islice(fresh, MAX_OTHER_NAMES))
 
 
-def writing_words(language: str | None, op: str | None) -> str:
-    """What to look for before there is a kernel."""
-    words = ("write a", language, "kernel", (op or "").replace("_", " "))
-    return " ".join(filter(None, words))
+def writing_plan(language: str | None, op: str, registry: MetricRegistry) -> Plan:
+    """What to look for before there is a kernel: how such an operator is computed, and how kernels
+    are written in the language.
+    """
+    about_op, about_language = (
+        make_plan(query=query, log=None, metrics={}, registry=registry, signals=(), op=None)
+        for query in (words_of(op), WRITING.format(language=language or ""))
+    )
+    return replace(about_op, also=about_language)

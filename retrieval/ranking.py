@@ -160,6 +160,18 @@ def rank(
     )
 
 
+def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
+    """Several rankings as one, in turns: the best of each, then the second of each. The score of
+    the n-th of its ranking is 1 / n: scores of different questions cannot be compared.
+    """
+    best: dict[int, Ranked] = {}
+    for ranked in rankings:
+        for place, entry in enumerate(ranked, 1):
+            if entry.seq not in best or best[entry.seq].score < 1 / place:
+                best[entry.seq] = entry._replace(score=1 / place)
+    return sorted(best.values(), key=lambda entry: -entry.score)  # stable: the first ranking first
+
+
 def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
     """The factor on each passage whatever the request: running text answers more often than lists
     and code.

@@ -46,8 +46,8 @@ from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
-from retrieval.plan import Plan, make_plan, writing_words
-from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, rank
+from retrieval.plan import Plan, make_plan, writing_plan
+from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
@@ -254,7 +254,7 @@ class Retriever:
         return self._embedder.encode_query(text)
 
     def _rank(self, connection: Connection, plan: Plan, scope: ScopeFilter) -> list[Ranked]:
-        return rank(
+        ranked = rank(
             connection,
             plan,
             scope,
@@ -263,14 +263,17 @@ class Retriever:
             self._embedder.fingerprint,
             self._samples,
         )
+        return (
+            ranked if plan.also is None else mixed(ranked, self._rank(connection, plan.also, scope))
+        )
 
     def _plan(self, request: RetrieveRequest, conclusion: Conclusion) -> Plan:
-        words = request.query
         happened = conclusion.verdict.signal_ids or request.log or request.metrics
-        if not words and not happened and request.op and request.task in (None, "write"):
-            words = writing_words(request.language, request.op)
+        writes = request.task in (None, "write") and not request.query and not happened
+        if writes and request.op:
+            return writing_plan(request.language, request.op, load_metrics())
         return make_plan(
-            query=words,
+            query=request.query,
             log=request.log,
             metrics=request.metrics or {},
             registry=load_metrics(),

@@ -272,9 +272,17 @@ def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
 def own_symbols(
     connection: Connection, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
-    """The cards of a lineage that may be of this language."""
-    cards = symbol_rows.listed(connection, lineage, access_scope=access_scope)
-    return [card for card in cards if load_layout().may_be(card.language, language)]
+    """The cards of a lineage that may be of this language, and those of the language that are about
+    no chip.
+    """
+    cards = symbol_rows.listed(connection, access_scope=access_scope)
+    places = set(lineage)
+    return [
+        card
+        for card in cards
+        if (places & set(card.hardware) and load_layout().may_be(card.language, language))
+        or (not card.hardware and language is not None and card.language == language)
+    ]
 
 
 def _tokens(blocks: Sequence[Block]) -> int:

@@ -87,12 +87,12 @@ def test_a_small_budget_leaves_room_for_what_just_happened() -> None:
     assert layout.bound("repair", "errors", 900, 6_000) == 900
 
 
-def test_a_first_kernel_in_a_known_language_is_taught_by_guides_first() -> None:
+def test_a_first_kernel_in_a_known_language_is_taught_by_names_and_guides() -> None:
     layout = load_layout()
     known = layout.for_known()
     assert layout.tasks["write"].blocks[0] == "hardware"
-    assert known.tasks["write"].blocks[0] == "guidance"
+    assert known.tasks["write"].blocks[:2] == ("symbols", "guidance")
     assert known.tasks["repair"] == layout.tasks["repair"]
-    assert known.bound("write", "hardware", 5_000, 10_000) == 700
+    assert known.bound("write", "hardware", 5_000, 10_000) == 400
     assert known.bound("repair", "hardware", 5_000, 10_000) == 5_000
     assert layout.bound("write", "guidance", 5_000, 10_000) == layout.most["guidance"]

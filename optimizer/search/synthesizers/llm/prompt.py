@@ -174,7 +174,7 @@ def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
 def _values(context: Context, kept: _Variable, fence: Fence) -> dict[str, str]:
     """The parts of a prompt by the names of their places."""
     return {
-        "problem": sections.problem(context.problem, fence),
+        "problem": sections.problem(context, fence),
         "policy": sections.policy(context.problem, fence, wanted(context)),
         "judging": sections.judging(context),
         "hardware": sections.hardware(context, fence),

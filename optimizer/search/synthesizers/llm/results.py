@@ -27,7 +27,10 @@ MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
 MAX_LESSONS = 40
 MAX_LESSON = 240  # characters
-UNDER_WAY = "Proposed in this round already, and not measured yet; take another way than these:\n"
+UNDER_WAY = (
+    "Proposed in this round already, and not measured yet. The fastest right one of the round"
+    " counts: take a way that may beat these, or one that holds where these may fail:\n"
+)
 _COUNT = re.compile(r"\s*\d+ (?:error|warning)", re.IGNORECASE)  # a sum at the end of a log
 MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
 BECAME: Mapping[str, str] = {

@@ -69,10 +69,13 @@ _WIDTH = re.compile(r"^(?:bfloat|bf|float|fp|uint|int|mxfp|nvfp|tf)(\d+)")
 _SOURCES = re.compile(r"^#+ Sources\b.*?(?=^#+ |\Z)", re.M | re.S)
 
 
-def problem(view: ProblemView, fence: Fence) -> str:
+def problem(context: Context, fence: Fence) -> str:
     """The operator, the reference's source and the cases."""
+    view = context.problem
+    facts = {**context.hardware.facts, **context.knowledge.facts} if context.with_knowledge else {}
+    bandwidth = facts.get("memory_bandwidth")
     head = f"{view.name}: operator {view.op}. {view.summary}".strip()
-    cases = "\n".join(_case(case) for case in view.cases)
+    cases = "\n".join(_case(case, bandwidth) for case in view.cases)
     return "\n".join(
         [
             fence.around("problem", head),
@@ -84,10 +87,15 @@ def problem(view: ProblemView, fence: Fence) -> str:
     )
 
 
-def _case(case: CaseView) -> str:
+def _case(case: CaseView, bandwidth: Number | None) -> str:
     lines = [f"case {case.name} ({'timed' if case.timed else 'correctness only'})"]
     for tensor in case.signature.tensors:
         lines.append(f"  {tensor.role} {tensor.name}: {tensor.dtype} {list(tensor.shape)}")
+    moved = case.signature.compulsory_bytes
+    least = f"  all of them once: {moved} bytes"
+    if isinstance(bandwidth, int | float) and bandwidth > 0:
+        least += f", {moved / bandwidth * 1e6:.3g} us at the memory's peak rate"
+    lines.append(least)
     if traits := {name: value for name, value in case.traits.items() if not _PLUMBING.match(name)}:
         shown = dict(list(traits.items())[:MAX_TRAITS])
         lines.append(f"  arguments of the reference's operators: {pairs(shown)}")

@@ -1,0 +1,139 @@
+"""What a model is shown before there is a kernel, in a language that it knows: which names the
+language has, how such an operator is computed, and how kernels are written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrieval.answer import Answer
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.plan import writing_plan
+from retrieval.ranking import Ranked, mixed
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.conftest import Store
+
+pytestmark = pytest.mark.slow(seconds=4)
+
+NAMES = ("load", "store", "arange", "sum", "max", "where", "exp", "rsqrt", "dot", "cdiv", "cumsum")
+ROWS = "\n".join(f"| `tl.{n}` | `tl.{n}(x{n})` | `x{n}`: a block | Does {n}. |" for n in NAMES)
+REFERENCE = f"""\
+# Triton language reference
+
+## Functions
+
+| Function | Syntax | Operands | Meaning |
+|---|---|---|---|
+{ROWS}
+"""
+ERRORS = """\
+---
+languages: [triton]
+---
+# Reading Triton errors
+
+| Function | Syntax | Operands | Meaning |
+|---|---|---|---|
+| `tl.trans` | `tl.trans(x)` | `x`: a block | A message about it is rare. |
+"""
+NORMS = """\
+# Norms
+
+## Mean and variance of a row
+
+A norm reads each row once: mean and variance of a row are summed while the row is in registers.
+"""
+SOFTMAX_BACKWARD = """\
+# Backward
+
+## Softmax backward
+
+The backward of softmax needs a sum over each row of the product of gradient and result.
+"""
+WRITING = """\
+# Writing Triton kernels
+
+## Masks at the border
+
+Write a Triton kernel with masks at the border, so that its wide loads stay aligned.
+
+## Warps and stages
+
+Warps and stages of a Triton kernel are launch options.
+
+## Many kernels
+
+A Triton kernel is a program of blocks; write a kernel for each tile.
+"""
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    tmp_path_factory: pytest.TempPathFactory,
+    embedder: object,
+    parsers: object,
+    tagger: object,
+) -> Iterator[Retriever]:
+    store = Store(tmp_path_factory.mktemp("writing"), embedder, parsers, tagger)  # type: ignore[arg-type]
+    store.register_hardware()
+    for name, text in (("reference", REFERENCE), ("errors", ERRORS)):
+        store.submit(f"{name}.md", text, category="guidance", languages=("triton",))
+    for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):
+        store.submit(f"{name}.md", text, category="guidance")
+    store.worker().drain()
+    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    yield opened
+    opened.close()
+    store.catalog.close()
+
+
+def written(retriever: Retriever, **given: object) -> Answer:
+    asked = {"hardware": "h100", "language": "triton", "task": "write", "op": "groupnorm"}
+    return retriever.retrieve(RetrieveRequest(**{**asked, "max_tokens": 3_000, **given}))  # type: ignore[arg-type]
+
+
+def test_every_name_of_the_language_is_listed_with_its_arguments(retriever: Retriever) -> None:
+    context = written(retriever).context
+    head, names, guides = context.partition("## Names of the language, with their arguments")
+    assert names and "## Guidance" in guides and "## Guidance" not in head
+    assert all(f"`tl.{name}(x{name})`" in guides for name in NAMES)
+    listed = guides.partition("## Guidance")[0]
+    assert "tl.trans" not in listed  # of a document that lists no names
+
+
+def test_another_language_gets_none_of_them(retriever: Retriever) -> None:
+    assert "tl.load" not in written(retriever, language="cuda").context
+
+
+def test_how_the_operator_is_computed_stands_beside_how_kernels_are_written(
+    retriever: Retriever,
+) -> None:
+    context = written(retriever).context
+    norms, masks = context.index("mean and variance of a row"), context.index("masks at the border")
+    assert max(norms, masks) < context.index("Warps and stages of")
+
+
+def test_the_names_in_a_log_are_looked_up_in_the_language_too(retriever: Retriever) -> None:
+    log = "kernel.py:12: CompilationError: tl.cumsum() got an unexpected argument 'dims'"
+    context = written(retriever, task=None, op=None, log=log).context
+    assert "tl.cumsum(xcumsum)" in context and "tl.rsqrt" not in context
+
+
+def test_rankings_of_two_questions_take_turns() -> None:
+    def ranked(*seqs: int, best: float) -> list[Ranked]:
+        return [Ranked(seq, best / n, 0.0, 0.0, "guidance") for n, seq in enumerate(seqs, 1)]
+
+    both = mixed(ranked(1, 2, 3, best=0.1), ranked(9, 2, 8, 1, best=7.0))
+    assert [entry.seq for entry in both] == [1, 9, 2, 3, 8]
+    assert [entry.score for entry in both[:3]] == [1.0, 1.0, 0.5]
+
+
+def test_an_operator_is_looked_for_in_the_words_of_guides() -> None:
+    plan = writing_plan("triton", "instance_norm", load_metrics())
+    assert {"mean", "varianc"} <= set(plan.words[0].tokens)
+    assert plan.also is not None and "triton" in plan.also.words[0].tokens
+    unknown = writing_plan(None, "frobnicate", load_metrics())
+    assert unknown.words[0].tokens == ("frobnic",)
