@@ -286,13 +286,16 @@ def best(context: Context, fence: Fence) -> str:
 
 def worth_showing(context: Context) -> tuple[Node, ...]:
     """The earlier kernels whose source helps: the last that failed, which may only need mending,
-    and, while the reference is the kernel to start from, the best that is correct."""
+    and the best that is correct, where it is not the kernel to start from."""
     written = [node for node in context.seen if node.proposal is not None and node.evaluation]
     written = [node for node in written if node.parent == context.parent.number]
     failed = [node for node in written if _mendable(node)]
     right = [node for node in written if node.correct]
     chosen = []
-    if right and context.parent.number == REFERENCE:
+    best = context.best
+    if best is not None and best.proposal is not None and best.number != context.parent.number:
+        chosen.append(best)
+    elif right and context.parent.number == REFERENCE:
         chosen.append(max(right, key=lambda node: (node.merit, node.number)))
     if failed:
         last = max(failed, key=lambda node: node.number)
@@ -314,7 +317,7 @@ def sources(
     for node in nodes:
         if node.correct:
             parts.append(
-                f"The best of them, whole. Go on from it where it helps.\n{source(node, fence)}"
+                f"The best so far, whole. Go on from it where it helps.\n{source(node, fence)}"
             )
         else:
             parts.append(

@@ -54,6 +54,11 @@ HIDDEN: Mapping[bool | None, str] = {
     " kernel is kept.",
 }
 MEASURED = "measured against the reference, in turns"
+# docs/adr/025-a-gpus-time-is-without-the-launch.md
+ON_A_GPU = (
+    ": the last-level cache is overwritten before each call, and launches are not in the time, but"
+    " for what the host needs beyond 0.4 ms"
+)
 REPORTED = "timed by the chip's own program"
 FACTS = (
     "Facts of this hardware, or of the family that it belongs to (not every member of a family has"
@@ -125,6 +130,7 @@ def judging(context: Context) -> str:
     on_cpu = context.hardware.device == "cpu"
     memory = f" {MEMORY_GIB} GiB of memory beside the inputs and outputs." if on_cpu else ""
     timed = MEASURED if context.hardware.device else REPORTED
+    timed += ON_A_GPU if context.hardware.device == "cuda" else ""
     hidden = HIDDEN[context.problem.hidden_cases]
     values = {**JUDGED, "memory": memory, "timed": timed, "hidden": hidden}
     return rendered("judging.md", values).strip()

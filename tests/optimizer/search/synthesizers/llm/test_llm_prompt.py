@@ -317,6 +317,26 @@ def test_the_best_kernel_is_shown_while_the_reference_is_the_one_to_start_from()
     assert shown[0].endswith("// good") and FAILING.strip() in shown[1]
 
 
+def test_the_best_kernel_is_shown_whole_where_a_slower_one_is_to_be_changed() -> None:
+    best = child(7, SOURCE + "// best\n", speedup=Interval(1.9, 1.8, 2.0, 9))
+    other_start = sources_of(prompt(context(best=best, seen=(best,))).user)
+    assert len(other_start) == 2 and other_start[1].endswith("// best")
+    assert len(sources_of(prompt(context(best=best, parent=best)).user)) == 1
+
+
+def test_it_says_how_a_call_is_timed_on_a_gpu_and_what_a_case_moves_at_least() -> None:
+    gpu = replace(
+        context().hardware, device="cuda", languages=("triton",), facts={"memory_bandwidth": 4e9}
+    )
+    text = outside(prompt(context(hardware=gpu)).user)
+    assert "last-level cache is overwritten" in text and "0.4 ms" in text
+    assert "last-level cache" not in outside(prompt(context()).user)
+    cases = block(prompt(context(hardware=gpu)).user, "cases")
+    assert "all of them once: 16384 bytes, 4.1 us at the memory's peak rate" in cases
+    blind = prompt(context(hardware=gpu, with_knowledge=False)).user
+    assert "16384 bytes\n" in block(blind, "cases") + "\n" and "peak rate" not in blind
+
+
 def test_a_failure_that_something_right_followed_is_not_shown_again() -> None:
     for later in (
         context(parent=reference(), seen=(child(2), broken(1))),
