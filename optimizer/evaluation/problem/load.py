@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
+from collections import Counter
 from pathlib import Path
 
 from kb.errors import InvalidRequest, NotFound, nearest
@@ -167,6 +168,7 @@ _CALLS = {
     "elementwise": "relu ReLU gelu GELU sigmoid Sigmoid tanh Tanh silu SiLU exp elu ELU selu "
     "softplus hardtanh leaky_relu LeakyReLU clamp mul add + * - /",
 }
+_PRODUCTS = ("@", "matmul", "bmm", "einsum", "baddbmm")
 _OPERATORS = {ast.MatMult: "@", ast.Add: "+", ast.Mult: "*", ast.Sub: "-", ast.Div: "/"}
 
 
@@ -177,21 +179,23 @@ def guess_op(source: str) -> str:
     model = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"]
     for scope in (*model, tree):
         called = _called(scope)
+        if sum(called[name] for name in _PRODUCTS) > 1 and called["softmax"]:
+            return "attention"  # written out
         for op, names in _CALLS.items():
-            if called.intersection(names.split()):
+            if any(called[name] for name in names.split()):
                 return op
     return "unknown"
 
 
-def _called(scope: ast.AST) -> set[str]:
-    names: set[str] = set()
+def _called(scope: ast.AST) -> Counter[str]:
+    names: Counter[str] = Counter()
     for node in ast.walk(scope):
         if isinstance(node, ast.BinOp):
-            names.add(_OPERATORS.get(type(node.op), ""))
+            names[_OPERATORS.get(type(node.op), "")] += 1
         if isinstance(node, ast.Call):
             called = node.func
             if isinstance(called, ast.Attribute):
-                names.add(called.attr)
+                names[called.attr] += 1
             elif isinstance(called, ast.Name):
-                names.add(called.id)
+                names[called.id] += 1
     return names

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
-from optimizer.evaluation.problem.load import load_problem, shipped_problems
+from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.bench.local import problem_view
@@ -388,6 +388,24 @@ def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
     """)
     (case,) = problem_view(load_problem(path), "cpu", elsewhere=True).cases
     assert case.signature.of("output")[0].shape == (2,)
+
+
+@pytest.mark.parametrize(
+    ("body", "op"),
+    [
+        ("(q @ k.transpose(-1, -2) * 0.125).softmax(-1) @ v", "attention"),
+        ("torch.bmm(F.softmax(torch.bmm(q, k), dim=-1), v)", "attention"),
+        ("(q @ k).softmax(-1)", "matmul"),
+        ("(q @ k) @ v", "matmul"),
+        ("F.scaled_dot_product_attention(q, k, v)", "attention"),
+        ("q.softmax(-1)", "softmax"),
+    ],
+)
+def test_the_operator_is_guessed_from_what_is_called(body: str, op: str) -> None:
+    source = (
+        f"class Model(torch.nn.Module):\n    def forward(self, q, k, v):\n        return {body}\n"
+    )
+    assert guess_op(source) == op
 
 
 def test_twenty_four_problems_are_shipped() -> None:
