@@ -359,6 +359,12 @@ def test_the_reference_is_no_earlier_kernel() -> None:
 # -- what is known
 
 
+def test_facts_that_decide_nothing_in_a_kernel_are_left_out() -> None:
+    facts: dict[str, float | str] = {"power": 700.0, "process_node": "4N", "compute_units": 132.0}
+    shown = block(prompt(context(knowledge=replace(knowledge(), facts=facts))).user, "facts")
+    assert "compute_units = 132" in shown and "700" not in shown and "4N" not in shown
+
+
 def test_facts_have_units_and_whole_numbers() -> None:
     facts: dict[str, float | str] = {
         "x_page_size_huge": 1073741824.0,
