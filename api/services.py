@@ -260,6 +260,7 @@ class Background:
     def _open_index(self) -> None:
         """Open Chroma, check that it answers, bring it up to the catalog."""
         from kb.index.chroma import ChromaIndex
+        from kb.index.near import NearIndex
 
         services = self._services
         try:
@@ -274,7 +275,8 @@ class Background:
             self._index_state = f"failed: {error.message}"
             log.error("no vector index; answering from the catalog", reason=error.message)
             return
-        services.__dict__["index"] = index
+        model = services.embedder.fingerprint
+        services.__dict__["index"] = NearIndex(services.catalog, model, index)
         self._index_state = "chroma"
 
     def _on_vectors(self, scopes: set[str]) -> None:

@@ -7,7 +7,7 @@ the catalog changes.
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,14 +49,7 @@ class ExactIndex:
                     lambda _: {access_scope: embeddings.hardware_scopes(connection, access_scope)},
                 )[access_scope]
             parts = [self._vectors(connection, state, scope, access_scope) for scope in scopes]
-        nearest = [_nearest(part, vector, limit) for part in parts if part.seqs]
-        if not nearest:
-            return {}
-        seqs, places = np.unique(np.concatenate([seqs for seqs, _ in nearest]), return_index=True)
-        cosines = np.concatenate([cosines for _, cosines in nearest])[places]
-        # Equal texts have equal vectors, but not to the last bit of a matrix product.
-        best = np.argsort(-np.round(cosines, 5), kind="stable")[:limit]
-        return dict(zip(seqs[best].tolist(), cosines[best].tolist(), strict=True))
+        return nearest(((p.numbers, p.matrix @ vector) for p in parts if p.seqs), limit)
 
     def _vectors(
         self, connection: Connection, state: State, scope: str, access_scope: AccessScope
@@ -72,14 +65,25 @@ class ExactIndex:
         return vectors
 
 
-def _nearest(
-    part: ScopeVectors, vector: Vector, limit: int
-) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """The numbers of at least `limit` nearest passages of a scope, where it has so many, and their
-    cosines.
+def nearest(groups: Iterable[tuple[NDArray[np.int64], Vector]], limit: int) -> dict[int, float]:
+    """The `limit` best passages of several groups, each with its numbers and their cosines, best
+    first: seq -> cosine. A passage may be in several groups.
     """
-    cosines = (part.matrix @ vector).astype(np.float64)
+    best = [_largest(numbers, cosines, limit) for numbers, cosines in groups]
+    if not best:
+        return {}
+    seqs, places = np.unique(np.concatenate([numbers for numbers, _ in best]), return_index=True)
+    cosines = np.concatenate([of_group for _, of_group in best])[places].astype(np.float64)
+    # Equal texts have equal vectors, but not to the last bit of a matrix product.
+    order = np.argsort(-np.round(cosines, 5), kind="stable")[:limit]
+    return dict(zip(seqs[order].tolist(), cosines[order].tolist(), strict=True))
+
+
+def _largest(
+    numbers: NDArray[np.int64], cosines: Vector, limit: int
+) -> tuple[NDArray[np.int64], Vector]:
+    """Those of a group that may be among the best; of equal ones all."""
     if len(cosines) <= limit:
-        return part.numbers, cosines
-    places = np.flatnonzero(cosines >= np.partition(cosines, -limit)[-limit])
-    return part.numbers[places], cosines[places]
+        return numbers, cosines
+    near = cosines >= np.partition(cosines, -limit)[-limit]
+    return numbers[near], cosines[near]

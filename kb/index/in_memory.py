@@ -14,6 +14,7 @@ import structlog
 
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import candidates, lexical
+from kb.index import near
 
 LOOK_SECONDS = 1.0  # between two looks at the tables; still for so long, they are read
 
@@ -58,6 +59,7 @@ class KeptInMemory:
                     if state == last:
                         lexical.keep_in_memory(connection, self._heading_weight)
                         candidates.keep_in_memory(connection, self._model())
+                        near.keep_in_memory(connection, self._model())
                 last = state
             except Exception:  # the thread's boundary: the tables answer meanwhile
                 log.exception("nothing can be kept in memory; the tables answer")

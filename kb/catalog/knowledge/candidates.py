@@ -64,7 +64,7 @@ def candidates(
     """The live passages under these numbers and those beside them, within category and access."""
     middle = np.unique(np.fromiter(seqs, np.int64))
     wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
-    whole = _in_memory(connection, model)
+    whole = in_memory(connection, model)
     if whole is not None:
         places = np.searchsorted(whole.seqs, wanted)
         places = places[places < len(whole.seqs)]
@@ -161,7 +161,7 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
     return True
 
 
-def _in_memory(connection: Connection, model: str) -> Columns | None:
+def in_memory(connection: Connection, model: str) -> Columns | None:
     """The columns of all live passages, where they are what this transaction sees."""
     last = made(connection, _KEPT_AS)
     if last is None or last[0] != (model, state(connection)):

@@ -1,0 +1,99 @@
+"""A service's nearest passages: exact over what is in memory, else Chroma's, always the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from kb.catalog.knowledge import candidates
+from kb.index import near
+from kb.index.chroma import ChromaIndex
+from kb.index.near import NearIndex
+from tests.conftest import Store
+
+pytestmark = pytest.mark.slow(seconds=6)
+
+TOPICS = ("Swizzled layouts", "Register spills", "Async copies", "Warp shuffles", "Tensor cores")
+
+
+class Counting(ChromaIndex):
+    asked = 0
+
+    def query(self, *args: Any, **kwargs: Any) -> dict[int, float]:
+        self.asked += 1
+        return super().query(*args, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def store(
+    tmp_path_factory: pytest.TempPathFactory, embedder: Any, parsers: Any, tagger: Any
+) -> Store:
+    made = Store(tmp_path_factory.mktemp("near"), embedder, parsers, tagger)
+    made.register_hardware()
+    for hardware in ((), ("h100",), ("h100", "mi300x"), ("mi300x",)):
+        name = "-".join(hardware) or "general"
+        text = "\n\n".join(f"## {t}\n\n{t} of {name} need care: {t.lower()}." for t in TOPICS)
+        category = "hardware" if hardware else "guidance"
+        made.submit(f"{name}.md", f"# {name}\n\n{text}", hardware=hardware, category=category)
+    made.worker().drain()
+    return made
+
+
+@pytest.fixture
+def chroma(store: Store, tmp_path: Path) -> Counting:
+    index = Counting(store.catalog, store.embedder.fingerprint, tmp_path / "chroma", None)
+    index.open_or_rebuild()
+    return index
+
+
+def keep(store: Store) -> None:
+    with store.catalog.read() as connection:
+        candidates.keep_in_memory(connection, store.embedder.fingerprint)
+        near.keep_in_memory(connection, store.embedder.fingerprint)
+
+
+SCOPES = (None, ("h100",), ("h100", "any"), ("mi300x", "h100", "any"), ("nobody",))
+
+
+@pytest.mark.parametrize("scopes", SCOPES)
+@pytest.mark.parametrize("limit", [1, 4, 100])
+def test_it_gives_what_exact_search_gives(
+    store: Store, chroma: Counting, scopes: tuple[str, ...] | None, limit: int
+) -> None:
+    keep(store)
+    index = NearIndex(store.catalog, store.embedder.fingerprint, chroma)
+    vector = store.embedder.encode_query("shuffles of a warp")
+    ours = index.query(scopes, vector, limit)
+    exact = store.exact.query(scopes, vector, limit)
+    assert list(ours) == list(exact) and chroma.asked == 0
+    assert np.allclose([*ours.values()], [*exact.values()], atol=1e-5)
+
+
+def test_chroma_answers_for_many_and_while_nothing_is_in_memory(
+    store: Store, chroma: Counting
+) -> None:
+    keep(store)
+    vector = store.embedder.encode_query("register spills")
+    small = NearIndex(store.catalog, store.embedder.fingerprint, chroma, exact_up_to=3)
+    assert list(small.query(("h100",), vector, 5)) == list(store.exact.query(("h100",), vector, 5))
+    assert chroma.asked == 1
+    other = NearIndex(store.catalog, "another model", chroma)
+    other.query(("h100",), vector, 5)
+    assert chroma.asked == 2
+
+
+def test_what_was_written_since_is_asked_of_chroma_until_it_is_looked_up(
+    store: Store, chroma: Counting
+) -> None:
+    keep(store)
+    index = NearIndex(store.catalog, store.embedder.fingerprint, chroma)
+    store.ingest("new.md", "# New\n\nA wombat stall is new.", hardware=("h100",))
+    index.sync()
+    vector = store.embedder.encode_query("wombat stall")
+    first = next(iter(index.query(("h100",), vector, 5)))
+    assert chroma.asked == 1
+    keep(store)
+    assert next(iter(index.query(("h100",), vector, 5))) == first and chroma.asked == 1
