@@ -10,6 +10,7 @@ from pathlib import Path
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
+from tests import postgresql
 
 
 @cache
@@ -28,7 +29,7 @@ def fresh_data_dir(folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     catalog = folder / "catalog.sqlite"
-    if not catalog.exists():
+    if not postgresql.EVERYWHERE and not catalog.exists():
         shutil.copy(Path(_template().name) / "catalog.sqlite", catalog)
     return folder
 
@@ -49,4 +50,6 @@ def builtin_data_dir(folder: Path) -> Path:
     To read these costs 0.7 s, a copy some milliseconds.
     """
     shutil.copytree(_builtin().name, folder, dirs_exist_ok=True)
+    if postgresql.EVERYWHERE:
+        postgresql.server().copy_directory(Path(_builtin().name), folder)
     return folder

@@ -25,7 +25,7 @@ from tests.catalogs import fresh_data_dir
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
     """One whose writers give up at once, so that a lock is an error."""
-    monkeypatch.setattr("kb.catalog.engine.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("kb.catalog.sqlite_file.BUSY_TIMEOUT_MS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
     opened = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield opened

@@ -193,7 +193,7 @@ def test_what_changes_is_never_answered_from_memory(catalog: Catalog) -> None:
         lexical.insert(connection, "passage", [LexicalRow(1, scope, "", "spill tile")])
         bump_revision(connection)
     assert keep(catalog) and ask(catalog, "spill") == [1]
-    other = open_catalog(catalog.path.parent)
+    other = open_catalog(catalog.data_dir)
     with other.write() as connection:
         lexical.delete(connection, "passage", [1])
         lexical.insert(connection, "passage", [LexicalRow(1, scope, "", "stall tile")])

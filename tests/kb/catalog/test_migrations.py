@@ -108,7 +108,7 @@ def test_opening_again_does_not_load_alembic(catalog: Catalog) -> None:
         "open_catalog(Path(sys.argv[1])); print('alembic' in sys.modules)"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script, str(catalog.path.parent)],
+        [sys.executable, "-c", script, str(catalog.data_dir)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -137,7 +137,7 @@ def test_a_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
     with catalog.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StoreError, match="newer Kernlore") as refused:
-        open_catalog(catalog.path.parent)
+        open_catalog(catalog.data_dir)
     assert "Upgrade" in refused.value.hint
 
 
