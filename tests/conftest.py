@@ -263,15 +263,14 @@ class Store:
 
 
 @pytest.fixture(autouse=True)
-def _databases() -> Iterator[None]:
-    """What a test puts on a server goes with it."""
-    if not postgresql.EVERYWHERE:
-        yield
-        return
-    server = postgresql.server()
-    known = server.directories
+def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The catalogs that a test has on a server in its own folder go with it."""
+    folder: Path | None = None
+    if postgresql.EVERYWHERE and "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path")
     yield
-    server.forget_since(known)
+    if folder is not None:
+        postgresql.server().forget(folder)
 
 
 @pytest.fixture(scope="session")

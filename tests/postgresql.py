@@ -158,21 +158,20 @@ class Server:
         return self.url(self._databases[place])
 
     def copy_directory(self, source: Path, target: Path) -> None:
-        """Give a directory the catalog of another, which nobody has open."""
+        """Give a directory the catalog of another. Whoever has that open connects again."""
         self.of_directory(source)
+        self.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            f" WHERE datname = '{self._databases[source.absolute()]}'"
+        )
         name = f"d{sha256(str(target.absolute()).encode()).hexdigest()[:16]}"
         self.create(name, self._databases[source.absolute()])
         self._databases[target.absolute()] = name
 
-    def forget_since(self, known: set[Path]) -> None:
-        """Remove the databases of directories that were not known."""
-        for place in self._databases.keys() - known:
+    def forget(self, folder: Path) -> None:
+        """Remove the databases of the data directories in a folder."""
+        for place in [place for place in self._databases if place.is_relative_to(folder)]:
             self.drop(self._databases.pop(place))
-
-    @property
-    def directories(self) -> set[Path]:
-        """The data directories that have a database."""
-        return set(self._databases)
 
 
 _once: list[Server | Unstartable] = []

@@ -119,6 +119,21 @@ def _driver_sql(statement: str, dialect: str) -> str:
     return re.sub(r"joined\((\S+?)\)", r"string_agg(\1, ',')", statement)
 
 
+def as_written(connection: Connection) -> sa.ColumnElement[int]:
+    """The place of a row in its table, by which rows that never change stand as they came."""
+    return sa.literal_column("ctid" if is_postgresql(connection) else "rowid")
+
+
+def follow(connection: Connection, column: sa.Column[Any]) -> None:
+    """Number new rows of a table from above the largest number that it has in this column."""
+    if is_postgresql(connection):
+        table = column.table.name
+        connection.exec_driver_sql(
+            f"SELECT setval(pg_get_serial_sequence('{table}', '{column.name}'),"
+            f" max({column.name})) FROM {table} HAVING max({column.name}) IS NOT NULL"
+        )
+
+
 # -- tables of the lexical index
 
 # Shadow text is [a-z0-9_] tokens (kb.tokens): FTS5's own tokenizer only splits at spaces.

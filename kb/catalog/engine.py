@@ -123,7 +123,20 @@ def open_catalog(data_dir: Path, url: str | None = None) -> Catalog:
     """Open (and create or migrate) the catalog of a data directory: its SQLite file, or the
     database that the URL names.
     """
-    database = _database(data_dir, url)
+    return _opened(_database(data_dir, url), data_dir)
+
+
+def open_place(place: str) -> Catalog:
+    """The catalog of a URL, a file or a data directory, beside nothing else that a store has."""
+    if "://" in place and not place.startswith("sqlite"):
+        return _opened(PostgresServer(place), Path())
+    path = sqlite_path(place) if "://" in place else Path(place)
+    if path.is_dir() or not path.suffix:
+        path = path / NAME
+    return _opened(SqliteFile(path), path.parent)
+
+
+def _opened(database: Database, data_dir: Path) -> Catalog:
     engine = database.engine()
     event.listen(engine, "connect", _keeping(Kept()))
     catalog = Catalog(database, engine, data_dir)

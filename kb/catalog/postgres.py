@@ -75,7 +75,7 @@ class PostgresServer(Database):
         self.read_only = bool(standby)
 
     def begin_read(self, connection: Connection) -> None:
-        connection.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
+        connection.execution_options(isolation_level="REPEATABLE READ")
 
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
         if not rows_only:

@@ -14,7 +14,7 @@ better)."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +27,7 @@ from kb.catalog.knowledge.word_index import WordIndex, build
 from kb.scope import ANY, ScopeFilter, scope_token
 
 Level = Literal["passage", "section"]
-_TABLES: dict[Level, str] = {
+TABLES: dict[Level, str] = {
     "passage": "lexical_passages",
     "section": "lexical_sections",
 }
@@ -72,26 +72,26 @@ def _shelf(access_scope: str, category: str) -> str:
 def insert(connection: Connection, level: Level, rows: Sequence[LexicalRow]) -> None:
     """Add rows to one level; their numbers must be new there."""
     if rows:
-        word_tables.of(connection).insert(connection, _TABLES[level], [vars(row) for row in rows])
+        word_tables.of(connection).insert(connection, TABLES[level], [vars(row) for row in rows])
 
 
 def delete(connection: Connection, level: Level, seqs: Sequence[int]) -> None:
     """Remove rows by number; unknown numbers are no error."""
     if seqs:
-        word_tables.of(connection).delete(connection, _TABLES[level], seqs)
+        word_tables.of(connection).delete(connection, TABLES[level], seqs)
 
 
 def merge(connection: Connection) -> None:
     """Write each level anew where the words of removed rows stand in its data until then, merely
     marked as removed.
     """
-    for table in _TABLES.values():
+    for table in TABLES.values():
         word_tables.of(connection).merge(connection, table)
 
 
 def create(connection: Connection) -> None:
     """Both levels, empty, in place of what is there of them."""
-    for table in _TABLES.values():
+    for table in TABLES.values():
         word_tables.of(connection).create(connection, table)
 
 
@@ -103,7 +103,13 @@ def is_whole(connection: Connection, rows: Mapping[Level, int]) -> bool:
 
 def count(connection: Connection, level: Level) -> int:
     """Rows of one level."""
-    return int(connection.execute(sa.text(f"SELECT count(*) FROM {_TABLES[level]}")).scalar_one())
+    return int(connection.execute(sa.text(f"SELECT count(*) FROM {TABLES[level]}")).scalar_one())
+
+
+def rows(connection: Connection, level: Level) -> Iterator[LexicalRow]:
+    """Every row of one level, in the order of the numbers."""
+    for row in word_tables.of(connection).all(connection, TABLES[level]):
+        yield LexicalRow(row.seq, row.scope, row.heading, row.body)
 
 
 def search(
@@ -124,7 +130,7 @@ def search(
     match = _match(tokens, scope)
 
     def read(keys: Sequence[object]) -> dict[object, dict[int, float]]:
-        table, tables = _TABLES[level], word_tables.of(connection)
+        table, tables = TABLES[level], word_tables.of(connection)
         scores = tables.scores(connection, table, match, heading_weight, limit)
         if scores is None:
             made_now = _made_now(connection, level, heading_weight)
@@ -221,10 +227,10 @@ def state(connection: Connection) -> Hashable:
     return seen_by(
         connection,
         "lexical state",
-        lambda: tuple(tables.state(connection, table) for table in _TABLES.values()),
+        lambda: tuple(tables.state(connection, table) for table in TABLES.values()),
     )
 
 
 _KEPT_AS = "word indexes"
-_LEVELS = tuple(_TABLES.items())
+_LEVELS = tuple(TABLES.items())
 _MAKING = threading.Lock()  # one thread makes the levels, others wait and have them
