@@ -28,7 +28,7 @@ class Database(ABC):
         """Connections to it. Raises KernloreError where it cannot be had."""
 
     def admit(self, engine: Engine) -> None:
-        """Refuse, with a StoreError, a database whose answers would be others."""
+        """Find out what has to be asked of it, once."""
         return None
 
     @abstractmethod

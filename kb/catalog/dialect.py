@@ -50,6 +50,17 @@ class Json(sa.TypeDecorator[Any]):
         return value
 
 
+class Integer(sa.TypeDecorator[int]):
+    """A whole number of 64 bits."""
+
+    impl = sa.Integer
+    cache_ok = True
+
+    def load_dialect_impl(self, dialect: Dialect) -> sa.types.TypeEngine[Any]:
+        wide = dialect.name == POSTGRESQL
+        return dialect.type_descriptor(sa.BigInteger() if wide else sa.Integer())
+
+
 @compiles(sa.JSON, POSTGRESQL)
 def _json(element: Any, compiler: Any, **options: Any) -> str:
     return "TEXT"
@@ -57,7 +68,7 @@ def _json(element: Any, compiler: Any, **options: Any) -> str:
 
 @compiles(sa.Integer, POSTGRESQL)
 def _integer(element: Any, compiler: Any, **options: Any) -> str:
-    return "BIGINT"
+    return "BIGINT" if _of_column(options) else "INTEGER"
 
 
 @compiles(sa.String, POSTGRESQL)
@@ -71,8 +82,13 @@ def _text(element: Any, compiler: Any, **options: Any) -> str:
 
 
 def _collation(options: dict[str, Any]) -> str:
-    """Of a column, as SQLite sorts; a cast has none."""
-    return ' COLLATE "C"' if isinstance(options.get("type_expression"), sa.Column) else ""
+    """As SQLite sorts."""
+    return ' COLLATE "C"' if _of_column(options) else ""
+
+
+def _of_column(options: dict[str, Any]) -> bool:
+    """Whether it is the type of a column that is made, and not of a cast."""
+    return isinstance(options.get("type_expression"), sa.Column)
 
 
 # -- expressions

@@ -52,16 +52,18 @@ class PostgresServer(Database):
                 " not installed",
                 hint="Install it: pip install 'kernlore[postgres]'.",
             ) from error
-        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "connect", self._prepare, insert=True)
         return engine
 
     def admit(self, engine: Engine) -> None:
-        """Refuse a server or a database whose answers would be others."""
         with engine.connect() as connection:
-            encoding, version, standby = connection.exec_driver_sql(
-                "SELECT current_setting('server_encoding'),"
-                " current_setting('server_version_num')::int / 10000, pg_is_in_recovery()"
-            ).one()
+            standby = connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar()
+        self.read_only = bool(standby)
+
+    def _prepare(self, connection: Any, record: Any) -> None:
+        """A new connection. It takes and gives the values that an SQLite catalog would."""
+        encoding = connection.info.parameter_status("server_encoding")
+        version = connection.info.server_version // 10_000
         if version < OLDEST:
             raise StoreError(
                 f"the catalog {self.name} is on PostgreSQL {version}",
@@ -72,7 +74,12 @@ class PostgresServer(Database):
                 f"the database of the catalog {self.name} has the encoding {encoding}",
                 hint="Create it with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0.",
             )
-        self.read_only = bool(standby)
+        text, number = _adapters()
+        connection.adapters.register_dumper(str, text)
+        connection.adapters.register_loader("numeric", number)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+        connection.commit()
 
     def begin_read(self, connection: Connection) -> None:
         connection.execution_options(isolation_level="REPEATABLE READ")
@@ -151,16 +158,6 @@ def _waiting(url: URL) -> dict[str, Any]:
 def _one_line(text: str) -> str:
     """Of the driver's message, which has several lines and hints of its own."""
     return re.sub(r"\s+", " ", text)
-
-
-def _prepare(connection: Any, record: Any) -> None:
-    """A new connection. It takes and gives the values that an SQLite catalog would."""
-    text, number = _adapters()
-    connection.adapters.register_dumper(str, text)
-    connection.adapters.register_loader("numeric", number)
-    with connection.cursor() as cursor:
-        cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-    connection.commit()
 
 
 @cache

@@ -12,7 +12,6 @@ from sqlalchemy import (
     Column,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
     PrimaryKeyConstraint,
     String,
@@ -23,6 +22,7 @@ from sqlalchemy import (
     text,
 )
 
+from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
 documents = Table(
