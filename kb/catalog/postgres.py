@@ -23,6 +23,7 @@ from kb.errors import InvalidRequest, KernloreError, StoreError, Unavailable
 EXAMPLE = "postgresql+psycopg://USER:PASSWORD@HOST:5432/DATABASE"
 LOCK_TIMEOUT_MS = 15_000
 CONNECT_SECONDS = 10
+ANSWER_MS = 15_000  # that sent data may stay unacknowledged; the operating system's own is minutes
 IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 OLDEST = 13  # version; pg_current_snapshot came with it
 _WRITING = 0x6B65726E  # the number of the lock that who writes holds: "kern"
@@ -152,7 +153,9 @@ def _without_secrets(url: URL) -> str:
 
 
 def _waiting(url: URL) -> dict[str, Any]:
-    return {} if "connect_timeout" in url.query else {"connect_timeout": CONNECT_SECONDS}
+    """How long a server that says nothing is waited for, unless the URL says so itself."""
+    limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": ANSWER_MS}
+    return {name: value for name, value in limits.items() if name not in url.query}
 
 
 def _one_line(text: str) -> str:
