@@ -11,14 +11,9 @@ import httpx
 import pytest
 
 from tests.api.cli_process import Ran, data, files, kernlore, serving  # noqa: F401  (fixtures)
-from tests.api.conftest import (
-    assert_error,
-    finished,
-    small_knowledge,
-    upload,
-)
+from tests.api.conftest import assert_error, finished, upload
 from tests.postgresql import EVERYWHERE, Server
-from tests.shared import place_models
+from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=25)
 MANUAL = b"# Quince\n\n## Loads\n\nThe quince unit loads 16 bytes; it is memory bound.\n"
@@ -46,7 +41,9 @@ def served(
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("KERNLORE_CATALOG", database)
         with (
-            serving(base / "data", small_knowledge(base / "knowledge")) as url,
+            serving(
+                base / "data", copy_knowledge(base / "knowledge", ("hardware/h100/tuning.md",))
+            ) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             yield client
