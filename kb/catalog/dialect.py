@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
@@ -30,6 +31,21 @@ def is_postgresql(connection: Connection) -> bool:
 # -- types
 
 
+class _JsonText(sa.types.UserDefinedType[Any]):
+    """JSON as text. None is JSON's null, as in SQLite."""
+
+    cache_ok = True
+
+    def get_col_spec(self, **options: Any) -> str:
+        return "TEXT"
+
+    def bind_processor(self, dialect: Dialect) -> Callable[[Any], str]:
+        return json.dumps
+
+    def result_processor(self, dialect: Dialect, coltype: object) -> Callable[[Any], Any]:
+        return lambda text: None if text is None else json.loads(text)
+
+
 class Json(sa.TypeDecorator[Any]):
     """A structured value. None is stored as JSON's null, and no value at all as SQL's."""
 
@@ -37,17 +53,7 @@ class Json(sa.TypeDecorator[Any]):
     cache_ok = True
 
     def load_dialect_impl(self, dialect: Dialect) -> sa.types.TypeEngine[Any]:
-        if dialect.name == POSTGRESQL:
-            return dialect.type_descriptor(sa.Text())
-        return dialect.type_descriptor(sa.JSON())
-
-    def process_bind_param(self, value: Any, dialect: Dialect) -> Any:
-        return json.dumps(value) if dialect.name == POSTGRESQL else value
-
-    def process_result_value(self, value: Any, dialect: Dialect) -> Any:
-        if dialect.name == POSTGRESQL and value is not None:
-            return json.loads(value)
-        return value
+        return dialect.type_descriptor(_JsonText() if dialect.name == POSTGRESQL else sa.JSON())
 
 
 class Integer(sa.TypeDecorator[int]):
