@@ -98,6 +98,7 @@ class Server:
                 cwd=self.folder,
                 stdout=log,
                 stderr=log,
+                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
             )
         deadline = time.monotonic() + START_SECONDS
         while not self._answers():

@@ -379,6 +379,7 @@ def test_the_index_is_rebuilt_and_the_doctor_agrees(data: Path) -> None:
     assert "probes" in index["detail"]
 
 
+@pytest.mark.embedded
 def test_the_doctor_finds_a_lost_word_row_and_a_lost_original(data: Path, tmp_path: Path) -> None:
     import sqlite3
 
