@@ -142,7 +142,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = _group(item)
         item.add_marker(pytest.mark.xdist_group(group))
         if postgresql.EVERYWHERE and item.get_closest_marker("embedded"):
-            item.add_marker(pytest.mark.skip("it is about SQLite's file"))
+            item.add_marker(pytest.mark.skip("it is about SQLite"))
         if group in SERVICES.values():
             item.add_marker(pytest.mark.slow)
             seconds[group] = 200
