@@ -1,5 +1,6 @@
 # make run    the service on http://127.0.0.1:8321
 # make test   everything, offline after the first set-up
+# make test-postgres   the suites of store and interface with every catalog on a PostgreSQL server
 # make quick  pure logic and small stores, in about a minute
 # make check  lint, format and types
 # make docs   the tables of docs/reference, from the code
@@ -10,6 +11,8 @@ STAMP := $(VENV)/.installed
 WORKERS ?= 2
 # A module stays on one worker; the order of the modules is that of tests/conftest.py.
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
+# Suites of the store and of everything that asks it.
+ON_POSTGRES ?= tests/kb tests/ingestion tests/retrieval tests/skills tests/api
 HOST ?= 127.0.0.1
 PORT ?= 8321
 DATA ?= data
@@ -18,13 +21,17 @@ DATA ?= data
 # the program anew, which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test quick check lint types docs setup browser serve clean
+.PHONY: run test test-postgres postgres quick check lint types docs setup browser serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
 
 test: setup
 	$(BIN)/python -m pytest $(PARALLEL)
+
+# Every catalog of the tests on a real server.
+test-postgres: setup
+	KERNLORE_TEST_CATALOG=postgresql $(BIN)/python -m pytest $(PARALLEL) $(ON_POSTGRES)
 
 quick: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'
@@ -62,6 +69,16 @@ browser:
 			apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null \
 			|| echo "Chromium could not be installed; the tests of the web pages will be skipped."; \
 	else echo "No Chromium: the tests of the web pages in a browser will be skipped."; fi
+
+# For the tests of a catalog on a server; without it they are skipped. Nothing of it has to run.
+postgres:
+	@if ls /usr/lib/postgresql/*/bin/initdb >/dev/null 2>&1 || command -v initdb >/dev/null; then :; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then \
+		echo "Installing PostgreSQL for the tests of a catalog on a server."; \
+		apt-get update -qq >/dev/null && DEBIAN_FRONTEND=noninteractive \
+			apt-get install -y -qq --no-install-recommends postgresql >/dev/null \
+			|| echo "PostgreSQL could not be installed; its tests will be skipped."; \
+	else echo "No PostgreSQL: the tests of a catalog on a server will be skipped."; fi
 
 clean:
 	rm -rf $(VENV) $(DATA) build dist *.egg-info

@@ -193,7 +193,7 @@ class Worker:
 
     @property
     def _data_dir(self) -> Path:
-        return self._parts.catalog.path.parent
+        return self._parts.catalog.data_dir
 
     def _expire(self) -> None:
         """Take what dead workers left: what they had read is queued to be embedded, the rest fails.

@@ -81,3 +81,9 @@ def own_names(host: str) -> list[str]:
     machine = socket.gethostname().lower()
     names = [*LOOPBACK, machine, machine.partition(".")[0]]
     return names if is_every(host) else [*names, in_url(host).lower()]
+
+
+def without_password(url: str) -> str:
+    """A URL as it may be shown."""
+    shown = re.sub(r"(://[^:/?#@]*):.*@", r"\1:***@", url)
+    return re.sub(r"(password=)[^&]*", r"\1***", shown)

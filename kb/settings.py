@@ -36,6 +36,12 @@ class Settings(BaseSettings):
         Path(__file__).resolve().parent.parent / "skills" / "library",
         description="Folder of the built-in skills.",
     )
+    catalog: str | None = Field(
+        None,
+        repr=False,
+        description="URL of the SQL catalog, for one on a server:"
+        " postgresql+psycopg://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the data directory.",
+    )
     chroma_url: str | None = Field(
         None, description="URL of a Chroma server. Default: Chroma inside the service's process."
     )

@@ -34,7 +34,7 @@ class KnowledgeBase:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self.catalog: Catalog = open_catalog(settings.data_dir)
+        self.catalog: Catalog = open_catalog(settings.data_dir, settings.catalog)
         self.blobs: Blobs = open_blobs(settings.data_dir, settings.blob_url)
         self.documents = Documents(self.catalog)
         self.registry = HardwareRegistry(self.catalog)

@@ -10,6 +10,7 @@ from pathlib import Path
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
+from tests import postgresql
 
 
 @cache
@@ -28,7 +29,7 @@ def fresh_data_dir(folder: Path) -> Path:
     """
     folder.mkdir(parents=True, exist_ok=True)
     catalog = folder / "catalog.sqlite"
-    if not catalog.exists():
+    if not postgresql.EVERYWHERE and not catalog.exists():
         shutil.copy(Path(_template().name) / "catalog.sqlite", catalog)
     return folder
 
@@ -48,5 +49,12 @@ def builtin_data_dir(folder: Path) -> Path:
 
     To read these costs 0.7 s, a copy some milliseconds.
     """
-    shutil.copytree(_builtin().name, folder, dirs_exist_ok=True)
-    return folder
+    return copy_data_dir(Path(_builtin().name), folder)
+
+
+def copy_data_dir(source: Path, target: Path, *, symlinks: bool = False) -> Path:
+    """A copy of a data directory that nobody writes to, with its catalog; `target`."""
+    shutil.copytree(source, target, dirs_exist_ok=True, symlinks=symlinks)
+    if postgresql.EVERYWHERE:
+        postgresql.server().copy_directory(source, target)
+    return target

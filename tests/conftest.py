@@ -37,6 +37,7 @@ from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
+from tests import postgresql
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge, place_models
 
@@ -90,6 +91,8 @@ def pytest_configure() -> None:
     does, and is not disturbed by it: a measurement that is goes on longer, is repeated twice, and
     has no result in the end.
     """
+    if postgresql.EVERYWHERE:
+        postgresql.use_everywhere()
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -107,6 +110,10 @@ def pytest_configure() -> None:
     folder.mkdir(parents=True, exist_ok=True)
     os.environ["TMPDIR"] = str(folder)
     tempfile.tempdir = None  # found out anew
+
+
+def pytest_unconfigure() -> None:
+    postgresql.stop()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -134,6 +141,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         group = _group(item)
         item.add_marker(pytest.mark.xdist_group(group))
+        if postgresql.EVERYWHERE and item.get_closest_marker("embedded"):
+            item.add_marker(pytest.mark.skip("it is about SQLite"))
         if group in SERVICES.values():
             item.add_marker(pytest.mark.slow)
             seconds[group] = 200
@@ -253,6 +262,23 @@ class Store:
             return passages.of_version(connection, version_id, limit=10_000)
 
 
+@pytest.fixture(autouse=True)
+def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The catalogs that a test has on a server in its own folder go with it."""
+    folder: Path | None = None
+    if postgresql.EVERYWHERE and "tmp_path" in request.fixturenames:
+        folder = request.getfixturevalue("tmp_path")
+    yield
+    if folder is not None:
+        postgresql.server().forget(folder)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> postgresql.Server:
+    """A PostgreSQL server; a test that asks for it is skipped where none can be started."""
+    return postgresql.server_or_skip()
+
+
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     return tmp_path / "data"
@@ -348,7 +374,9 @@ def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> I
     process = subprocess.Popen(
         [sys.executable, "-m", "api.cli.main", *arguments],
         cwd=ROOT,
-        env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)},
+        env=os.environ
+        | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)}
+        | postgresql.environment_of(folder / "data"),
         stdout=output,
         stderr=subprocess.STDOUT,
     )

@@ -15,6 +15,7 @@ import pytest
 
 from optimizer.search.portable.launch import CEILINGS
 from tests.api.cli_process import kernlore
+from tests.catalogs import copy_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
 from tests.shared import once, read_builtin_knowledge
@@ -62,7 +63,7 @@ def on_bare_machine(
 
 def _carried_out(folder: Path, read: Path) -> None:
     home, packed, out = folder / "home", folder / "session.zip", folder / "results"
-    shutil.copytree(read, home)
+    copy_data_dir(read, home)
     arguments = ("--hardware", "x86-64", "-o", packed, "--candidates", "1", "--json")
     done = kernlore("runs", "pack", PROBLEM, *arguments, data=home)
     assert done.code == 0, done.err

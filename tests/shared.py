@@ -13,7 +13,7 @@ import pytest
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.cli.progress import plain_lines
-from tests.catalogs import fresh_data_dir
+from tests.catalogs import copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
 
 BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
@@ -50,7 +50,7 @@ def finished_run(factory: pytest.TempPathFactory, data_dir: Path) -> str:
     """Fill `data_dir` with a real run that has ended: map_id in C++ with three candidates of
     recipes, without knowledge. Returns the run's id."""
     made = once(factory, "finished-run", _finish_a_run)
-    shutil.copytree(made / "data", data_dir, dirs_exist_ok=True)
+    copy_data_dir(made / "data", data_dir)
     return (made / "run").read_text(encoding="utf-8")
 
 

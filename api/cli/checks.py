@@ -124,8 +124,8 @@ def _disk(settings: Settings) -> Check:
 
 
 def _catalog(services: Services) -> Check:
+    verdict = services.catalog.verdict()
     with services.catalog.read() as connection:
-        verdict = str(connection.execute(sa.text("PRAGMA quick_check")).scalar())
         schema = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
         state = revision(connection)
     jobs = services.jobs.counts()

@@ -82,6 +82,7 @@ COMMANDS = (
         "commands.backup:restore",
         "Make a new data directory from a backup.",
     ),
+    Entry("catalog", "commands.catalog:app", "The catalog: move it to PostgreSQL, or back."),
     Entry("doctor", "commands.doctor:doctor", "Check the data directory and the installation."),
     Entry("config", "commands.config:app", "Settings in effect."),
 )

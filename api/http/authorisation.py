@@ -16,12 +16,13 @@ from typing import Any, NamedTuple
 import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import iter_route_contexts
+from sqlalchemy.exc import DBAPIError
 from starlette.datastructures import Headers
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.bodies import read_limited
-from api.http.errors import respond
+from api.http.errors import known_fault, respond
 from api.http.limits import Limits
 from api.http.roles import SAFE, Need, is_tools, need_of, need_of_tools
 from api.services import Services
@@ -105,8 +106,8 @@ class Authorisation:
             if is_tools(template) and scope["method"] == "POST":
                 need, receive = await _of_message(services, scope, receive)
             check(caller, need, scope)
-        except KernloreError as error:
-            answer = self._refusal(scope, error)
+        except (KernloreError, DBAPIError) as error:
+            answer = self._refusal(scope, known_fault(error))
             await answer(scope, receive, audited.of(need, caller or _unknown(scope)))
             return
         scope[_CALLER] = caller

@@ -91,10 +91,18 @@ def _invalid(_: Request, error: Exception) -> JSONResponse:
     return respond(invalid_fields([{**p, "loc": p["loc"][1:] or p["loc"]} for p in problems]))
 
 
-def _store(_: Request, error: Exception) -> JSONResponse:
+def known_fault(error: Exception) -> KernloreError:
+    """The error to answer with, where it is of the product or the store; else it is raised."""
+    if isinstance(error, KernloreError):
+        return error
     fault = store_fault(error)
     if fault is None:
         raise error
+    return fault
+
+
+def _store(_: Request, error: Exception) -> JSONResponse:
+    fault = known_fault(error)
     return respond(fault, {"Retry-After": "1"} if isinstance(fault, Unavailable) else None)
 
 

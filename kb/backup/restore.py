@@ -20,7 +20,7 @@ import sqlalchemy as sa
 
 from kb.backup import archive
 from kb.backup.archive import CATALOG, MANIFEST, SUMS
-from kb.backup.write import Progress, changed_settings
+from kb.backup.write import Progress, changed_settings, check_embedded
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog, check_revision, open_catalog
 from kb.catalog.jobs import Jobs
@@ -56,6 +56,7 @@ def restore_backup(file: Path, settings: Settings, progress: Progress = lambda _
     StoreError for a damaged file or one of a newer version, and Unavailable where the disk is too
     small.
     """
+    check_embedded(settings)
     data_dir = settings.data_dir.absolute()
     _check_empty(data_dir)
     with archive.opened(file) as tar:

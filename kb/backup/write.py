@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kb import audit, clock, reserve
+from kb.addresses import without_password
 from kb.backup import archive
 from kb.backup.archive import BLOBS, CATALOG, FOLDERS, MANIFEST, SUMS, Manifest
 from kb.backup.snapshot import Snapshot, take_snapshot
@@ -42,7 +43,7 @@ DERIVED = (
     f"{CATALOG}-shm",
 )
 # Where things are and who may come in: of the machine, not of the store. URLs may hold passwords.
-_OF_THE_MACHINE = ("data_dir", "chroma_url", "blob_url", "host", "port", "allowed_hosts")
+_OF_THE_MACHINE = ("data_dir", "catalog", "chroma_url", "blob_url", "host", "port", "allowed_hosts")
 _COMPRESSED = (".gz", ".tgz")
 _COMPRESSION = 1  # of gzip: higher levels take twice as long for 5 % less
 # For whoever waits: what is being done.
@@ -71,8 +72,9 @@ def write_backup(settings: Settings, output: Path, progress: Progress = lambda _
 
     The file is there when it is whole, or not at all. Raises NotFound where there is no store,
     Conflict where the file exists, StoreError for a damaged catalog, Unavailable where the disk is
-    too small.
+    too small, InvalidRequest for a catalog that is not in the data directory.
     """
+    check_embedded(settings)
     source = settings.data_dir.absolute() / CATALOG
     if not source.is_file():
         raise NotFound(
@@ -88,6 +90,17 @@ def write_backup(settings: Settings, output: Path, progress: Progress = lambda _
         part.rename(target)
     _flush(target.parent)
     return Backup(target, size, contents, tuple(_left_out(settings.data_dir)))
+
+
+def check_embedded(settings: Settings) -> None:
+    """Raise InvalidRequest where the catalog is not in the data directory: a backup is of that."""
+    if settings.catalog is not None:
+        raise InvalidRequest(
+            f"the catalog is in {without_password(settings.catalog)}, not in the data directory",
+            hint="Copy it with the server's own tools (pg_dump, pg_restore), and the files with"
+            " `rsync`: DATA_DIR/blobs, after the database. `kernlore catalog copy` moves it into a"
+            " data directory, of which backups can be made.",
+        )
 
 
 def _target(output: Path) -> Path:

@@ -1,31 +1,28 @@
 """Opens the SQL catalog: the truth of everything Kernlore holds.
 
-SQLite in WAL mode in the data directory; any number of processes may open it. Migrations run on
+It is an SQLite file in the data directory, or a database of a PostgreSQL server. Migrations run on
 opening, under the write lock, so two processes that start together cannot both migrate. Knows no
 table by name."""
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
-from urllib.parse import quote
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
-from kb.catalog.faults import RESTORE, damaged, store_fault
+from kb.catalog.database import Database
+from kb.catalog.faults import damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
-from kb.errors import StoreError
-from kb.private import private_file, private_folder
+from kb.catalog.postgres import PostgresServer
+from kb.catalog.sqlite_file import NAME, SqliteFile
+from kb.errors import InvalidRequest, StoreError
+from kb.private import private_folder
 
-BUSY_TIMEOUT_MS = 15_000
-LOG_TIMEOUT_MS = 1_000
 MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
-IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
 _MIGRATIONS = Path(__file__).parent / "migrations"
@@ -33,32 +30,42 @@ _MIGRATIONS = Path(__file__).parent / "migrations"
 
 class Catalog:
     """A handle on one catalog. Cheap to share between threads; connections are pooled per thread of
-    use.
+    use. `data_dir` holds what belongs to the catalog beside it: stored files, locks, indexes.
     """
 
-    def __init__(self, engine: Engine, path: Path, read_only: bool = False) -> None:
+    def __init__(self, database: Database, engine: Engine, data_dir: Path) -> None:
+        self._database = database
         self._engine = engine
-        self.path = path
-        self.read_only = read_only
-        self._watching = threading.Lock()  # protects _watch
-        self._watch: Any = None
+        self.data_dir = data_dir
 
-    def version(self) -> int:
-        """A number that is another one after any change by anybody, and costs microseconds: a
-        hundredth of a transaction. For what is kept of the catalog and looked at with each request.
+    @property
+    def name(self) -> str:
+        """Where it is, for messages; without a password."""
+        return self._database.name
+
+    @property
+    def path(self) -> Path:
+        """The file of an embedded catalog. Raises StoreError for one on a server."""
+        if self._database.file is None:
+            raise StoreError(f"the catalog {self.name} is no file", hint="Use its server's tools.")
+        return self._database.file
+
+    @property
+    def read_only(self) -> bool:
+        """Whether nothing can be written to it."""
+        return self._database.read_only
+
+    def version(self) -> Hashable:
+        """A value that is another one after any change by anybody, and costs microseconds (on a
+        server: one question). For what is kept of the catalog and looked at with each request.
         """
-        with self._watching:
-            if self._watch is None:  # a connection that never writes: its own changes do not count
-                self._watch = self._engine.raw_connection()
-                self._watch.detach()
-            row = self._watch.cursor().execute("PRAGMA data_version").fetchone()
-        return int(row[0])
+        return self._database.version(self._engine)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
         """A consistent view; nothing written here is kept."""
         with self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN")  # else every statement sees another catalog
+            self._database.begin_read(connection)
             begin(connection, writes=False)
             try:
                 yield connection
@@ -66,10 +73,14 @@ class Catalog:
                 connection.rollback()
 
     @contextmanager
-    def write(self) -> Iterator[Connection]:
-        """One transaction that takes the write lock at its start: all of it is kept, or nothing."""
+    def write(self, *, rows_only: bool = False) -> Iterator[Connection]:
+        """One transaction that takes the write lock at its start: all of it is kept, or nothing.
+
+        With `rows_only`, it locks the rows that it changes itself, and waits for nobody else where
+        the database has such locks.
+        """
         with self._engine.connect() as connection:
-            connection.exec_driver_sql("BEGIN IMMEDIATE")
+            self._database.begin_write(connection, rows_only)
             begin(connection, writes=True)
             kept = False
             try:
@@ -81,108 +92,87 @@ class Catalog:
                     connection.rollback()
 
     def check(self, most_bytes: int = MOST_CHECKED) -> None:
-        """Read every page of a catalog of at most so many bytes. Raises StoreError where one is
-        damaged, else requests would fail one by one.
+        """Read every page of an embedded catalog of at most so many bytes. Raises StoreError where
+        one is damaged, else requests would fail one by one.
         """
-        if self.path.stat().st_size > most_bytes:
-            return
         try:
-            with self._engine.connect() as connection:
-                verdict = str(connection.exec_driver_sql("PRAGMA quick_check(1)").scalar())
+            verdict = self._database.check(self._engine, most_bytes)
         except sa.exc.DatabaseError as error:
             raise store_fault(error) or damaged(str(error.orig)) from error
-        if verdict != "ok":
+        if verdict not in ("ok", ""):
             raise damaged(verdict.replace("\n", ": "))
+
+    def verdict(self) -> str:
+        """What is wrong with it, "ok" where that is nothing."""
+        return self._database.check(self._engine, None)
 
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page stands there
-        as it was before a deletion. False where a reader still needs it after a second.
+        as it was before a deletion. False where a reader still needs it after a second. A server's
+        log is its own.
         """
-        with self._engine.connect() as connection:
-            connection.exec_driver_sql(f"PRAGMA busy_timeout={LOG_TIMEOUT_MS}")
-            try:
-                row = connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").one()
-            finally:
-                connection.exec_driver_sql(f"PRAGMA busy_timeout={BUSY_TIMEOUT_MS}")
-        return not row[0]
+        return self._database.empty_log(self._engine)
 
     def close(self) -> None:
         """Close every connection; the handle can still be used and opens new ones."""
-        with self._watching:
-            if self._watch is not None:
-                self._watch.close()
-                self._watch = None
+        self._database.close()
         self._engine.dispose()
 
 
-def open_catalog(data_dir: Path) -> Catalog:
-    """Open (and create or migrate) the catalog of a data directory."""
-    path = private_folder(data_dir) / "catalog.sqlite"
-    read_only = path.exists() and not os.access(data_dir, os.W_OK)
-    if not read_only:
-        _create_private(path)
-    # A thread that needs a connection gets one: a bound here is an error for a request, and threads
-    # are bounded where they are made.
-    engine = sa.create_engine(
-        f"sqlite:///{path}" if not read_only else f"sqlite:///{_unchanging(path)}&uri=true",
-        connect_args={"check_same_thread": False},
-        pool_size=IDLE_CONNECTIONS,
-        max_overflow=-1,
-    )
-    _configure(engine, Kept())
-    catalog = Catalog(engine, path, read_only)
+def open_catalog(data_dir: Path, url: str | None = None) -> Catalog:
+    """Open (and create or migrate) the catalog of a data directory: its SQLite file, or the
+    database that the URL names.
+    """
+    return _opened(_database(data_dir, url), data_dir)
+
+
+def open_place(place: str) -> Catalog:
+    """The catalog of a URL, a file or a data directory, beside nothing else that a store has."""
+    if "://" in place and not place.startswith("sqlite"):
+        return _opened(PostgresServer(place), Path())
+    path = sqlite_path(place) if "://" in place else Path(place)
+    if path.is_dir() or not path.suffix:
+        path = path / NAME
+    return _opened(SqliteFile(path), path.parent)
+
+
+def _opened(database: Database, data_dir: Path) -> Catalog:
+    engine = database.engine()
+    event.listen(engine, "connect", _keeping(Kept()))
+    catalog = Catalog(database, engine, data_dir)
     try:
+        database.admit(engine)
         _migrate(catalog)
     except sa.exc.DatabaseError as error:
         engine.dispose()
-        fault = store_fault(error) or StoreError(str(error.orig), hint=RESTORE)
-        raise type(fault)(
-            f"the catalog {path} cannot be opened: {fault.message}", hint=fault.hint
-        ) from error
+        raise database.fault(error) from error
+    except StoreError:
+        engine.dispose()
+        raise
     return catalog
 
 
-def _create_private(path: Path) -> None:
-    """Create the file for this user alone; SQLite gives its other files the same rights. Raises
-    StoreError where nothing can be written."""
-    try:
-        private_file(path)
-    except OSError as error:
-        raise StoreError(
-            f"the catalog {path} cannot be opened: {error.strerror}",
-            hint="Give a --data-dir that may be written to.",
-        ) from error
+def _database(data_dir: Path, url: str | None) -> Database:
+    if url is None:
+        return SqliteFile(data_dir / NAME)
+    if url.startswith("sqlite"):
+        return SqliteFile(sqlite_path(url))
+    private_folder(data_dir)
+    return PostgresServer(url)
 
 
-def _unchanging(path: Path) -> str:
-    """The URI of a catalog in a directory that nothing can be written to, where SQLite cannot keep
-    its lock file either. Raises StoreError where its log holds writes that are not in it yet.
-    """
-    log = path.with_name(f"{path.name}-wal")
-    if log.exists() and log.stat().st_size:
-        raise StoreError(
-            f"the data directory {path.parent} is read-only, and its last writes are in {log.name}",
-            hint="Run any command once where it may be written to, then it can be read here.",
+def sqlite_path(url: str) -> Path:
+    """The file that an URL such as sqlite:////folder/catalog.sqlite names."""
+    database = sa.make_url(url).database
+    if not database or database == ":memory:":
+        raise InvalidRequest(
+            "a catalog in SQLite needs a file", hint="Give sqlite:////FOLDER/catalog.sqlite."
         )
-    return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
+    return Path(database)
 
 
-def _configure(engine: Engine, kept: Kept) -> None:
-    @event.listens_for(engine, "connect")
-    def _pragmas(connection: Any, record: Any) -> None:
-        attach(record.info, kept)
-        connection.isolation_level = None  # transactions are ours: `write` begins them itself
-        for pragma in (
-            "journal_mode=WAL",
-            "synchronous=NORMAL",
-            "foreign_keys=ON",
-            "secure_delete=ON",  # zeros over what is deleted, else its text stays in free pages
-            f"busy_timeout={BUSY_TIMEOUT_MS}",
-            "cache_size=-65536",
-            "temp_store=MEMORY",
-            "mmap_size=1073741824",
-        ):
-            connection.execute(f"PRAGMA {pragma}")
+def _keeping(kept: Kept) -> Any:
+    return lambda connection, record: attach(record.info, kept)
 
 
 def _migrate(catalog: Catalog) -> None:
@@ -193,7 +183,7 @@ def _migrate(catalog: Catalog) -> None:
         from alembic import command
         from alembic.config import Config
 
-        check_revision(f"the catalog {catalog.path}", _revision_of(connection))
+        check_revision(f"the catalog {catalog.name}", _revision_of(connection))
         config = Config()
         config.set_main_option("script_location", str(_MIGRATIONS))
         config.attributes["connection"] = connection

@@ -1,6 +1,7 @@
-"""What is wrong with the data directory, when SQLite refuses: damaged, full, read-only, or busy.
+"""What is wrong with the data directory, when SQLite refuses: damaged, full, read-only, or busy;
+and with a server, when PostgreSQL does.
 
-Told by SQLite's own error codes. Knows nothing about who asked.
+Told by the databases' own error codes. Knows nothing about who asked.
 """
 
 from __future__ import annotations
@@ -19,6 +20,12 @@ FREE = (
     "Free some space on the disk of the data directory. Reading goes on by itself then; retry what"
     " failed (`kernlore jobs retry JOB`), or send it again."
 )
+SERVER = (
+    "Start the PostgreSQL server that KERNLORE_CATALOG names, or see to what it says; Kernlore"
+    " connects again by itself. Repeat the request then."
+)
+SERVER_FULL = "Free some space on the disk of the PostgreSQL server; repeat the request then."
+SERVER_DAMAGED = "Restore the database from a dump (pg_dump), and read PostgreSQL's own log."
 _FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -31,8 +38,12 @@ def store_fault(error: BaseException) -> KernloreError | None:
     if isinstance(error, OSError):
         return full(str(error.strerror)) if error.errno in _FULL_ERRNO else None
     origin = getattr(error, "orig", error)  # of SQLAlchemy's DBAPIError
-    if not isinstance(origin, sqlite3.Error):
-        return None
+    if isinstance(origin, sqlite3.Error):
+        return _of_sqlite(origin)
+    return _of_postgresql(origin) if type(origin).__module__.startswith("psycopg") else None
+
+
+def _of_sqlite(origin: sqlite3.Error) -> KernloreError | None:
     code = getattr(origin, "sqlite_errorname", "")
     if code.startswith(("SQLITE_CORRUPT", "SQLITE_NOTADB")):
         return damaged(str(origin))
@@ -47,6 +58,35 @@ def store_fault(error: BaseException) -> KernloreError | None:
         return StoreError("the lexical index is missing", hint="Run `kernlore reindex`.")
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the catalog is busy with other writers", hint="Repeat the request.")
+    return None
+
+
+def _of_postgresql(origin: BaseException) -> KernloreError | None:
+    """By SQLSTATE (https://www.postgresql.org/docs/current/errcodes-appendix.html); a connection
+    that is lost has none.
+    """
+    code = getattr(origin, "sqlstate", None)
+    text = str(origin).strip().partition("\n")[0]
+    if code is None:
+        if type(origin).__name__ != "OperationalError":
+            return None
+        return Unavailable(f"the catalog's server cannot be reached: {text}", hint=SERVER)
+    if code in ("53100", "53200"):  # no space, no memory
+        return StoreFull(f"the catalog's server has no space: {text}", hint=SERVER_FULL)
+    if code.startswith(("08", "57P", "53")):  # connections, shut-down, too many of something
+        return Unavailable(f"the catalog's server does not answer: {text}", hint=SERVER)
+    if code in ("55P03", "40001", "40P01", "57014"):  # waited too long, or for each other
+        return Unavailable("the catalog is busy with other writers", hint="Repeat the request.")
+    if code.startswith("XX"):
+        return StoreError(f"the catalog is damaged: {text}", hint=SERVER_DAMAGED)
+    if code in ("25006", "42501"):
+        return StoreError(
+            f"the catalog cannot be written to ({text})",
+            hint="Check that the role in KERNLORE_CATALOG owns the tables, and that the server is"
+            " no standby.",
+        )
+    if code == "42P01" and "lexical_" in text:
+        return StoreError("the lexical index is missing", hint="Run `kernlore reindex`.")
     return None
 
 

@@ -113,6 +113,26 @@ def _job(row: sa.Row[Any]) -> Job:
     return Job(**row._mapping)
 
 
+def _started(connection: Connection, job_id: str, owner: str, lease_seconds: float) -> Job:
+    connection.execute(
+        jobs.update()
+        .where(jobs.c.id == job_id)
+        .values(
+            state="running",
+            attempts=jobs.c.attempts + 1,
+            lease_owner=owner,
+            lease_expires_at=clock.after(lease_seconds),
+            heartbeat_at=clock.now(),
+            started_at=clock.now(),
+            error=None,
+            progress={},
+            passages=None,
+            passages_done=0,
+        )
+    )
+    return _job(connection.execute(sa.select(*_COLUMNS).where(jobs.c.id == job_id)).one())
+
+
 class Jobs:
     """The queue. Every method is one transaction."""
 
@@ -205,8 +225,8 @@ class Jobs:
         taken = sa.select(sa.func.coalesce(sa.func.max(earlier.c.started_at), "")).where(
             earlier.c.share == jobs.c.share
         )
-        with self._catalog.write() as connection:
-            turn = connection.execute(
+        with self._catalog.write(rows_only=True) as connection:
+            turns = connection.execute(
                 sa.select(jobs.c.behind, jobs.c.share)
                 .where(*queued)
                 .group_by(jobs.c.behind, jobs.c.share)
@@ -216,35 +236,19 @@ class Jobs:
                     sa.func.min(jobs.c.created_at),
                     sa.func.min(jobs.c.id),
                 )
-                .limit(1)
-            ).one_or_none()
-            if turn is None:
-                return None
-            row = connection.execute(
-                sa.select(jobs.c.id)
-                .where(*queued, jobs.c.behind == turn.behind, jobs.c.share == turn.share)
-                .order_by(jobs.c.created_at, jobs.c.id)
-                .limit(1)
-            ).one_or_none()
-            if row is None:
-                return None
-            connection.execute(
-                jobs.update()
-                .where(jobs.c.id == row.id)
-                .values(
-                    state="running",
-                    attempts=jobs.c.attempts + 1,
-                    lease_owner=owner,
-                    lease_expires_at=clock.after(lease_seconds),
-                    heartbeat_at=clock.now(),
-                    started_at=clock.now(),
-                    error=None,
-                    progress={},
-                    passages=None,
-                    passages_done=0,
-                )
-            )
-            return _job(connection.execute(sa.select(*_COLUMNS).where(jobs.c.id == row.id)).one())
+            ).all()
+            for turn in turns:
+                # What another worker is taking at this moment is passed over.
+                job_id = connection.execute(
+                    sa.select(jobs.c.id)
+                    .where(*queued, jobs.c.behind == turn.behind, jobs.c.share == turn.share)
+                    .order_by(jobs.c.created_at, jobs.c.id)
+                    .limit(1)
+                    .with_for_update(skip_locked=True)
+                ).scalar_one_or_none()
+                if job_id is not None:
+                    return _started(connection, job_id, owner, lease_seconds)
+        return None
 
     def heartbeat(
         self,
@@ -265,7 +269,7 @@ class Jobs:
             values["progress"] = dict(progress)
         if passages is not None:
             values["passages"] = passages
-        with self._catalog.write() as connection:
+        with self._catalog.write(rows_only=True) as connection:
             self._update_owned(connection, job_id, owner, values)
 
     def report_passages(self, connection: Connection, owner: str, done: Mapping[str, int]) -> None:

@@ -90,6 +90,11 @@ def look_up(
     return values
 
 
+def keeps(connection: Connection) -> bool:
+    """Whether what this transaction reads is kept for others: not where it writes."""
+    return _KEPT in connection.info and connection.info.get(_STATE) != "writes"
+
+
 def put_made(connection: Connection, name: str, state: Hashable, value: object) -> None:
     """Keep what was made of the catalog in this state, beside all revisions: `state` says itself
     when it holds no longer. It takes the place of what was made before.

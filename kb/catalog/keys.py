@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -83,7 +83,8 @@ class Keys:
         self._catalog = catalog
         self._lock = threading.Lock()  # protects _known and _used
         self._known: dict[str, Key] = {}  # by the hash of the secret
-        self._state = (-1, -1)  # of the catalog when they were read, and of its keys
+        # Of the catalog when they were read, and of its keys.
+        self._state: tuple[Hashable, int] = (-1, -1)
         self._used: dict[str, str] = {}
 
     def create(

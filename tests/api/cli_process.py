@@ -24,6 +24,7 @@ import pytest
 import structlog
 
 from api.cli.main import main
+from tests.postgresql import environment_of
 from tests.shared import place_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -105,6 +106,8 @@ def kernlore(
 def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: str = "") -> Ran:
     """One command line in an interpreter of its own, as a shell starts it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KERNLORE_")}
+    if data is not None:
+        environment |= environment_of(data)
     done = subprocess.run(
         [*COMMAND, *map(str, arguments), *_data_option(data)],
         cwd=ROOT,
@@ -197,7 +200,7 @@ def serving(data: Path, knowledge: Path) -> Iterator[str]:
             cwd=ROOT,
             stdout=out,
             stderr=errors,
-            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)},
+            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)} | environment_of(data),
         )
     url = f"http://127.0.0.1:{port}"
     try:

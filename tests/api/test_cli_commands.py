@@ -25,6 +25,7 @@ from tests.api.cli_process import (
     kernlore,
     kernlore_process,
 )
+from tests.catalogs import copy_data_dir
 
 pytestmark = pytest.mark.slow(seconds=15)
 
@@ -249,7 +250,7 @@ def test_an_outcome_is_recorded_against_an_answer(data: Path) -> None:
 
 def test_a_passage_is_given_to_another_chip(data: Path, tmp_path: Path) -> None:
     copied = tmp_path / "data"
-    shutil.copytree(data, copied)
+    copy_data_dir(data, copied)
     document_id = document_of(copied, "Wombat")
     passage = kernlore("documents", "passages", document_id, "--json", data=copied).json[0]
     change = ("--hardware", "h100", "--tag", "signal=memory_bound", "--json")
@@ -262,7 +263,7 @@ def test_a_passage_is_given_to_another_chip(data: Path, tmp_path: Path) -> None:
 
 def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
     copied = tmp_path / "data"
-    shutil.copytree(data, copied)
+    copy_data_dir(data, copied)
     document_id = document_of(copied, "Wombat")
     assert kernlore("documents", "delete", document_id, "--yes", data=copied).code == 0
     assert kernlore("documents", "show", document_id, data=copied).code == 2
@@ -378,11 +379,12 @@ def test_the_index_is_rebuilt_and_the_doctor_agrees(data: Path) -> None:
     assert "probes" in index["detail"]
 
 
+@pytest.mark.embedded
 def test_the_doctor_finds_a_lost_word_row_and_a_lost_original(data: Path, tmp_path: Path) -> None:
     import sqlite3
 
     broken = tmp_path / "data"
-    shutil.copytree(data, broken)
+    copy_data_dir(data, broken)
     with sqlite3.connect(broken / "catalog.sqlite") as connection:
         connection.execute("DELETE FROM lexical_passages WHERE rowid = 1")
     shutil.rmtree(broken / "blobs")

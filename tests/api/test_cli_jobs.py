@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pty
 import re
-import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +16,7 @@ from api.cli.backends import About, read_settings
 from api.cli.backends.local import LocalTarget
 from api.cli.reading import Entry, Pace, figures, read_all
 from tests.api.cli_process import COMMAND, ROOT, kernlore
-from tests.catalogs import builtin_data_dir
+from tests.catalogs import builtin_data_dir, copy_data_dir
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -150,7 +149,7 @@ def test_jobs_are_listed(data: Path) -> None:
 
 def test_a_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> None:
     own = tmp_path / "data"
-    shutil.copytree(data, own)
+    copy_data_dir(data, own)
     (tmp_path / "nothing.md").write_text("---\ntitle: Nothing\n---\n")
     assert kernlore("ingest", tmp_path / "nothing.md", data=own).code == 1
     shown = kernlore("jobs", "list", "--state", "failed", data=own).out
@@ -159,7 +158,7 @@ def test_a_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> N
 
 def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) -> None:
     own = tmp_path / "data"
-    shutil.copytree(data, own)
+    copy_data_dir(data, own)
     manual = tmp_path / "manual.md"
     manual.write_text("# Kea\n\n" + "\n\n".join(f"## K{n}\n\nKea {n} waits." for n in range(60)))
     leader, follower = pty.openpty()

@@ -22,6 +22,7 @@ from tests.api.cli_process import (
     kernlore_process,
     serving,
 )
+from tests.catalogs import copy_data_dir
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=30)
@@ -33,7 +34,7 @@ pytestmark = pytest.mark.slow(seconds=30)
 def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """The same documents behind a real service, with no built-in ones beside them."""
     folder = tmp_path_factory.mktemp("served") / "data"
-    shutil.copytree(data, folder)
+    copy_data_dir(data, folder)
     none = folder.parent / "none"
     none.mkdir()
     with serving(folder, none):

@@ -468,6 +468,7 @@ def test_changes_are_audited_without_secrets_or_texts(door: Door) -> None:
     assert door.services.audit.path.stat().st_mode & 0o077 == 0
 
 
+@pytest.mark.embedded
 def test_secrets_are_in_no_log_and_no_file(
     door: Door, browser: TestClient, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -95,6 +95,7 @@ def test_a_thread_that_died_is_started_again(services: Services, queue: Trajecto
     until(lambda: failed(services))
 
 
+@pytest.mark.embedded
 def test_an_end_that_cannot_be_written_loses_nothing(
     services: Services, queue: TrajectoryQueue
 ) -> None:

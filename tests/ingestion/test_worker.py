@@ -188,6 +188,7 @@ def test_a_worker_that_died_after_reading_is_taken_up_again(
     assert contents(store) == contents(undisturbed)
 
 
+@pytest.mark.embedded
 def test_jobs_that_failed_although_their_document_was_read_are_mended(store: Store) -> None:
     """As versions before left them: current, with all its passages, and failed (lease_expired)."""
     submitted = store.ingest("manual.md", "# M\n\nText.\n")

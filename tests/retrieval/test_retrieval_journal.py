@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import sqlite3
 import time
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from kb.catalog import Catalog, open_catalog
+from kb.catalog.dialect import as_written
 from kb.catalog.tables.skills import retrievals
 from kb.ids import new_id
 from retrieval import journal as module
@@ -25,7 +25,8 @@ from tests.catalogs import fresh_data_dir
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
     """One whose writers give up at once, so that a lock is an error."""
-    monkeypatch.setattr("kb.catalog.engine.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("kb.catalog.sqlite_file.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("kb.catalog.postgres.LOCK_TIMEOUT_MS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
     opened = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield opened
@@ -54,15 +55,17 @@ def row(**other: Any) -> dict[str, Any]:
 
 def stored(catalog: Catalog) -> list[str]:
     with catalog.read() as connection:
-        order = sa.select(retrievals.c.id).order_by(sa.literal_column("rowid"))
+        order = sa.select(retrievals.c.id).order_by(as_written(connection))
         return list(connection.execute(order).scalars())
 
 
-def locked(catalog: Catalog) -> closing[sqlite3.Connection]:
-    """Another process that writes, for as long as the context lasts."""
-    other = sqlite3.connect(catalog.path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    return closing(other)
+@contextmanager
+def locked(catalog: Catalog) -> Iterator[None]:
+    """Somebody else who writes, for as long as the context lasts."""
+    other = open_catalog(catalog.data_dir)
+    with other.write():
+        yield
+    other.close()
 
 
 def runs(journal: Journal) -> bool:

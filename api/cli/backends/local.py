@@ -351,7 +351,7 @@ class LocalTarget:
     def _library_catalog(self) -> Any:
         from kb.catalog import open_catalog
 
-        return open_catalog(self.settings.data_dir)
+        return open_catalog(self.settings.data_dir, self.settings.catalog)
 
     def _library(self) -> SkillLibrary:
         """The library alone, without what documents and models need; filled when it is empty."""

@@ -11,6 +11,7 @@ import typer
 from api.cli.backends import read_settings
 from api.cli.options import AsJson, DataDir
 from api.cli.output import show, table
+from kb.addresses import without_password
 
 app = typer.Typer(help="Settings in effect.")
 
@@ -43,7 +44,7 @@ def show_(
         elif variable in environment:
             source = f"environment {variable}"
         rows[name] = {
-            "value": _plain_value(getattr(settings, name)),
+            "value": _plain_value(name, getattr(settings, name)),
             "source": source,
             "help": field.description or "",
         }
@@ -57,5 +58,7 @@ def show_(
     )
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(name: str, value: Any) -> Any:
+    if name == "catalog" and value is not None:
+        return without_password(value)
     return str(value) if isinstance(value, Path) else value

@@ -298,11 +298,11 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
 
     settings = read_settings(data_dir)
     known = {spec.id: spec for spec in builtin_hardware(settings.knowledge_dir)}
-    if (settings.data_dir / "catalog.sqlite").exists():
+    if settings.catalog is not None or (settings.data_dir / "catalog.sqlite").exists():
         from kb.catalog import open_catalog
         from kb.catalog.hardware import HardwareRegistry
 
-        known |= HardwareRegistry(open_catalog(settings.data_dir)).all()
+        known |= HardwareRegistry(open_catalog(settings.data_dir, settings.catalog)).all()
     probed = probe(lambda name: find(name, known))
     for remark in probed.notes:
         note(remark)

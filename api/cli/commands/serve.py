@@ -11,7 +11,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,6 +20,9 @@ from api.cli.options import DataDir
 from kb.addresses import from_elsewhere, from_here, is_loopback
 from kb.errors import Conflict
 from kb.private import open_to_others, private_files
+
+if TYPE_CHECKING:
+    from kb.settings import Settings
 
 QUEUE = 2048
 CLOSED = (
@@ -63,7 +66,7 @@ def serve(
     with listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
         with private_files(), ServiceLock(settings.data_dir, own_url):
-            keys = _check(settings.data_dir)
+            keys = _check(settings)
             address = f"{from_elsewhere(settings.host)}:{settings.port}"
             print(greeting(address, settings.data_dir, keys), flush=True)
             if (wide := open_to_others(settings.data_dir)) is not None:
@@ -75,14 +78,14 @@ def serve(
             _run(settings, listening)
 
 
-def _check(data_dir: Path) -> bool:
+def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, before anything heavy is
     loaded.
     """
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
 
-    catalog = open_catalog(data_dir)
+    catalog = open_catalog(settings.data_dir, settings.catalog)
     try:
         catalog.check()
         return Keys(catalog).any()

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
+from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import portions
 from kb.catalog.kept import look_up, made, put_made
 from kb.catalog.knowledge import lexical
@@ -96,7 +97,7 @@ def _read(connection: Connection, model: str, seqs: Sequence[int]) -> dict[int, 
     by_seq: dict[int, _Row | None] = dict.fromkeys(seqs)
     for part in portions(seqs):
         rows = connection.exec_driver_sql(
-            f"{_SELECT} AND p.seq IN ({','.join(map(str, part))})", (model,)
+            f"{driver_sql(connection, _SELECT)} AND p.seq IN ({','.join(map(str, part))})", (model,)
         )
         read: list[Any] = [tuple(row) for row in rows.all()]
         by_seq |= {row[0]: row for row in read}
@@ -133,12 +134,14 @@ def sample(connection: Connection, model: str, scope: ScopeFilter, count: int) -
     if scope.hardware is not None:
         clause = f" AND h.hardware_id IN ({','.join('?' * len(scope.hardware))})"
         values = list(scope.hardware)
-    rows = connection.exec_driver_sql(
+    statement = (
         "SELECT DISTINCT p.seq FROM passages p JOIN documents d ON d.id = p.document_id"
         " JOIN passage_hardware h ON h.passage_id = p.id"
         " WHERE p.active AND p.access_scope = ?"
-        f" AND d.category IN ({','.join('?' * len(scope.categories))}){clause} ORDER BY p.seq",
-        (scope.access_scope.owner, *scope.categories, *values),
+        f" AND d.category IN ({','.join('?' * len(scope.categories))}){clause} ORDER BY p.seq"
+    )
+    rows = connection.exec_driver_sql(
+        driver_sql(connection, statement), (scope.access_scope.owner, *scope.categories, *values)
     )
     seqs = [seq for (seq,) in rows]
     drawn = seqs[:: max(1, len(seqs) // count)]
@@ -178,12 +181,14 @@ def state(connection: Connection) -> Hashable:
 
 
 def _all(connection: Connection, model: str) -> Columns:
-    count, width = connection.exec_driver_sql(
+    counted = (
         "SELECT count(*), (SELECT length(vector) / 4 FROM embeddings WHERE model_fingerprint = ?"
-        " LIMIT 1) FROM passages WHERE active",
-        (model,),
-    ).one()
+        " LIMIT 1) FROM passages WHERE active"
+    )
+    count, width = connection.exec_driver_sql(driver_sql(connection, counted), (model,)).one()
     rows = connection.exec_driver_sql(
-        f"{_SELECT} ORDER BY p.seq", (model,), execution_options={"stream_results": True}
+        driver_sql(connection, f"{_SELECT} ORDER BY p.seq"),
+        (model,),
+        execution_options={"stream_results": True},
     )
     return _columns(rows, count, width or 0)

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import dialect
 from kb.catalog.engine import portions
 from kb.catalog.kept import revision_of, seen_by
 from kb.catalog.tables import knowledge as t
@@ -46,7 +47,7 @@ def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> No
         for sha, vector in vectors.items()
     ]
     if rows:
-        connection.execute(t.embeddings.insert().prefix_with("OR IGNORE", dialect="sqlite"), rows)
+        connection.execute(dialect.insert_new(connection, t.embeddings), rows)
 
 
 def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
@@ -295,9 +296,13 @@ def index_state(connection: Connection) -> tuple[int, int]:
 
 
 def newest(connection: Connection) -> int:
-    """The number of the newest vector, 0 without one; a transaction reads it once."""
+    """The number of the newest vector, or on PostgreSQL of who wrote one last; 0 without one. A
+    transaction reads it once.
+    """
 
     def read() -> int:
+        if dialect.is_postgresql(connection):
+            return dialect.last_writer(connection, "embeddings")
         return int(connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar() or 0)
 
     return seen_by(connection, "newest vector", read)

@@ -1,4 +1,5 @@
-"""The lexical index: SQLite FTS5 over text that our own tokenizer wrote.
+"""The lexical index: SQLite FTS5 over text that our own tokenizer wrote, or on PostgreSQL plain
+tables of that text, from which a process makes its index in memory.
 
 Two levels, because a question's words are rarely all in one sentence: the passage and its whole
 section. Each row carries its scope as tokens, so hardware, category, language and access are part
@@ -12,6 +13,7 @@ better)."""
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -19,21 +21,16 @@ from typing import Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.kept import look_up, made, put_made, seen_by
-from kb.catalog.knowledge.word_index import IndexedRow, WordIndex, build
+from kb.catalog.kept import keeps, look_up, made, put_made, seen_by
+from kb.catalog.knowledge import word_tables
+from kb.catalog.knowledge.word_index import WordIndex, build
 from kb.scope import ANY, ScopeFilter, scope_token
 
 Level = Literal["passage", "section"]
-_TABLES: dict[Level, str] = {
+TABLES: dict[Level, str] = {
     "passage": "lexical_passages",
     "section": "lexical_sections",
 }
-
-# Shadow text is [a-z0-9_] tokens (kb.tokens): the engine's own tokenizer only splits at spaces.
-_CREATE = (
-    "CREATE VIRTUAL TABLE {table} USING fts5(scope, heading, body, detail = full,"
-    " tokenize = \"unicode61 remove_diacritics 0 tokenchars '_'\")"
-)
 MOST_SEARCHES = 1_000  # that are kept, of 30 KB each
 
 
@@ -75,53 +72,44 @@ def _shelf(access_scope: str, category: str) -> str:
 def insert(connection: Connection, level: Level, rows: Sequence[LexicalRow]) -> None:
     """Add rows to one level; their numbers must be new there."""
     if rows:
-        connection.execute(
-            sa.text(
-                f"INSERT INTO {_TABLES[level]}(rowid, scope, heading, body)"
-                " VALUES (:seq, :scope, :heading, :body)"
-            ),
-            [vars(row) for row in rows],
-        )
+        word_tables.of(connection).insert(connection, TABLES[level], [vars(row) for row in rows])
 
 
 def delete(connection: Connection, level: Level, seqs: Sequence[int]) -> None:
     """Remove rows by number; unknown numbers are no error."""
     if seqs:
-        connection.execute(
-            sa.text(f"DELETE FROM {_TABLES[level]} WHERE rowid = :seq"), [{"seq": s} for s in seqs]
-        )
+        word_tables.of(connection).delete(connection, TABLES[level], seqs)
 
 
 def merge(connection: Connection) -> None:
-    """Write each level as one segment. Until then the words of removed rows stand in its data,
-    merely marked as removed.
+    """Write each level anew where the words of removed rows stand in its data until then, merely
+    marked as removed.
     """
-    for table in _TABLES.values():
-        connection.execute(sa.text(f"INSERT INTO {table}({table}) VALUES ('optimize')"))
+    for table in TABLES.values():
+        word_tables.of(connection).merge(connection, table)
 
 
 def create(connection: Connection) -> None:
     """Both levels, empty, in place of what is there of them."""
-    for table in _TABLES.values():
-        connection.execute(sa.text(f"DROP TABLE IF EXISTS {table}"))
-        connection.execute(sa.text(_CREATE.format(table=table)))
+    for table in TABLES.values():
+        word_tables.of(connection).create(connection, table)
 
 
 def is_whole(connection: Connection, rows: Mapping[Level, int]) -> bool:
     """Whether each level is there, has so many rows, and agrees with itself."""
-    for level, table in _TABLES.items():
-        try:
-            if count(connection, level) != rows[level]:
-                return False
-            connection.execute(sa.text(f"INSERT INTO {table}({table}) VALUES ('integrity-check')"))
-        except sa.exc.DatabaseError:  # no such table, or its own tables are damaged
-            return False
-    return True
+    tables = word_tables.of(connection)
+    return all(tables.agrees(connection, table, rows[level]) for level, table in _LEVELS)
 
 
 def count(connection: Connection, level: Level) -> int:
     """Rows of one level."""
-    return int(connection.execute(sa.text(f"SELECT count(*) FROM {_TABLES[level]}")).scalar_one())
+    return int(connection.execute(sa.text(f"SELECT count(*) FROM {TABLES[level]}")).scalar_one())
+
+
+def rows(connection: Connection, level: Level) -> Iterator[LexicalRow]:
+    """Every row of one level, in the order of the numbers."""
+    for row in word_tables.of(connection).all(connection, TABLES[level]):
+        yield LexicalRow(row.seq, row.scope, row.heading, row.body)
 
 
 def search(
@@ -138,26 +126,31 @@ def search(
         return {}
     held = _in_memory(connection, level)
     if held is not None and held.heading_weight == heading_weight:
-        parts = _scope_tokens(scope)
-
-        def admits(row: frozenset[str]) -> bool:
-            return all(not row.isdisjoint(part) for part in parts)
-
-        return held.search(tokens, scope.key, admits, limit)
-    table, match = _TABLES[level], _match(tokens, scope)
+        return _found(held, tokens, scope, limit)
+    match = _match(tokens, scope)
 
     def read(keys: Sequence[object]) -> dict[object, dict[int, float]]:
-        rows = connection.exec_driver_sql(
-            f"SELECT rowid, -bm25({table}, 0.0, ?, 1.0) AS score FROM {table}"
-            f" WHERE {table} MATCH ? ORDER BY score DESC, rowid LIMIT ?",
-            (heading_weight, match, limit),
-        )
-        scores: dict[int, float] = {seq: score for seq, score in rows.all()}
+        table, tables = TABLES[level], word_tables.of(connection)
+        scores = tables.scores(connection, table, match, heading_weight, limit)
+        if scores is None:
+            made_now = _made_now(connection, level, heading_weight)
+            scores = _found(made_now, tokens, scope, limit)
         return {keys[0]: scores}
 
     # The words of a signal are searched for on the same chip again and again.
     key: object = (level, match, heading_weight, limit)
     return look_up(connection, "searches", [key], read, most=MOST_SEARCHES)[key]
+
+
+def _found(
+    index: WordIndex, tokens: Sequence[str], scope: ScopeFilter, limit: int
+) -> dict[int, float]:
+    parts = _scope_tokens(scope)
+
+    def admits(row: frozenset[str]) -> bool:
+        return all(not row.isdisjoint(part) for part in parts)
+
+    return index.search(tokens, scope.key, admits, limit)
 
 
 def _scope_tokens(scope: ScopeFilter) -> list[list[str]]:
@@ -192,12 +185,30 @@ def keep_in_memory(connection: Connection, heading_weight: float) -> bool:
     """Make the levels anew in memory where they are not those that this transaction sees; whether
     they were made. For a transaction that only reads.
     """
-    seen, last = state(connection), made(connection, _KEPT_AS)
-    if last is not None and last[0] == seen:
-        return False
-    levels = {level: build(_rows(connection, table), heading_weight) for level, table in _LEVELS}
-    put_made(connection, _KEPT_AS, seen, levels)
+    with _MAKING:
+        seen, last = state(connection), made(connection, _KEPT_AS)
+        if last is not None and last[0] == seen:
+            return False
+        put_made(connection, _KEPT_AS, seen, _made(connection, heading_weight))
     return True
+
+
+def _made(connection: Connection, heading_weight: float) -> dict[Level, WordIndex]:
+    tables = word_tables.of(connection)
+    return {level: build(tables.all(connection, name), heading_weight) for level, name in _LEVELS}
+
+
+def _made_now(connection: Connection, level: Level, heading_weight: float) -> WordIndex:
+    """The level for a search that no table can do: made by the first who needs it, and kept, unless
+    this transaction sees what nobody else does.
+    """
+    if not keeps(connection):
+        return _made(connection, heading_weight)[level]
+    keep_in_memory(connection, heading_weight)
+    held = _in_memory(connection, level)
+    if held is None or held.heading_weight != heading_weight:  # kept for other searches
+        return _made(connection, heading_weight)[level]
+    return held
 
 
 def _in_memory(connection: Connection, level: Level) -> WordIndex | None:
@@ -211,26 +222,15 @@ def _in_memory(connection: Connection, level: Level) -> WordIndex | None:
 
 
 def state(connection: Connection) -> Hashable:
-    """Differs after every write to a level: FTS5's own records of its totals (1) and of its
-    segments (10), which count what was written. A transaction reads it once.
-    """
-
-    def read() -> Hashable:
-        return tuple(
-            tuple(connection.exec_driver_sql(f"SELECT block FROM {table}_data WHERE id IN (1, 10)"))
-            for table in _TABLES.values()
-        )
-
-    return seen_by(connection, "lexical state", read)
-
-
-def _rows(connection: Connection, table: str) -> Iterator[IndexedRow]:
-    rows = connection.exec_driver_sql(
-        f"SELECT id, c0, c1, c2 FROM {table}_content ORDER BY id",
-        execution_options={"stream_results": True},
+    """Differs after every write to a level. A transaction reads it once."""
+    tables = word_tables.of(connection)
+    return seen_by(
+        connection,
+        "lexical state",
+        lambda: tuple(tables.state(connection, table) for table in TABLES.values()),
     )
-    return (IndexedRow(*row) for row in rows)
 
 
 _KEPT_AS = "word indexes"
-_LEVELS = tuple(_TABLES.items())
+_LEVELS = tuple(TABLES.items())
+_MAKING = threading.Lock()  # one thread makes the levels, others wait and have them

@@ -114,7 +114,7 @@ def candidates(
             visible.read_from(t.moves, scope.access_scope),
             _may_speak_of(signals),
         )
-        .order_by(t.documents.c.title, t.moves.c.name)
+        .order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
     )
     wanted = set(signals)
     moves = []
@@ -132,7 +132,7 @@ def candidates(
 def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
     """By the stored text, because decoding the JSON of every row takes most of the query's time."""
     text = sa.cast(t.moves.c.signals, sa.Text)
-    named = (text.contains(f'"{signal}"', autoescape=True) for signal in signals)
+    named = (text.icontains(f'"{signal}"', autoescape=True) for signal in signals)
     return sa.or_(text == "[]", *named)
 
 

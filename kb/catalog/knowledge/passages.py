@@ -17,6 +17,7 @@ import structlog
 from sqlalchemy import Connection
 
 from kb.catalog import visible
+from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections, lexical
@@ -126,7 +127,7 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None
     live: dict[int, _Live | None] = dict.fromkeys(seqs)
     for part in portions(seqs):
         rows = connection.exec_driver_sql(
-            f"{_READ} AND p.seq IN ({','.join(map(str, part))})"
+            f"{driver_sql(connection, _READ)} AND p.seq IN ({','.join(map(str, part))})"
         ).all()
         ids = {row[1] for row in rows}
         languages = _scopes(connection, ids, "language")
@@ -167,7 +168,7 @@ _PLAIN = {
 # As text, because a request reads hundreds of them.
 _READ = (
     "SELECT p.access_scope, p.document_id, p.corrected, s.path, p.boxes,"
-    " (SELECT group_concat(h.hardware_id) FROM passage_hardware h WHERE h.passage_id = p.id),"
+    " (SELECT joined(h.hardware_id) FROM passage_hardware h WHERE h.passage_id = p.id),"
     f" {', '.join(_PLAIN.values())}"
     " FROM passages p JOIN documents d ON d.id = p.document_id"
     " JOIN document_versions v ON v.id = p.version_id JOIN sections s ON s.id = p.section_id"

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from kb import clock
 from kb.catalog import visible
+from kb.catalog.dialect import json_text
 from kb.catalog.engine import Catalog
 from kb.catalog.search.reviews import answer_of_now
 from kb.catalog.tables import search as t
@@ -66,7 +67,7 @@ class RunWhere:
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
         """What their rows fulfil."""
-        place = sa.func.json_extract(t.runs.c.settings, "$.problem")
+        place = json_text(t.runs.c.settings, sa.literal_column("'problem'"))
         conditions = [
             sa.or_(
                 *(
@@ -251,7 +252,9 @@ class Runs:
         cases = t.evaluation_cases
         best = sa.func.max(cases.c.speedup_low).label("best")
         first = sa.func.min(t.nodes.c.id).label("node_id")
-        same = sa.func.max(sa.cast(t.problems.c.sha256 == problem_sha256, sa.Integer)).label("same")
+        same = sa.func.max(sa.case((t.problems.c.sha256 == problem_sha256, 1), else_=0)).label(
+            "same"
+        )
         with self._catalog.read() as connection:
             rows = connection.execute(
                 sa.select(first, best, same)

@@ -13,6 +13,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import visible
+from kb.catalog.dialect import json_text
 from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
 from kb.catalog.skills.rows import SCOPE_KINDS, SkillEvent, SkillHead, SkillRow, SkillScopes
@@ -199,12 +200,12 @@ def error_words(
     connection: Connection, states: Sequence[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, str]:
     """The fixed words of the error that each debugging skill is about, by the skill's name."""
-    words = sa.func.json_extract(t.skills.c.metadata, "$.error")
+    words = json_text(t.skills.c.metadata, sa.literal_column("'error'"))
     rows = connection.execute(
         sa.select(t.skills.c.name, words).where(
             visible.in_skills(t.skills, access_scope),
             t.skills.c.state.in_(list(states)),
-            t.skills.c.transformation.startswith(MEND, autoescape=True),
+            t.skills.c.transformation.istartswith(MEND, autoescape=True),
             words.is_not(None),
         )
     )
@@ -276,10 +277,10 @@ def search(
         return []
     matches = [_holds(word) for word in words]
     matched: sa.ColumnElement[int] = sum(
-        (sa.cast(sa.or_(*places), sa.Integer) for places in matches), sa.literal(0)
+        (sa.case((sa.or_(*places), 1), else_=0) for places in matches), sa.literal(0)
     )
     in_name: sa.ColumnElement[int] = sum(
-        (sa.cast(places[0], sa.Integer) for places in matches), sa.literal(0)
+        (sa.case((places[0], 1), else_=0) for places in matches), sa.literal(0)
     )
     score = (matched * NAME_WEIGHT + in_name).label("score")
     scope = narrowing.get("access_scope", ALL_ACCESS)
@@ -289,14 +290,14 @@ def search(
 
 
 def _holds(word: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Name first. SQLite's LIKE ignores the case of ASCII letters."""
+    """Name first."""
     named = t.skill_scopes.alias()
     return (
-        sa.func.replace(t.skills.c.name, "-", " ").contains(word, autoescape=True),
-        t.skills.c.description.contains(word, autoescape=True),
+        sa.func.replace(t.skills.c.name, "-", " ").icontains(word, autoescape=True),
+        t.skills.c.description.icontains(word, autoescape=True),
         t.skills.c.id.in_(
             sa.select(named.c.skill_id).where(
-                named.c.kind.in_(("op", "signal")), named.c.value.contains(word, autoescape=True)
+                named.c.kind.in_(("op", "signal")), named.c.value.icontains(word, autoescape=True)
             )
         ),
     )
@@ -355,7 +356,7 @@ def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes
     pair = t.skill_scopes.c.kind.concat(_IS).concat(t.skill_scopes.c.value)
     for part in portions(list(ids)):
         rows = connection.execute(
-            sa.select(t.skill_scopes.c.skill_id, sa.func.group_concat(pair, _NEXT))
+            sa.select(t.skill_scopes.c.skill_id, sa.func.aggregate_strings(pair, _NEXT))
             .where(t.skill_scopes.c.skill_id.in_(part))
             .group_by(t.skill_scopes.c.skill_id)
         ).all()  # fetched at once: listing thousands is a tenth faster

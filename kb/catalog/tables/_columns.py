@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import JSON, Column, ForeignKey, MetaData, String, text
+from sqlalchemy import Column, ForeignKey, MetaData, String, text
+
+from kb.catalog.dialect import Json
 
 metadata = MetaData(
     naming_convention={
@@ -42,5 +44,5 @@ def scope() -> Column[str]:
 def json(name: str, *, nullable: bool = False, default: str = "{}") -> Column[Any]:
     """A structured value; `default` is the JSON text that a row gets without one."""
     if nullable:
-        return Column(name, JSON, nullable=True)
-    return Column(name, JSON, nullable=False, server_default=text(f"'{default}'"))
+        return Column(name, Json, nullable=True)
+    return Column(name, Json, nullable=False, server_default=text(f"'{default}'"))

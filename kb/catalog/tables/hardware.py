@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, Integer, String, Table, Text, UniqueConstraint
+from sqlalchemy import Column, Float, Index, String, Table, Text, UniqueConstraint
 
+from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
 hardware = Table(

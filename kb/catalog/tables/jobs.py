@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from sqlalchemy import Boolean, Column, Index, Integer, String, Table, false, text
+from sqlalchemy import Boolean, Column, Index, String, Table, false, text
 
+from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, scope, when
 
 jobs = Table(

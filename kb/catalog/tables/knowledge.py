@@ -12,16 +12,17 @@ from sqlalchemy import (
     Column,
     ForeignKey,
     Index,
-    Integer,
     LargeBinary,
     PrimaryKeyConstraint,
     String,
     Table,
     Text,
     UniqueConstraint,
+    false,
     text,
 )
 
+from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
 documents = Table(
@@ -107,9 +108,9 @@ passages = Table(
     Column("page_index", Integer, nullable=True),
     Column("page_label", String, nullable=True),
     Column("prose", Integer, nullable=False),  # function words, per mille; less: a reference
-    Column("corrected", Boolean, nullable=False, server_default=text("0")),
+    Column("corrected", Boolean, nullable=False, server_default=false()),
     # of the current version of a live document; kept equal to the lexical index's rows
-    Column("active", Boolean, nullable=False, server_default=text("0")),
+    Column("active", Boolean, nullable=False, server_default=false()),
     scope(),
     Index(None, "version_id", "ordinal"),
 )
@@ -222,8 +223,8 @@ symbols = Table(
     Column("language", String, nullable=False),
     json("hardware", default="[]"),
     json("card"),  # signature, operands, meaning, limits, example, further
-    Column("corrected", Boolean, nullable=False, server_default=text("0")),
-    Column("active", Boolean, nullable=False, server_default=text("0")),
+    Column("corrected", Boolean, nullable=False, server_default=false()),
+    Column("active", Boolean, nullable=False, server_default=false()),
     scope(),
     Column("origin", String, nullable=False, server_default=text("'structure'")),  # | model NAME
     # accepted | proposed | rejected
@@ -250,8 +251,8 @@ samples = Table(
     Column("code_sha256", String, nullable=False, index=True),
     Column("status", String, nullable=False),  # untried | refused | compiles | runs | right
     Column("evidence", String, nullable=False),
-    Column("corrected", Boolean, nullable=False, server_default=text("0")),
-    Column("active", Boolean, nullable=False, server_default=text("0")),
+    Column("corrected", Boolean, nullable=False, server_default=false()),
+    Column("active", Boolean, nullable=False, server_default=false()),
     when(),
     scope(),
 )

@@ -11,13 +11,13 @@ from sqlalchemy import (
     Column,
     Float,
     Index,
-    Integer,
     String,
     Table,
     UniqueConstraint,
     text,
 )
 
+from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
 problems = Table(

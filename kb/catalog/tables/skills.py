@@ -8,7 +8,6 @@ from sqlalchemy import (
     Column,
     Float,
     Index,
-    Integer,
     PrimaryKeyConstraint,
     String,
     Table,
@@ -17,6 +16,7 @@ from sqlalchemy import (
     text,
 )
 
+from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, ref, scope, when
 
 retrievals = Table(

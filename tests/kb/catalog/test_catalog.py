@@ -122,11 +122,12 @@ def test_scopes_widen_upwards_only(store: Store) -> None:
 def test_a_hardware_stored_in_another_layout_is_unchanged(store: Store) -> None:
     spec = store.registry.get("h100")
     with store.catalog.write() as connection:
-        connection.exec_driver_sql("UPDATE hardware SET spec = '# by hand' || char(10) || spec")
+        connection.exec_driver_sql("UPDATE hardware SET spec = '# by hand\n' || spec")
     assert store.registry.put(spec, "builtin") == "unchanged"
     assert store.registry.put(replace(spec, summary="Another."), "builtin") == "updated"
 
 
+@pytest.mark.embedded
 def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_path: Path) -> None:
     """Closing any descriptor of the file drops them all (POSIX), and another process would take
     the catalog for its own while it is in use here.

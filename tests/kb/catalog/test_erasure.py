@@ -35,6 +35,7 @@ def chroma(store: Store) -> Iterator[ChromaIndex]:
     index.close()
 
 
+@pytest.mark.embedded
 def test_deleted_text_is_in_no_file(store: Store, chroma: ChromaIndex) -> None:
     kept = store.ingest("kept.md", KEPT, hardware=("h100",))
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
@@ -65,6 +66,7 @@ def test_what_a_killed_process_left_is_erased_by_the_next(store: Store) -> None:
     assert files_with(store.data_dir, WORD[1:]) == []
 
 
+@pytest.mark.embedded
 def test_a_reader_that_still_needs_the_log_delays_it(store: Store) -> None:
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     reader = open_catalog(store.data_dir)

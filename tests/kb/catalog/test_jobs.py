@@ -144,7 +144,7 @@ def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
     jobs: Jobs, catalog: Catalog, hours: int
 ) -> None:
     """After a jump back a lease ends in an hour, after one forward it ended an hour ago."""
-    data_dir = catalog.path.parent
+    data_dir = catalog.data_dir
     living_job, dead_job = queued(jobs, catalog, "doc_1"), queued(jobs, catalog, "doc_2")
     with living(data_dir, "w1"):
         for owner in ("w1", "w2"):

@@ -64,7 +64,7 @@ def test_each_transaction_gets_what_it_sees(catalog: Catalog) -> None:
 
 def test_another_process_changes_what_is_kept(catalog: Catalog) -> None:
     assert values(catalog, "a")[0] == {"a": "a at 0"}
-    other = open_catalog(catalog.path.parent)
+    other = open_catalog(catalog.data_dir)
     bump(other)
     other.close()
     assert values(catalog, "a") == ({"a": "a at 1"}, ["a"])

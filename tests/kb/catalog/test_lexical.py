@@ -14,6 +14,7 @@ from kb.catalog.knowledge.lexical import LexicalRow, row_scope
 from kb.catalog.meta import bump_revision
 from kb.scope import AccessScope, ScopeFilter
 from kb.tokens import shadow, tokenize
+from tests import postgresql
 
 TEXTS = {
     1: "cp.async.bulk copies a tile from global to shared memory",
@@ -181,7 +182,8 @@ def test_in_memory_the_same_rows_come_in_the_same_order(catalog: Catalog) -> Non
         bump_revision(connection)
     by_sql = answers(catalog)
     assert sum(map(len, by_sql)) > 2_000
-    assert keep(catalog) and not keep(catalog)
+    assert keep(catalog) or postgresql.EVERYWHERE  # there the first search has made it
+    assert not keep(catalog)
     assert answers(catalog) == by_sql
 
 
@@ -193,7 +195,7 @@ def test_what_changes_is_never_answered_from_memory(catalog: Catalog) -> None:
         lexical.insert(connection, "passage", [LexicalRow(1, scope, "", "spill tile")])
         bump_revision(connection)
     assert keep(catalog) and ask(catalog, "spill") == [1]
-    other = open_catalog(catalog.path.parent)
+    other = open_catalog(catalog.data_dir)
     with other.write() as connection:
         lexical.delete(connection, "passage", [1])
         lexical.insert(connection, "passage", [LexicalRow(1, scope, "", "stall tile")])
@@ -201,7 +203,7 @@ def test_what_changes_is_never_answered_from_memory(catalog: Catalog) -> None:
         bump_revision(connection)
     other.close()
     assert ask(catalog, "spill") == [] and ask(catalog, "stall") == [1]
-    assert keep(catalog)
+    assert keep(catalog) or postgresql.EVERYWHERE
     assert ask(catalog, "spill") == [] and ask(catalog, "stall") == [1]
 
 

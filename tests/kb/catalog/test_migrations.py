@@ -59,12 +59,14 @@ def older_catalog(data_dir: Path, revision: str) -> None:
     connection.close()
 
 
+@pytest.mark.embedded
 def test_a_new_catalog_equals_the_metadata(first_start: Catalog) -> None:
     with first_start.read() as connection:
         context = MigrationContext.configure(connection, opts={"include_object": _ours})
         assert compare_metadata(context, metadata) == []
 
 
+@pytest.mark.embedded
 def test_a_catalog_of_the_last_migration_before_the_first_release_is_up_to_date(
     first_start: Catalog, tmp_path: Path
 ) -> None:
@@ -76,6 +78,7 @@ def test_a_catalog_of_the_last_migration_before_the_first_release_is_up_to_date(
 
 
 @pytest.mark.parametrize("revision", ["0001", "0007"])
+@pytest.mark.embedded
 def test_a_catalog_older_than_the_first_release_is_refused(data_dir: Path, revision: str) -> None:
     older_catalog(data_dir, revision)
     with pytest.raises(StoreError, match="older than the first release") as refused:
@@ -87,6 +90,7 @@ def test_a_catalog_older_than_the_first_release_is_refused(data_dir: Path, revis
     after.close()
 
 
+@pytest.mark.embedded
 def test_the_first_migration_goes_back_and_forth(first_start: Catalog) -> None:
     before = schema(first_start)
     (folder,) = kb.catalog.migrations.__path__
@@ -102,13 +106,14 @@ def test_the_first_migration_goes_back_and_forth(first_start: Catalog) -> None:
     assert schema(first_start) == before
 
 
+@pytest.mark.embedded
 def test_opening_again_does_not_load_alembic(catalog: Catalog) -> None:
     script = (
         "import sys; from pathlib import Path; from kb.catalog import open_catalog;"
         "open_catalog(Path(sys.argv[1])); print('alembic' in sys.modules)"
     )
     ran = subprocess.run(
-        [sys.executable, "-c", script, str(catalog.path.parent)],
+        [sys.executable, "-c", script, str(catalog.data_dir)],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -137,10 +142,11 @@ def test_a_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
     with catalog.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     with pytest.raises(StoreError, match="newer Kernlore") as refused:
-        open_catalog(catalog.path.parent)
+        open_catalog(catalog.data_dir)
     assert "Upgrade" in refused.value.hint
 
 
+@pytest.mark.embedded
 def test_a_file_that_is_no_catalog_is_refused(data_dir: Path) -> None:
     data_dir.mkdir()
     (data_dir / "catalog.sqlite").write_bytes(b"not a database " * 500)

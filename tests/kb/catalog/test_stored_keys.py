@@ -82,7 +82,7 @@ def test_impossible_keys_are_refused(
 
 
 def test_the_audit_log_is_lines_that_any_tool_reads(catalog: Catalog) -> None:
-    log = AuditLog(catalog.path.parent)
+    log = AuditLog(catalog.data_dir)
     assert log.read() == []
     log.append(Entry("key_1", "DELETE /documents", "200", ("doc_1", "x" * 500)))
     with log.path.open("a") as file:

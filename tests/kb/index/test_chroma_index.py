@@ -18,6 +18,7 @@ from kb.catalog.knowledge import embeddings, versions
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import LocalEmbedder, Vectors
 from kb.index.chroma import ChromaIndex
+from tests.catalogs import copy_data_dir
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -66,7 +67,7 @@ def filled(filled_folder: Path, data_dir: Path, make_store: Callable[[Path], Sto
         index = opened(first)
         index.open_or_rebuild()
         index.close()
-    shutil.copytree(filled_folder, data_dir)
+    copy_data_dir(filled_folder, data_dir)
     return make_store(data_dir)
 
 

@@ -11,6 +11,8 @@ from typing import Any
 import sqlalchemy as sa
 from alembic import op
 
+from kb.catalog import dialect
+
 revision = "0008"
 down_revision = None
 branch_labels = None
@@ -25,13 +27,10 @@ def upgrade() -> None:
     _create_jobs()
     _create_skills()
     _create_searches()
-    # Shadow text is [a-z0-9_] tokens (kb.tokens): the engine's own tokenizer only splits at spaces.
+    dialect.create_marks(op.get_bind())
+    dialect.mark_writes(op.get_bind(), "embeddings")
     for table in LEXICAL_TABLES:
-        op.execute(
-            f"CREATE VIRTUAL TABLE {table} USING fts5("
-            "scope, heading, body, detail = full, "
-            "tokenize = \"unicode61 remove_diacritics 0 tokenchars '_'\")"
-        )
+        dialect.create_word_table(op.get_bind(), table)
 
 
 def downgrade() -> None:
@@ -143,7 +142,7 @@ def _create_documents() -> None:
         _column("page_index", sa.Integer, nullable=True),
         _text("page_label", nullable=True),
         _column("prose", sa.Integer),
-        *_columns(sa.Boolean, "corrected", "active", server_default=sa.text("0")),
+        *_columns(sa.Boolean, "corrected", "active", server_default=sa.false()),
         _scope(),
         sa.Index(None, "version_id", "ordinal"),
     )

@@ -64,7 +64,7 @@ def _json(name: str, default: str) -> sa.Column[Any]:
 def _flags() -> list[sa.Column[Any]]:
     """Whether a person corrected the row, whether it is current, and who may read it."""
     flags = [
-        sa.Column(name, sa.Boolean, nullable=False, server_default=sa.text("0"))
+        sa.Column(name, sa.Boolean, nullable=False, server_default=sa.false())
         for name in ("corrected", "active")
     ]
     scope = sa.Column("access_scope", sa.String, nullable=False, server_default=sa.text("'all'"))

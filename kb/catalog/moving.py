@@ -1,0 +1,106 @@
+"""Moves everything that a catalog holds into an empty one, of either kind of database.
+
+Values are copied as they are stored, JSON as text, and rows in the order in which they were
+written, so that answers are the same. Files are no part of a catalog: blobs stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog import dialect, meta
+from kb.catalog.engine import Catalog
+from kb.catalog.knowledge import lexical
+from kb.catalog.tables import metadata
+from kb.errors import Conflict, StoreError
+
+BATCH = 500  # rows; a vector has 1.5 KB
+Progress = Callable[[str], None]
+
+
+def copy_catalog(
+    source: Catalog, target: Catalog, progress: Progress = lambda _: None
+) -> dict[str, int]:
+    """Copy every row, all of them or none; how many, by table. `progress` is told each table.
+
+    What is written to the source meanwhile is not in the copy. Raises Conflict where the target has
+    any row, StoreError where it has others than the source in the end.
+    """
+    with source.read() as reading, target.write() as writing:
+        _refuse_rows(writing, target)
+        counts: dict[str, int] = {}
+        for table in metadata.sorted_tables:
+            counts[table.name] = _copy_table(reading, writing, _plain(table))
+            _verify(writing, table.name, counts[table.name])
+            progress(f"{table.name}: {counts[table.name]:,} rows")
+        for level, name in lexical.TABLES.items():
+            rows = lexical.rows(reading, level)
+            for batch in _batches(rows):
+                lexical.insert(writing, level, batch)
+            counts[name] = lexical.count(reading, level)
+            _verify(writing, name, counts[name])
+            progress(f"{name}: {counts[name]:,} rows")
+        if meta.revision(writing) != meta.revision(reading):
+            raise StoreError(f"{target.name} is not at the revision of {source.name}")
+    return counts
+
+
+def _refuse_rows(connection: Connection, target: Catalog) -> None:
+    for name in (*(table.name for table in metadata.sorted_tables), *lexical.TABLES.values()):
+        if count := _count(connection, name):
+            raise Conflict(
+                f"{target.name} is not empty: it has {count:,} rows of {name}",
+                hint="Give a new database or a new folder; nothing is added to a catalog that is"
+                " in use.",
+            )
+
+
+def _plain(table: sa.Table) -> sa.Table:
+    """The table with the stored text of its JSON, of which reading and writing would make another:
+    no value and JSON's null are both None in Python.
+    """
+    columns = (
+        sa.Column(column.name, sa.Text() if isinstance(column.type, dialect.Json) else column.type)
+        for column in table.columns
+    )
+    return sa.Table(table.name, sa.MetaData(), *columns)
+
+
+def _copy_table(reading: Connection, writing: Connection, table: sa.Table) -> int:
+    rows = reading.execute(
+        sa.select(table).order_by(dialect.as_written(reading)),
+        execution_options={"stream_results": True, "yield_per": BATCH},
+    )
+    copied = 0
+    for batch in _batches(rows.mappings()):
+        writing.execute(table.insert(), [dict(row) for row in batch])
+        copied += len(batch)
+    if "seq" in table.columns:
+        dialect.follow(writing, table.c.seq)
+    return copied
+
+
+def _verify(connection: Connection, name: str, copied: int) -> None:
+    count = _count(connection, name)
+    if count != copied:
+        raise StoreError(
+            f"{copied:,} rows of {name} were copied, and {count:,} are there",
+            hint="Nothing was kept. Report this as a defect of Kernlore.",
+        )
+
+
+def _count(connection: Connection, name: str) -> int:
+    return int(
+        connection.execute(sa.select(sa.func.count()).select_from(sa.table(name))).scalar_one()
+    )
+
+
+def _batches(rows: Iterable[Any]) -> Iterator[list[Any]]:
+    iterator = iter(rows)
+    while batch := list(islice(iterator, BATCH)):
+        yield batch
