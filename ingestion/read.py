@@ -99,8 +99,8 @@ def read_document(
     tagger: Tagger,
     hardware: Sequence[str],
     registry: Mapping[str, HardwareSpec],
-    *,
     languages: Sequence[str] = (),
+    *,
     with_facts: bool = True,
 ) -> ReadDocument:
     """What a parsed document yields. `hardware` are the ids that it is about, empty for no hardware

@@ -272,14 +272,9 @@ class Worker:
         hardware = sorted(version.declared["hardware"])
         parsed, specs = self._parse(version), parts.registry.all()
         builtin = version.origin == "builtin"  # their facts are in hardware.toml, with sources
+        spoken = version.declared["languages"]
         read = read_document(
-            parsed,
-            parts.embedder,
-            parts.tagger,
-            hardware,
-            specs,
-            languages=version.declared["languages"],
-            with_facts=not builtin,
+            parsed, parts.embedder, parts.tagger, hardware, specs, spoken, with_facts=not builtin
         )
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
