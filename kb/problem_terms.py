@@ -68,8 +68,16 @@ def op_family(op: str) -> str:
     return problem_terms().ops.get(known, known)
 
 
-def words_of(op: str) -> str:
-    """In which words guides speak of an operator: its own name, then those of its family."""
+def guide_words(op: str) -> str:
+    """In which words guides speak of an operator: its own name, then those of its family; empty for
+    `unknown`.
+    """
+    if op == "unknown":
+        return ""
     known, terms = canonical_op(op), problem_terms()
-    family = "backward" if known.endswith("_backward") else op_family(op)
-    return " ".join(filter(None, (known.replace("_", " "), terms.families.get(family))))
+    family, backward = op_family(op.removesuffix("_backward")), op.endswith("_backward")
+    if backward and family in ("softmax", "norm"):
+        family = "backward"
+    named = op.replace("_", " ")
+    own = known.replace("_", " ")
+    return " ".join(dict.fromkeys(filter(None, (named, own, terms.families.get(family)))))

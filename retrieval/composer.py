@@ -49,9 +49,9 @@ from retrieval.target_context import (
     language_documents,
     of_language,
     own_scope,
-    own_symbols,
     target_blocks,
     texts_of,
+    usable_symbols,
 )
 
 LOG_SHARE = 0.6  # of the block of errors; the rest is for the cards of their codes
@@ -184,10 +184,10 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
     }
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
-    if cards:
-        offers["symbols"] = partial(_names, material, cards, unknown)
-    elif task == "write" and target is None:
+    if task == "write" and target is None:
         offers["symbols"] = partial(_vocabulary, connection, material)
+    elif cards:
+        offers["symbols"] = partial(_names, material, cards, unknown)
     context = pack(
         verdict=material.verdict,
         hardware=material.hardware,
@@ -242,7 +242,7 @@ def _cards(connection: Connection, material: Material) -> list[Symbol]:
     access = material.scope.access_scope
     return material.remember(
         ("cards", material.lineage, request.language, access),
-        lambda: own_symbols(connection, material.lineage, request.language, access),
+        lambda: usable_symbols(connection, material.lineage, request.language, access),
     )
 
 
@@ -359,7 +359,7 @@ def _vocabulary(
     access = material.scope.access_scope
     cards = material.remember(
         ("cards", material.lineage, request.language, access),
-        lambda: own_symbols(connection, material.lineage, request.language, access),
+        lambda: usable_symbols(connection, material.lineage, request.language, access),
     )
     named = [c for c in cards if c.kind != "error" and c.language == request.language]
     counts = Counter(card.document_id for card in named)

@@ -65,7 +65,7 @@ class KnowledgeBase:
 
     @cached_property
     def index(self) -> VectorIndex:
-        """Exact search over the catalog's vectors; the service replaces it by Chroma."""
+        """Exact search over the catalog's vectors; the service has one of its own."""
         return ExactIndex(self.catalog, self.embedder.fingerprint)
 
     @cached_property

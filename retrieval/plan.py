@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
 
-from kb.problem_terms import words_of
+from kb.problem_terms import guide_words
 from kb.tokens import tokenize
 from retrieval.diagnose.log_lines import query_lines
 from retrieval.diagnose.metrics import MetricRegistry
@@ -154,12 +154,17 @@ def other_names(tokens: Collection[str]) -> tuple[str, ...]:
     return tuple(islice(fresh, MAX_OTHER_NAMES))
 
 
-def writing_plan(language: str | None, op: str, registry: MetricRegistry) -> Plan:
-    """What to look for before there is a kernel: how such an operator is computed, and how kernels
-    are written in the language.
+def writing_words(language: str | None, op: str) -> str:
+    """What to look for before there is a kernel in a language that no model has seen."""
+    return " ".join(filter(None, ("write a", language, "kernel", op.replace("_", " "))))
+
+
+def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
+    """What to look for before there is a kernel in a language that models know: how such an
+    operator is computed, and how kernels are written in the language.
     """
     about_op, about_language = (
         make_plan(query=query, log=None, metrics={}, registry=registry, signals=(), op=None)
-        for query in (words_of(op), WRITING.format(language=language or ""))
+        for query in (guide_words(op), WRITING.format(language=language))
     )
-    return replace(about_op, also=about_language)
+    return about_language if about_op.empty else replace(about_op, also=about_language)

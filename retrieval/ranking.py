@@ -161,14 +161,16 @@ def rank(
 
 
 def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
-    """Several rankings as one, in turns: the best of each, then the second of each. The score of
-    the n-th of its ranking is 1 / n: scores of different questions cannot be compared.
+    """Several rankings as one, in turns: the best of each, then the second of each. The scores of
+    different questions cannot be compared, so a passage's tells its place: 1 for the first, half of
+    that for the hundredth.
     """
     best: dict[int, Ranked] = {}
     for ranked in rankings:
-        for place, entry in enumerate(ranked, 1):
-            if entry.seq not in best or best[entry.seq].score < 1 / place:
-                best[entry.seq] = entry._replace(score=1 / place)
+        for place, entry in enumerate(ranked):
+            score = 1 / (1 + 0.01 * place)
+            if entry.seq not in best or best[entry.seq].score < score:
+                best[entry.seq] = entry._replace(score=score)
     return sorted(best.values(), key=lambda entry: -entry.score)  # stable: the first ranking first
 
 

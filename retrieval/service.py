@@ -46,14 +46,14 @@ from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
-from retrieval.plan import Plan, make_plan, writing_plan
+from retrieval.plan import Plan, make_plan, writing_plan, writing_words
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
-from retrieval.target_context import own_symbols
+from retrieval.target_context import usable_symbols
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
@@ -269,11 +269,13 @@ class Retriever:
 
     def _plan(self, request: RetrieveRequest, conclusion: Conclusion) -> Plan:
         happened = conclusion.verdict.signal_ids or request.log or request.metrics
-        writes = request.task in (None, "write") and not request.query and not happened
-        if writes and request.op:
-            return writing_plan(request.language, request.op, load_metrics())
+        words = request.query
+        if request.op and request.task in (None, "write") and not words and not happened:
+            if request.language and self._layout.is_known(request.language):
+                return writing_plan(request.language, request.op, load_metrics())
+            words = writing_words(request.language, request.op)
         return make_plan(
-            query=request.query,
+            query=words,
             log=request.log,
             metrics=request.metrics or {},
             registry=load_metrics(),
@@ -320,7 +322,7 @@ class Retriever:
         access = request.access_scope
         return self._remembered(connection)(
             ("cards", scope.lineage, request.language, access),
-            lambda: own_symbols(connection, scope.lineage, request.language, access),
+            lambda: usable_symbols(connection, scope.lineage, request.language, access),
         )
 
     def _search(self, connection: Connection, query: str, scope: ScopeFilter) -> list[Ranked]:

@@ -272,17 +272,22 @@ def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
 def own_symbols(
     connection: Connection, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
-    """The cards of a lineage that may be of this language, and those of the language that are about
-    no chip.
+    """The cards of a lineage that may be of this language."""
+    cards = symbol_rows.listed(connection, lineage, access_scope=access_scope)
+    return [card for card in cards if load_layout().may_be(card.language, language)]
+
+
+def usable_symbols(
+    connection: Connection, lineage: Sequence[str], language: str | None, access_scope: AccessScope
+) -> list[Symbol]:
+    """What a kernel in this language may name: cards of the language that are about no chip, then
+    those of the lineage, which say more of a name that both have.
     """
-    cards = symbol_rows.listed(connection, access_scope=access_scope)
-    places = set(lineage)
-    return [
-        card
-        for card in cards
-        if (places & set(card.hardware) and load_layout().may_be(card.language, language))
-        or (not card.hardware and language is not None and card.language == language)
-    ]
+    own = own_symbols(connection, lineage, language, access_scope)
+    if language is None or not load_layout().is_known(language):
+        return own
+    every = symbol_rows.listed(connection, access_scope=access_scope)
+    return [*(card for card in every if not card.hardware and card.language == language), *own]
 
 
 def _tokens(blocks: Sequence[Block]) -> int:

@@ -143,7 +143,7 @@ def report(folder: Path) -> list[str]:
 
 def _summary(on: dict[str, Row], off: dict[str, Row]) -> str:
     both = sorted(on.keys() & off.keys())
-    first = [sum(a[p].drafts[0] in RIGHT for p in both) for a in (on, off)]
+    first = [sum(any(v in RIGHT for v in a[p].drafts[:1]) for p in both) for a in (on, off)]
     tokens = [mean(a[p].tokens for p in both) for a in (on, off)]
     return (
         f"Gain with knowledge over gain without: {ratio([(on[p].gain, off[p].gain) for p in both])}"

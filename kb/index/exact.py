@@ -82,8 +82,10 @@ def nearest(groups: Iterable[tuple[NDArray[np.int64], Vector]], limit: int) -> d
 def _largest(
     numbers: NDArray[np.int64], cosines: Vector, limit: int
 ) -> tuple[NDArray[np.int64], Vector]:
-    """Those of a group that may be among the best; of equal ones all."""
+    """Those of a group that may be among the best; of equal ones, which differ in the last bit of a
+    product, all.
+    """
     if len(cosines) <= limit:
         return numbers, cosines
-    near = cosines >= np.partition(cosines, -limit)[-limit]
+    near = cosines >= np.partition(cosines, -limit)[-limit] - 1e-5
     return numbers[near], cosines[near]

@@ -8,12 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from kb.scope import ALL_ACCESS
 from retrieval.answer import Answer
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.plan import writing_plan
 from retrieval.ranking import Ranked, mixed
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
+from retrieval.target_context import usable_symbols
 from tests.conftest import Store
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -128,12 +130,26 @@ def test_rankings_of_two_questions_take_turns() -> None:
 
     both = mixed(ranked(1, 2, 3, best=0.1), ranked(9, 2, 8, 1, best=7.0))
     assert [entry.seq for entry in both] == [1, 9, 2, 3, 8]
-    assert [entry.score for entry in both[:3]] == [1.0, 1.0, 0.5]
+    assert both[0].score == both[1].score == 1.0 > both[2].score > 0.95
 
 
 def test_an_operator_is_looked_for_in_the_words_of_guides() -> None:
     plan = writing_plan("triton", "instance_norm", load_metrics())
     assert {"mean", "varianc"} <= set(plan.words[0].tokens)
     assert plan.also is not None and "triton" in plan.also.words[0].tokens
-    unknown = writing_plan(None, "frobnicate", load_metrics())
-    assert unknown.words[0].tokens == ("frobnic",)
+    strange = writing_plan("triton", "frobnicate", load_metrics())
+    assert strange.words[0].tokens == ("frobnic",)
+    unknown = writing_plan("triton", "unknown", load_metrics())
+    assert unknown.also is None and "triton" in unknown.words[0].tokens
+
+
+def test_as_many_excerpts_are_given_as_are_asked_for(retriever: Retriever) -> None:
+    assert len(written(retriever, k=4).excerpts) == 4
+
+
+def test_names_of_the_language_are_for_that_language_alone(retriever: Retriever) -> None:
+    with retriever._catalog.read() as connection:
+        usable = usable_symbols(connection, ("h100",), "triton", ALL_ACCESS)
+        assert {card.name for card in usable} >= {"tl.load", "tl.trans"}
+        assert usable_symbols(connection, ("h100",), None, ALL_ACCESS) == []
+        assert usable_symbols(connection, ("h100",), "own_language", ALL_ACCESS) == []

@@ -27,6 +27,11 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
+def scalar_dtype(value: Any) -> torch.dtype | None:
+    """That of a tensor for a Python number; None for what has one."""
+    return torch.float64 if isinstance(value, float) else None
+
+
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Every generator that a problem file may draw from starts at `seed`, and is restored

@@ -168,7 +168,7 @@ _CALLS = {
     "elementwise": "relu ReLU gelu GELU sigmoid Sigmoid tanh Tanh silu SiLU exp elu ELU selu "
     "softplus hardtanh leaky_relu LeakyReLU clamp mul add + * - /",
 }
-_PRODUCTS = ("@", "matmul", "bmm", "einsum", "baddbmm")
+_PRODUCTS = ("@", "matmul", "mm", "bmm", "einsum", "baddbmm")
 _OPERATORS = {ast.MatMult: "@", ast.Add: "+", ast.Mult: "*", ast.Sub: "-", ast.Div: "/"}
 
 
@@ -179,12 +179,39 @@ def guess_op(source: str) -> str:
     model = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == "Model"]
     for scope in (*model, tree):
         called = _called(scope)
-        if sum(called[name] for name in _PRODUCTS) > 1 and called["softmax"]:
+        if sum(called[name] for name in _PRODUCTS) > 1 and _weighs_by_softmax(scope):
             return "attention"  # written out
         for op, names in _CALLS.items():
             if any(called[name] for name in names.split()):
                 return op
     return "unknown"
+
+
+def _weighs_by_softmax(scope: ast.AST) -> bool:
+    """Whether a product has a softmax among its factors, or a name that stands for one."""
+    weights = {
+        target.id
+        for node in ast.walk(scope)
+        if isinstance(node, ast.Assign) and _called(node.value)["softmax"]
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    for node in ast.walk(scope):
+        factors: list[ast.expr] = []
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.MatMult):
+            factors = [node.left, node.right]
+        elif isinstance(node, ast.Call) and _name_of(node.func) in _PRODUCTS:
+            factors = list(node.args)
+        named = {factor.id for factor in factors if isinstance(factor, ast.Name)}
+        if named & weights or any(_called(factor)["softmax"] for factor in factors):
+            return True
+    return False
+
+
+def _name_of(function: ast.expr) -> str:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else ""
 
 
 def _called(scope: ast.AST) -> Counter[str]:
@@ -193,9 +220,5 @@ def _called(scope: ast.AST) -> Counter[str]:
         if isinstance(node, ast.BinOp):
             names[_OPERATORS.get(type(node.op), "")] += 1
         if isinstance(node, ast.Call):
-            called = node.func
-            if isinstance(called, ast.Attribute):
-                names[called.attr] += 1
-            elif isinstance(called, ast.Name):
-                names[called.id] += 1
+            names[_name_of(node.func)] += 1
     return names

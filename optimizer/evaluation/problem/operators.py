@@ -39,7 +39,7 @@ LAYOUT = frozenset(
 
 ALLOCATION = ("empty", "new_empty", "zeros", "new_zeros", "ones", "full", "arange", "scalar_tensor")
 ATTENTION = "scaled_dot_product_attention"
-COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh")
+COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh", "set_")
 
 
 def counted_flops(run: Callable[[], Any]) -> int:

@@ -33,6 +33,7 @@ from optimizer.evaluation.problem.input_values import (
     distributed,
     lively,
     replaceable,
+    scalar_dtype,
     seeded,
 )
 from optimizer.evaluation.problem.operators import counted_flops, formula_value
@@ -58,8 +59,7 @@ class Banks(NamedTuple):
 
 def open_case(problem: Problem, case: Case, elsewhere: bool = False) -> OpenCase:
     """Import the problem file with this case's constants. Raises InvalidRequest for whatever is
-    wrong with the file. `elsewhere`: it runs on another machine, so no array is made here where
-    shapes tell enough."""
+    wrong with it. `elsewhere`: it runs on another machine; shapes are enough where they tell."""
     return OpenCase(problem, case, elsewhere)
 
 
@@ -192,8 +192,7 @@ class OpenCase:
 
     def _input(self, value: Any, seed: int, fixed: bool) -> torch.Tensor:
         if not isinstance(value, torch.Tensor):
-            kind = torch.float64 if isinstance(value, float) else None
-            return torch.tensor(value, dtype=kind)
+            return torch.tensor(value, dtype=scalar_dtype(value))
         value = value.detach().cpu()
         if value.is_floating_point():
             dtype = self._dtype or value.dtype
@@ -334,20 +333,21 @@ class OpenCase:
         """The signature from shapes and dtypes alone."""
         with FakeTensorMode(allow_non_fake_inputs=True):
             inputs, state, forward = self.imagine()
-            tensors = [torch.as_tensor(value) for value in inputs]
+            tensors = [torch.as_tensor(v, dtype=scalar_dtype(v)) for v in inputs]
             return self._signature_of(tensors, state, self._outputs(forward()))
 
     def imagine(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
         """Inputs, weights and the reference's run; to be called where tensors have no memory."""
         values, model = self._values(0), self._build(0)
         inputs = [cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
-        state = {name: cast(value, self._dtype) for name, value in model.state_dict().items()}
+        every = {**dict(model.named_buffers()), **model.state_dict()}
+        arrays = {name: cast(value, self._dtype) for name, value in every.items()}
 
         def forward() -> Any:
             with running(self.problem, "Model.forward"), torch.no_grad():
-                return torch.func.functional_call(model, state, tuple(inputs))
+                return torch.func.functional_call(model, arrays, tuple(inputs))
 
-        return inputs, state, forward
+        return inputs, {name: arrays[name] for name in model.state_dict()}, forward
 
     def _signature_of(
         self,

@@ -7,6 +7,7 @@ needs. `launch` is what `python session.zip` runs there.
 from __future__ import annotations
 
 import json
+import os
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -96,16 +97,19 @@ def write_session(
             *(run.as_json() for run in drafted),
         ],
     }
-    unfinished = path.with_name(f".{path.name}.part")
-    with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
-        packed.writestr("__main__.py", _MAIN)
-        packed.writestr(SESSION, json.dumps(session))
-        for source in _sources():
-            packed.write(source, source.relative_to(ROOT))
-        used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
-        for problem in used.values():
-            _add_problem(packed, problem)
-    unfinished.replace(path)
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
+            packed.writestr("__main__.py", _MAIN)
+            packed.writestr(SESSION, json.dumps(session))
+            for source in _sources():
+                packed.write(source, source.relative_to(ROOT))
+            used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
+            for problem in used.values():
+                _add_problem(packed, problem)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
     return path
 
 

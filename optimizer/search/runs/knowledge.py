@@ -8,7 +8,7 @@ from typing import Any
 
 from kb.catalog import skills as rows
 from kb.hardware.checks import Problems
-from kb.problem_terms import words_of
+from kb.problem_terms import guide_words
 from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import (
     Excerpt,
@@ -134,7 +134,7 @@ def _request(query: Query) -> RetrieveRequest:
 
 def _words(query: Query) -> str:
     """What to look for where nothing is known to be wrong."""
-    return " ".join(filter(None, ("faster", words_of(query.op), query.language, "kernel")))
+    return " ".join(filter(None, ("faster", guide_words(query.op), query.language, "kernel")))
 
 
 def _move(move: AnsweredMove) -> Move:

@@ -33,8 +33,8 @@ from retrieval.target_context import (
     Target,
     language_documents,
     of_language,
-    own_symbols,
     texts_of,
+    usable_symbols,
 )
 
 SYMBOLS = 6  # of one look-up
@@ -65,7 +65,7 @@ class ModelTools:
         """The cards that a name or a few words mean, best first."""
         language = self._hardware.languages[0]
         with self._base.catalog.read() as connection:
-            cards = own_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
+            cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
         return [
             Excerpt(
                 card.id,
@@ -85,7 +85,7 @@ class ModelTools:
             return ""
         with self._base.catalog.read() as connection:
             about = self._about_language(connection)
-            cards = own_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
+            cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
             cards = of_language(cards, about)
             spoken = texts_of(connection, self._hardware.id, ALL_ACCESS, about)
         embed = self._embed if self._base.dense_ready else None

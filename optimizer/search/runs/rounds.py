@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import structlog
+
 from kb.catalog.search.evaluations import Evaluations
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.ids import new_id
@@ -35,6 +37,8 @@ from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.llm.settings import ModelOptions, models_from
 from retrieval.knowledge_base import KnowledgeBase
+
+log = structlog.get_logger(__name__)
 
 OUT = "its candidates are out to be evaluated; `kernlore runs import` brings the results back"
 NOT_RUN = "nothing was run yet: the device is on another machine"
@@ -122,6 +126,11 @@ def propose_round(
     """
     if not models_from(models):
         raise InvalidRequest("no model is named", hint="Give --models.")
+    if not output.absolute().parent.is_dir():
+        raise InvalidRequest(
+            f"no folder {output.parent}", hint="Make it, or give another --output."
+        )
+    runs = list({run.id: run for run in runs}.values())
     if len({run.hardware for run in runs}) != 1:
         raise InvalidRequest(
             "a batch is for one hardware", hint="Propose for the runs of each hardware apart."
@@ -138,7 +147,8 @@ def propose_round(
 
     batch = new_id("batch")
     asked: dict[str, tuple[Drafted, str]] = {}
-    with ThreadPoolExecutor(min(AT_ONCE, len(runs))) as pool:
+    pool = ThreadPoolExecutor(min(AT_ONCE, len(runs)))
+    try:
         for answer in as_completed([pool.submit(ask, run) for run in runs]):
             packed, why = answer.result()
             asked[packed.run.id] = packed, why
@@ -146,6 +156,8 @@ def propose_round(
                 # At once: what a model was paid for outlives a process that is killed.
                 _write_batch(output, batch, target, [asked[r.id][0] for r in runs if r.id in asked])
                 _store_waiting(base, packed)
+    finally:
+        pool.shutdown(cancel_futures=True)  # after an interruption no further model is asked
     proposed = [
         Proposed(packed.run.id, packed.problem.name, _in_flight(packed), why)
         for packed, why in (asked[run.id] for run in runs)
@@ -201,8 +213,11 @@ def _asked(
     try:
         return _drafted(base, run, target, models, options, drafts, listener)
     except KernloreError as error:
-        problem = load_problem(Path(run.problem))
-        return Drafted(problem, run, ()), f"{error.message}. {error.hint}"
+        why = f"{error.message}. {error.hint}"
+    except Exception as error:  # whatever a problem file does: it ends this run alone
+        log.exception("no candidate was proposed", run=run.id, problem=run.problem)
+        why = f"{type(error).__name__}: {error}"
+    return Drafted(load_problem(Path(run.problem)), run, ()), why
 
 
 def _drafted(

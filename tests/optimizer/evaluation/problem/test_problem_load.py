@@ -377,6 +377,24 @@ def test_shapes_tell_what_a_run_tells(name: str) -> None:
     assert problem_view(problem, "cpu", elsewhere=True) == problem_view(problem, "cpu")
 
 
+def test_numbers_and_buffers_have_the_dtypes_that_a_run_gives_them(write: Write) -> None:
+    path = write("""
+        import torch
+        class Model(torch.nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("table", torch.ones(4), persistent=False)
+            def forward(self, x, scale):
+                return self.table * scale
+        def get_inputs():
+            return [torch.randn(4), 2.5]
+    """)
+    problem = load_problem(path)
+    for case in (Case("declared"), Case("half", dtype="float16")):
+        seen = open_case(problem, case, elsewhere=True).signature
+        assert seen == open_case(problem, case).signature
+
+
 def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
     path = write("""
         import torch
@@ -397,6 +415,8 @@ def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
         ("torch.bmm(F.softmax(torch.bmm(q, k), dim=-1), v)", "attention"),
         ("(q @ k).softmax(-1)", "matmul"),
         ("(q @ k) @ v", "matmul"),
+        ("(torch.relu(q @ k) @ v).softmax(-1)", "matmul"),
+        ("(q @ k).softmax(-1), q @ v", "matmul"),
         ("F.scaled_dot_product_attention(q, k, v)", "attention"),
         ("q.softmax(-1)", "softmax"),
     ],
