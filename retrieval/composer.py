@@ -19,7 +19,7 @@ from sqlalchemy import Connection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.problem_terms import canonical_op
-from kb.scope import ScopeFilter
+from kb.scope import AccessScope, ScopeFilter
 from retrieval.answer import Move, SkillAnswer, Verdict
 from retrieval.blocks import (
     HITS,
@@ -239,10 +239,21 @@ def _cards(connection: Connection, material: Material) -> list[Symbol]:
     request = material.request
     if not (request.log or request.draft or request.query) or material.spec is None:
         return []
-    access = material.scope.access_scope
-    return material.remember(
-        ("cards", material.lineage, request.language, access),
-        lambda: usable_symbols(connection, material.lineage, request.language, access),
+    access, language = material.scope.access_scope, request.language
+    return kept_cards(connection, material.remember, material.lineage, language, access)
+
+
+def kept_cards(
+    connection: Connection,
+    remember: Remember,
+    lineage: tuple[str, ...],
+    language: str | None,
+    access: AccessScope,
+) -> list[Symbol]:
+    """The cards of `usable_symbols`, read once a catalog state."""
+    return remember(
+        ("cards", lineage, language, access),
+        lambda: usable_symbols(connection, lineage, language, access),
     )
 
 
@@ -356,11 +367,8 @@ def _vocabulary(
     those that the documents of the chip give.
     """
     request = material.request
-    access = material.scope.access_scope
-    cards = material.remember(
-        ("cards", material.lineage, request.language, access),
-        lambda: usable_symbols(connection, material.lineage, request.language, access),
-    )
+    access, language = material.scope.access_scope, request.language
+    cards = kept_cards(connection, material.remember, material.lineage, language, access)
     named = [c for c in cards if c.kind != "error" and c.language == request.language]
     counts = Counter(card.document_id for card in named)
     named = [card for card in named if counts[card.document_id] >= REFERENCE]

@@ -33,6 +33,7 @@ from retrieval.composer import (
     Material,
     Remember,
     compose,
+    kept_cards,
     task_of,
 )
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
@@ -53,7 +54,6 @@ from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
-from retrieval.target_context import usable_symbols
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
@@ -318,12 +318,9 @@ class Retriever:
     def _cards(
         self, connection: Connection, request: RetrieveRequest, scope: RequestScope
     ) -> list[Symbol]:
-        """The cards of the chip's documents, read once a catalog state."""
-        access = request.access_scope
-        return self._remembered(connection)(
-            ("cards", scope.lineage, request.language, access),
-            lambda: usable_symbols(connection, scope.lineage, request.language, access),
-        )
+        """What a text of the caller can name."""
+        remember, access = self._remembered(connection), request.access_scope
+        return kept_cards(connection, remember, scope.lineage, request.language, access)
 
     def _search(self, connection: Connection, query: str, scope: ScopeFilter) -> list[Ranked]:
         """The ranking of a scope for a question in words."""
