@@ -36,20 +36,21 @@ PLACES = {
     "drawn-2": "The same after a second round of two drafts",
 }
 DRAWN = (
-    "The last two tables are of problems of `benchmarks/search/foreign`, one of each of twelve"
-    " families, that nobody had seen before (`--size gpu --seeds 201-201`). The first round was"
-    " written to prompts v3. What its readers missed and found superfluous, in both arms alike, made"
-    " the next ones: which names the language has, how many bytes its arrays have, how a call is"
-    " timed; sections about the operator in place of those about products of matrices, in every"
-    " prompt. The second round had the v4 of its time, and its readers missed the source of the best kernel where a"
-    " slower one was to be changed, which is shown since. So no round here has seen the contexts of"
-    " today. Both arms ran side by side on one GPU, by its lock. order_201 is left out of the first"
-    " round: without knowledge one draft was right, and none could be timed. Figures of order_201"
-    " and of loss_201 with knowledge are those of the search. Of the 40 drafts with knowledge 39"
-    " are right and one crashed, of 40 without it one did not compile. The first round with"
-    " knowledge was asked three times, because the asking process was killed: answers to equal"
-    " requests were used again, and readers met some problems a second time and repeated"
-    " themselves. Drafts of that arm are not independent samples."
+    "The last two tables are of problems of `benchmarks/search/foreign`, one of each of "
+    "twelve families, that nobody had seen before (`--size gpu --seeds 201-201`). The first "
+    "round was written to prompts v3. What its readers missed and found superfluous, in both "
+    "arms alike, made the next ones: which names the language has, how many bytes its arrays "
+    "have, how a call is timed; sections about the operator in place of those about products "
+    "of matrices, in every prompt. The second round had the v4 of its time, and its readers "
+    "missed the source of the best kernel where a slower one was to be changed, which is "
+    "shown since. So no round here has seen the contexts of today. Both arms ran side by side "
+    "on one GPU, by its lock. order_201 is left out of the first round: without knowledge one "
+    "draft was right, and none could be timed. Figures of order_201 and of loss_201 with "
+    "knowledge are those of the search. Of the 40 drafts with knowledge 39 are right and one "
+    "crashed, of 40 without it one did not compile. The first round with knowledge was asked "
+    "three times, because the asking process was killed: answers to equal requests were used "
+    "again, and readers met some problems a second time and repeated themselves. Drafts of "
+    "that arm are not independent samples."
 )
 RIGHT = ("correct", "unmeasured")  # the latter is right, and could not be timed
 RESAMPLES = 10_000
