@@ -158,13 +158,13 @@ class Services(KnowledgeBase):
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
-    def load_builtin(self) -> BuiltinReport:
+    def load_builtin(self, specs: int | None = None) -> BuiltinReport:
         """Queue the built-in documents that changed, and bring built-in skills up to date. Whoever
-        works on the queue reads the documents.
+        works on the queue reads the documents. `specs` as in `ingestion.builtin`.
         """
         put_shipped(self.catalog, self.settings.knowledge_dir, self.embedder.fingerprint)
         report = load_builtin(
-            self.settings.knowledge_dir, self.registry, self.uploads, self.documents
+            self.settings.knowledge_dir, self.registry, self.uploads, self.documents, specs
         )
         erase(self.catalog, self.blobs)  # what deletions have left, also those of a killed process
         skills = self.skills.sync_builtin(self.settings.skills_dir)
@@ -199,6 +199,7 @@ class Background:
         self._loaded = threading.Event()
         self._index_state = "starting"
         self._worker: Worker | None = None
+        self._specs = 0  # chips that are built in
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
         self._in_memory = KeptInMemory(
             services.catalog, WEIGHTS.heading, lambda: services.embedder.fingerprint
@@ -209,7 +210,7 @@ class Background:
         services = self._services
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
-        load_hardware(services.settings.knowledge_dir, services.registry)
+        self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
         repair_lexical(services.catalog)
         self._thread.start()
         self._in_memory.start()
@@ -244,7 +245,7 @@ class Background:
         with services.parser_pool() as parsers:
             worker = self._worker = services.worker(parsers, self._on_vectors)
             try:
-                services.load_builtin()
+                services.load_builtin(self._specs)
             except KernloreError as error:
                 log.error("built-in knowledge cannot be loaded", reason=error.message)
                 raise
@@ -252,7 +253,7 @@ class Background:
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
-                services.retriever.warm()
+                services.retriever.warm(services.settings.models_dir)
                 services.dense_ready = True
                 self._open_index()
                 worker.run(self._stop)

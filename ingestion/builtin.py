@@ -36,10 +36,16 @@ class BuiltinReport:
 
 
 def load_builtin(
-    folder: Path, registry: HardwareRegistry, uploads: Uploads, documents: Documents
+    folder: Path,
+    registry: HardwareRegistry,
+    uploads: Uploads,
+    documents: Documents,
+    specs: int | None = None,
 ) -> BuiltinReport:
-    """Bring the store up to the files of `folder` (hw_manuals)."""
-    specs = load_hardware(folder, registry)
+    """Bring the store up to the files of `folder` (hw_manuals). `specs` is how many chips were
+    registered from it, where that was done before.
+    """
+    specs = load_hardware(folder, registry) if specs is None else specs
     submitted = [uploads.submit(upload) for upload in builtin_documents(folder)]
     kept = {s.document_id for s in submitted}
     stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in kept]

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -47,6 +48,7 @@ from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
+from retrieval.phrases import phrase_vectors
 from retrieval.plan import Plan, make_plan, writing_plan, writing_words
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
 from retrieval.request import RetrieveRequest, check_request
@@ -107,6 +109,7 @@ class Retriever:
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
         self._samples = ScopeSamples(embedder.fingerprint)
+        self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
     def retrieve(self, request: RetrieveRequest) -> Answer:
@@ -202,11 +205,12 @@ class Retriever:
             access_scope=access_scope,
         )
 
-    def warm(self) -> None:
-        """Embed the signals' phrases, which are the same in every request; 0.7 s once."""
-        for signal in self._signals:
-            for phrase in signal.phrases:
-                self._embed(phrase)
+    def warm(self, folder: Path) -> None:
+        """Have the vectors of the signals' phrases, which are the same in every request; the first
+        time for this folder it takes a second.
+        """
+        phrases = [phrase for signal in self._signals for phrase in signal.phrases]
+        self._phrases = phrase_vectors(self._embedder, phrases, folder)
 
     def close(self) -> None:
         """Write what the journal still holds."""
@@ -251,7 +255,8 @@ class Retriever:
     # -- search
 
     def _encode(self, text: str) -> Vectors:
-        return self._embedder.encode_query(text)
+        known = self._phrases.get(text)
+        return self._embedder.encode_query(text) if known is None else known
 
     def _rank(self, connection: Connection, plan: Plan, scope: ScopeFilter) -> list[Ranked]:
         ranked = rank(

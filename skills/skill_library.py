@@ -243,14 +243,19 @@ class SkillLibrary:
                 drafts.append(draft_of(read_skill(path), "curated", "shipped", self._registry))
         changed = 0
         with self._catalog.write() as connection:
+            shipped = {row.name: row for row in store.listed(connection, origin="shipped")}
             for draft in drafts:
+                if _as_shipped(shipped.get(draft.name), draft):
+                    continue
                 if not draft.sources:
                     raise InvalidKnowledge(
                         f"the shipped skill {draft.name} names no source",
                         hint="List where it comes from under `## Sources`.",
                     )
                 changed += self._sync_one(connection, draft)
-            retired = self._retire_gone(connection, {draft.name for draft in drafts})
+            kept = {draft.name for draft in drafts}
+            gone = [row for name, row in shipped.items() if name not in kept]
+            retired = self._retire(connection, gone)
         return SyncReport(len(drafts), changed, retired)
 
     def import_folder(
@@ -361,14 +366,23 @@ class SkillLibrary:
         return stored.outcome != "unchanged"
 
     @staticmethod
-    def _retire_gone(connection: Connection, kept: set[str]) -> int:
-        rows = store.listed(connection, origin="shipped")
-        gone = [row for row in rows if row.name not in kept and row.state != "retired"]
-        for row in gone:
+    def _retire(connection: Connection, gone: Sequence[SkillRow]) -> int:
+        """Retire skills that no longer ship; how many were not before."""
+        in_use = [row for row in gone if row.state != "retired"]
+        for row in in_use:
             store.set_state(
                 connection, row.name, "retired", actor=BUILTIN_ACTOR, reason="no longer ships"
             )
-        return len(gone)
+        return len(in_use)
+
+
+def _as_shipped(row: SkillRow | None, draft: SkillDraft) -> bool:
+    """Whether there is nothing to do about a shipped skill, which is so at almost every start."""
+    return (
+        row is not None
+        and row.state != "retired"
+        and (row.tier, row.content_sha256) == (draft.tier, draft.content_sha256)
+    )
 
 
 def _summaries(
