@@ -27,6 +27,7 @@ from kb.catalog.skills import (
     SkillDraft,
     SkillEvent,
     SkillHead,
+    SkillRow,
     SkillScopes,
     State,
     Tier,

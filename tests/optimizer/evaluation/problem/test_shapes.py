@@ -58,7 +58,7 @@ class Model(nn.Module):
 def get_inputs():
     return [torch.arange(28).reshape(4, 7)]
 """
-KNOWN = {
+KNOWN: dict[str, dict[str, float | str]] = {
     LAYER: {
         "rows": 15,
         "row_length": 24,
