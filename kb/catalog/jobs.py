@@ -296,9 +296,19 @@ class Jobs:
             )
             return {row.subject_id: Turn(row.group_id, row.share, row.behind) for row in rows}
 
+    def held_by_others(self, owner: str) -> set[str]:
+        """Subjects of running jobs of other workers, whose leases last."""
+        with self._catalog.read() as connection:
+            query = sa.select(jobs.c.subject_id).where(
+                jobs.c.state == "running",
+                jobs.c.lease_owner != owner,
+                jobs.c.lease_expires_at >= clock.now(),
+            )
+            return {subject for subject in connection.execute(query).scalars() if subject}
+
     def renew(self, owner: str, lease_seconds: float) -> None:
         """Renew the lease of every job that this worker still owns."""
-        with self._catalog.write() as connection:
+        with self._catalog.write(rows_only=True) as connection:
             connection.execute(
                 jobs.update()
                 .where(jobs.c.state == "running", jobs.c.lease_owner == owner)

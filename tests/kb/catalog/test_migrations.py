@@ -96,11 +96,11 @@ def test_the_first_migration_goes_back_and_forth(first_start: Catalog) -> None:
     (folder,) = kb.catalog.migrations.__path__
     config = Config()
     config.set_main_option("script_location", folder)
-    with first_start.write() as connection:
+    with first_start.migrating() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
     assert set(schema(first_start)) == {"alembic_version", "sqlite_autoindex_alembic_version_1"}
-    with first_start.write() as connection:
+    with first_start.migrating() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     assert schema(first_start) == before
