@@ -32,7 +32,6 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.keys import Key, Role, may
 from kb.errors import Forbidden, KernloreError, Unauthorized, UnknownHardware
 from kb.scope import ALL_ACCESS, ANY, AccessScope
-from kb.settings import Settings
 
 COOKIE = "kernlore_session"
 _CALLER = "kernlore.caller"
@@ -76,11 +75,15 @@ class Authorisation:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, error_page: ErrorPage, trusted: bool = False
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        error_page: ErrorPage,
+        trusted: bool = False,
     ) -> None:
         self._app = app
         self._trusted = trusted
-        self._limits = Limits(settings)
+        self._limits = limits
         self._error_page = error_page
         self._routes: list[Route] = []  # known once the application is whole
         self._asking: CapacityLimiter | None = None  # made within the loop that it belongs to

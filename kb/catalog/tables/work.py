@@ -48,3 +48,14 @@ run_mail = Table(
     json("candidate", nullable=True),
     PrimaryKeyConstraint("run_id", "step"),
 )
+
+# Requests of a caller to all replicas, since it was last forgotten.
+request_counts = Table(
+    "request_counts",
+    metadata,
+    Column("who", String, nullable=False),
+    Column("kind", String, nullable=False),  # request | upload
+    Column("sent", Integer, nullable=False),
+    when("at"),
+    PrimaryKeyConstraint("who", "kind"),
+)

@@ -16,7 +16,8 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 
 import kb.catalog.migrations
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog.schema import OLDEST_CODE
 from kb.catalog.tables import metadata
 from kb.errors import StoreError
 
@@ -141,6 +142,7 @@ def test_two_processes_that_start_together_migrate_once(data_dir: Path) -> None:
 def test_a_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
     with catalog.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        meta.put(connection, OLDEST_CODE, "9999")
     with pytest.raises(StoreError, match="newer Kernlore") as refused:
         open_catalog(catalog.data_dir)
     assert "Upgrade" in refused.value.hint

@@ -48,9 +48,18 @@ def upgrade() -> None:
         sa.Column("candidate", sa.JSON, nullable=True),
         sa.PrimaryKeyConstraint("run_id", "step", name="pk_run_mail"),
     )
+    op.create_table(
+        "request_counts",
+        sa.Column("who", sa.String, nullable=False),
+        sa.Column("kind", sa.String, nullable=False),
+        sa.Column("sent", sa.Integer, nullable=False),
+        sa.Column("at", sa.String, nullable=False),
+        sa.PrimaryKeyConstraint("who", "kind", name="pk_request_counts"),
+    )
 
 
 def downgrade() -> None:
+    op.drop_table("request_counts")
     op.drop_table("run_mail")
     op.drop_table("run_processes")
     op.drop_table("submissions")
