@@ -18,6 +18,7 @@ from kb.catalog.schema import OLDEST_CODE
 from tests.api.conftest import assert_error
 from tests.api.replicas import Replica, RoundRobin, replicas_of
 from tests.api.test_evaluations import TIMED, body, candidate
+from tests.api.test_runs import alive
 from tests.postgresql import Server
 from tests.shared import copy_knowledge
 
@@ -159,7 +160,7 @@ def test_a_skill_is_what_the_other_made_of_it(pair: tuple[Replica, Replica]) -> 
         answer = at.client.patch(path, json={"state": state, **SIGNED})
         assert answer.status_code == 200, answer.text
         assert (name in shown(other)) is is_shown
-        assert other.client.get(path).json()["state"] == answer.json()["state"]
+        assert other.client.get(path).json() == at.client.get(path).json()
 
 
 def test_an_evaluation_is_shown_by_the_other(pair: tuple[Replica, Replica]) -> None:
@@ -215,10 +216,15 @@ def test_a_run_is_watched_fed_and_cancelled_from_the_other(pair: tuple[Replica, 
         nodes = replica.client.get(f"/runs/{run_id}/tree").json()["nodes"]
         assert [node["validity"] for node in nodes] == ["correct", "correct"]
 
+    early = started(at)
+    assert other.client.post(f"/runs/{early}/cancel").json()["state"] == "cancelled"
+    assert at.client.get(f"/runs/{early}").json()["state"] == "cancelled"
+    until(lambda: not alive(early))
+
     run_id = started(at)
     until(lambda: context_of(other, run_id))
     cancelled = other.client.post(f"/runs/{run_id}/cancel").json()
-    assert cancelled["state"] == "cancelled", cancelled
+    assert cancelled["state"] == "cancelled" and not alive(run_id), cancelled
 
 
 def test_what_a_killed_one_had_begun_is_finished_by_the_other(

@@ -19,6 +19,7 @@ from kb.catalog.tables.work import run_mail, run_processes
 from kb.errors import Conflict, NotFound
 
 STARTING = "starting"  # the owner of a run whose process has not taken it yet
+CANCELLED = "cancelled"  # of one that was cancelled before its process had taken it
 
 
 @dataclass(frozen=True)
@@ -70,10 +71,21 @@ class ProcessRows:
             # Held until the change is kept: who comes at the same moment waits, and sees it.
             row = connection.execute(sa.select(*_COLUMNS).where(chosen).with_for_update()).one()
             holder = RunProcess(**row._mapping)
-            if holder.alive and holder.owner not in (STARTING, process.owner):
+            free = holder.owner in (STARTING, process.owner) or not holder.alive
+            if holder.owner == CANCELLED or not free:
                 return holder
             connection.execute(run_processes.update().where(chosen).values(**vars(process)))
         return None
+
+    def cancel_start(self, run_id: str) -> bool:
+        """Let no process take a run that none has taken yet. False where one has."""
+        with self._catalog.write(rows_only=True) as connection:
+            changed = connection.execute(
+                run_processes.update()
+                .where(run_processes.c.run_id == run_id, run_processes.c.owner == STARTING)
+                .values(owner=CANCELLED)
+            )
+        return changed.rowcount == 1
 
     def renew(self, run_id: str, owner: str, lease_seconds: float) -> bool:
         """Extend the lease. False where the run is no longer the owner's."""

@@ -23,7 +23,7 @@ from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
 from kb.jobs import ChildProcess, WorkerThread
 from kb.private import private_folder
-from optimizer.search.runs.run_lock import announce, is_starting, owner_of
+from optimizer.search.runs.run_lock import announce, cancel_start, owner_of, start_of
 from optimizer.search.runs.run_store import cancel_run, run_store
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE
 from retrieval.knowledge_base import KnowledgeBase
@@ -31,6 +31,7 @@ from retrieval.knowledge_base import KnowledgeBase
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 CANCEL_SECONDS = 5.0  # within which another replica ends a run that it has started
 LOOK_SECONDS = 1.0  # between two looks at what was cancelled elsewhere
+ENDED_ELSEWHERE = "its process ended before the run began; the replica that started it has its log"
 MAX_RUNNING = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -154,24 +155,20 @@ class RunProcesses:
         return row
 
     def _beginning(self, run_id: str) -> dict[str, Any] | None:
+        """A run without a row yet, of this service or of another replica."""
+        state = start_of(self._base, run_id)
         with self._changing:
             child = self._children.get(run_id)
+        if state == "cancelled":
+            return {"id": run_id, "state": state, "ended": "it was cancelled"}
+        if child is None and state == "failed":
+            return {"id": run_id, "state": state, "ended": ENDED_ELSEWHERE}
         if child is None:
-            return self._elsewhere(run_id)
+            return None if state is None else {"id": run_id, "state": state}
         if child.alive:
             return {"id": run_id, "state": "starting"}
         printed = (self.folder(run_id) / "log").read_bytes()[-4_000:].decode("utf-8", "replace")
         return {"id": run_id, "state": "failed", "ended": printed.strip()}
-
-    def _elsewhere(self, run_id: str) -> dict[str, Any] | None:
-        """A run without a row yet that another replica is starting, or has tried to."""
-        starting = is_starting(self._base, run_id)
-        if starting is None:
-            return None
-        if starting:
-            return {"id": run_id, "state": "starting"}
-        ended = "its process ended before the run began; the replica that started it has its log"
-        return {"id": run_id, "state": "failed", "ended": ended}
 
     def alive(self, run_id: str) -> bool:
         """Whether a process works on it, of this service or of another replica."""
@@ -225,10 +222,13 @@ class RunProcesses:
         """
         with self._changing:
             child = self._children.get(run_id)
+        starting = cancel_start(self._base, run_id)
         if child is not None:
             with suppress(NotFound):
                 run_store(self._base).cancel(run_id)
             self._end(run_id, child)
+            return self.show(run_id)
+        if starting:
             return self.show(run_id)
         with suppress(NotFound):
             cancel_run(self._base, run_id)
@@ -253,6 +253,9 @@ class RunProcesses:
         with self._changing:
             alive = {key: child for key, child in self._children.items() if child.alive}
         for run_id, child in alive.items():
+            if start_of(self._base, run_id) == "cancelled":
+                child.end(GRACE_SECONDS / 2)
+                continue
             with suppress(NotFound):
                 if store.cancelled(run_id):
                     self._end(run_id, child)

@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
 import structlog
 
 from kb import clock
-from kb.catalog.search.run_processes import STARTING, ProcessRows, RunProcess
+from kb.catalog.search.run_processes import CANCELLED, STARTING, ProcessRows, RunProcess
 from kb.errors import Conflict
 from kb.ids import new_id
 from kb.jobs import keep_lease
@@ -85,7 +86,7 @@ class RunLock:
         )
         holder = self._rows.take(mine)
         # One of this directory that holds no lock is dead, however long its lease lasts.
-        if holder is not None and holder.place == place:
+        if holder is not None and holder.place == place and holder.owner != CANCELLED:
             self._rows.give_back(self.run_id, holder.owner)
             holder = self._rows.take(mine)
         if holder is not None:
@@ -112,6 +113,8 @@ class RunLock:
         os._exit(LOST)
 
     def _conflict(self, holder: RunProcess | None) -> Conflict:
+        if holder is not None and holder.owner == CANCELLED:
+            return Conflict(f"run {self.run_id} was cancelled", hint="Start another one.")
         known = holder is not None and holder.owner != STARTING
         process = _owner(holder, self._data_dir).name if known and holder else "another process"
         return Conflict(
@@ -123,19 +126,28 @@ class RunLock:
 def owner_of(base: KnowledgeBase, run_id: str) -> Owner | None:
     """The process that works on a run now, on any machine; None where none does."""
     row, data_dir = ProcessRows(base.catalog).find(run_id), base.settings.data_dir
-    if row is None or row.owner == STARTING:
+    if row is None or row.owner in (STARTING, CANCELLED):
         return None
     owner = _owner(row, data_dir)
     alive = is_locked(_path(data_dir, run_id)) if owner.here else row.alive
     return owner if alive else None
 
 
-def is_starting(base: KnowledgeBase, run_id: str) -> bool | None:
-    """Whether a service has started a process for the run that has not taken it yet. None where
-    nobody ever did.
+def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled", "failed"] | None:
+    """How far a run is whose process has not taken it yet: `failed` where its process must have
+    ended before it did. None where nobody has begun to start it.
     """
     row = ProcessRows(base.catalog).find(run_id)
-    return None if row is None else row.alive
+    if row is None:
+        return None
+    if row.owner == CANCELLED:
+        return "cancelled"
+    return "starting" if row.alive else "failed"
+
+
+def cancel_start(base: KnowledgeBase, run_id: str) -> bool:
+    """Cancel a run whose process has not taken it yet; False where it has."""
+    return ProcessRows(base.catalog).cancel_start(run_id)
 
 
 def announce(base: KnowledgeBase, run_id: str) -> None:
