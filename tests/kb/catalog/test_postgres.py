@@ -17,7 +17,7 @@ import pytest
 import sqlalchemy as sa
 
 from kb.catalog import Catalog, meta, open_catalog
-from kb.catalog.dialect import json_text
+from kb.catalog.dialect import Json, json_text
 from kb.catalog.engine import open_place
 from kb.catalog.faults import store_fault
 from kb.catalog.jobs import Jobs, Turn
@@ -409,11 +409,21 @@ def test_a_role_that_may_not_make_tables_is_refused(postgres: Server, tmp_path: 
 
 
 def rows_of(catalog: Catalog) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row, JSON as it is stored."""
+    """Every row, JSON as it is stored; a number alone SQLite gives as one, PostgreSQL as text."""
     with catalog.read() as connection:
         return {
             table.name: sorted(
-                (tuple(row) for row in connection.exec_driver_sql(f"SELECT * FROM {table.name}")),
+                (
+                    tuple(
+                        str(value) if isinstance(column.type, Json) and value is not None else value
+                        for column, value in zip(table.columns, row, strict=True)
+                    )
+                    for row in connection.execute(
+                        sa.text(
+                            f"SELECT {', '.join(c.name for c in table.columns)} FROM {table.name}"
+                        )
+                    )
+                ),
                 key=repr,
             )
             for table in metadata.sorted_tables
