@@ -216,9 +216,9 @@ class RunProcesses:
         return {"run": run_id, "step": step, "state": "accepted"}
 
     def cancel(self, run_id: str) -> dict[str, Any]:
-        """End a run and show it. It is asked to end first; nothing of one that this service, or
-        another replica that lives, has started is alive when this returns. One of a command ends
-        after its candidate. Raises NotFound.
+        """End a run and show it. It is asked to end first; nothing of one that this service has
+        started is alive when this returns. Of another replica, its processes end within a few
+        seconds; one of a command ends after its candidate. Raises NotFound.
         """
         with self._changing:
             child = self._children.get(run_id)

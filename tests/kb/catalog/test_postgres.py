@@ -408,26 +408,26 @@ def test_a_role_that_may_not_make_tables_is_refused(postgres: Server, tmp_path: 
 # -- moving
 
 
+def as_stored(column: sa.Column[Any], value: Any) -> Any:
+    """A number alone as JSON is one in SQLite, and text on PostgreSQL."""
+    return str(value) if isinstance(column.type, Json) else value
+
+
 def rows_of(catalog: Catalog) -> dict[str, list[tuple[Any, ...]]]:
-    """Every row, JSON as it is stored; a number alone SQLite gives as one, PostgreSQL as text."""
+    """Every row, JSON as it is stored."""
+    rows: dict[str, list[tuple[Any, ...]]] = {}
     with catalog.read() as connection:
-        return {
-            table.name: sorted(
+        for table in metadata.sorted_tables:
+            columns = list(table.columns)
+            names = ", ".join(column.name for column in columns)
+            rows[table.name] = sorted(
                 (
-                    tuple(
-                        str(value) if isinstance(column.type, Json) and value is not None else value
-                        for column, value in zip(table.columns, row, strict=True)
-                    )
-                    for row in connection.execute(
-                        sa.text(
-                            f"SELECT {', '.join(c.name for c in table.columns)} FROM {table.name}"
-                        )
-                    )
+                    tuple(map(as_stored, columns, row))
+                    for row in connection.exec_driver_sql(f"SELECT {names} FROM {table.name}")
                 ),
                 key=repr,
             )
-            for table in metadata.sorted_tables
-        }
+    return rows
 
 
 def test_a_store_that_was_moved_there_and_back_is_the_same(
