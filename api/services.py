@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
+from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
@@ -33,10 +33,11 @@ from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
+from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError
 from kb.index.in_memory import KeptInMemory
 from kb.scope import AccessScope
-from kb.settings import MIB, Settings
+from kb.settings import MIB, Settings, product_version
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
@@ -45,6 +46,14 @@ from retrieval.ranking import WEIGHTS
 from skills.skill_library import SkillLibrary
 
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
+
+# By what the catalog's schema is to this code.
+_NOTES = {
+    CURRENT: "",
+    NEWER: "A newer Kernlore has migrated the catalog; this one goes on until it is replaced.",
+    TOO_NEW: "A newer Kernlore has changed the catalog into one that this one must not write to."
+    " Start the newer one in its place.",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -160,8 +169,13 @@ class Services(KnowledgeBase):
 
     def load_builtin(self, specs: int | None = None) -> BuiltinReport:
         """Queue the built-in documents that changed, and bring built-in skills up to date. Whoever
-        works on the queue reads the documents. `specs` as in `ingestion.builtin`.
+        works on the queue reads the documents. What a newer Kernlore has loaded into the same
+        catalog stays. `specs` as in `ingestion.builtin`.
         """
+        newer = loaded_by_newer(self.catalog, product_version())
+        if newer is not None:
+            log.warning("the built-in knowledge of a newer Kernlore stays", version=newer)
+            return BuiltinReport(0, 0, 0, 0)
         put_shipped(self.catalog, self.settings.knowledge_dir, self.embedder.fingerprint)
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents, specs
@@ -175,8 +189,9 @@ class Services(KnowledgeBase):
 @dataclass(frozen=True)
 class Readiness:
     """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
-    its vector; `index` is starting, chroma, or failed with the reason. `note` says what reading
-    waits for, empty where it does not.
+    its vector; `index` is starting, chroma, or failed with the reason. `catalog` is current; newer,
+    once a newer Kernlore has migrated it and this one may go on; or too_new, where it may not.
+    `note` says what is waited for, empty where nothing is.
     """
 
     ready: bool
@@ -186,6 +201,7 @@ class Readiness:
     index: str
     jobs: dict[str, int]
     note: str = ""
+    catalog: str = CURRENT
 
 
 class Background:
@@ -202,7 +218,10 @@ class Background:
         self._specs = 0  # chips that are built in
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
         self._in_memory = KeptInMemory(
-            services.catalog, WEIGHTS.heading, lambda: services.embedder.fingerprint
+            services.catalog,
+            WEIGHTS.heading,
+            lambda: services.embedder.fingerprint,
+            follow=self._follow,
         )
 
     def start(self) -> None:
@@ -210,7 +229,8 @@ class Background:
         services = self._services
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
-        self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
+        if loaded_by_newer(services.catalog, product_version()) is None:
+            self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
         repair_lexical(services.catalog)
         self._thread.start()
         self._in_memory.start()
@@ -236,8 +256,10 @@ class Background:
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
         full = self._worker is not None and self._worker.full
-        note = f"There is no space to read documents. {FREE}" if full else ""
-        return Readiness(ready, loaded, passages, embedded, state, jobs, note)
+        schema = services.catalog.schema_state().state
+        note = f"There is no space to read documents. {FREE}" if full else _NOTES[schema]
+        ready = ready and schema != TOO_NEW
+        return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
 
     def _run(self) -> None:
         services = self._services
@@ -261,10 +283,11 @@ class Background:
     def _open_index(self) -> None:
         """Open Chroma, check that it answers, bring it up to the catalog."""
         from kb.index.chroma import ChromaIndex
-        from kb.index.near import NearIndex
+        from kb.index.near import NearIndex, state_of
 
         services = self._services
         try:
+            followed = state_of(services.catalog)
             index = ChromaIndex(
                 services.catalog,
                 services.embedder.fingerprint,
@@ -277,8 +300,13 @@ class Background:
             log.error("no vector index; answering from the catalog", reason=error.message)
             return
         model = services.embedder.fingerprint
-        services.__dict__["index"] = NearIndex(services.catalog, model, index)
+        services.__dict__["index"] = NearIndex(services.catalog, model, index, followed)
         self._index_state = "chroma"
+
+    def _follow(self) -> None:
+        follow = getattr(self._services.__dict__.get("index"), "follow", None)
+        if follow is not None:
+            follow()
 
     def _on_vectors(self, scopes: set[str]) -> None:
         index = self._services.index

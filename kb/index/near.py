@@ -4,12 +4,15 @@ where they are not there yet, or where a request is about more passages than tha
 In a store of 37,858 passages a request about one chip takes 3 ms in this way, and 14 by two queries
 of Chroma's graphs (benchmarks/results/retrieval_latency.md). The time of the first grows with the
 number of passages, that of the second hardly.
+
+Where the catalog is on a server, other replicas add and remove passages, of which the Chroma of
+this process knows nothing until `follow`. Until then the catalog's vectors are searched, exactly.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -22,7 +25,7 @@ from kb.catalog.knowledge import candidates
 from kb.catalog.knowledge.candidates import Columns
 from kb.catalog.knowledge.embeddings import Vector
 from kb.index.chroma import ChromaIndex, SyncReport
-from kb.index.exact import nearest
+from kb.index.exact import ExactIndex, nearest
 from kb.scope import ALL_ACCESS, AccessScope
 
 EXACT_UP_TO = 60_000  # passages
@@ -48,18 +51,23 @@ class ScopeRows:
 
 
 class NearIndex:
-    """A service's vector index. `chroma` is open and kept equal to the catalog."""
+    """A service's vector index. `chroma` is open and was made equal to the catalog in the state
+    `followed` (`state_of`), and is kept so by this process and by `follow`.
+    """
 
     def __init__(
         self,
         catalog: Catalog,
         model: str,
         chroma: ChromaIndex,
+        followed: Hashable = None,
         exact_up_to: int = EXACT_UP_TO,
     ) -> None:
         self._catalog = catalog
         self._model = model
         self._chroma = chroma
+        self._exact = ExactIndex(catalog, model)
+        self._followed = followed
         self._exact_up_to = exact_up_to
 
     def query(
@@ -73,15 +81,37 @@ class NearIndex:
         with self._catalog.read() as connection:
             columns = candidates.in_memory(connection, self._model)
             scope_rows = _of(connection, columns) if columns is not None else None
+            behind = self._catalog.on_server and candidates.state(connection) != self._followed
         if columns is not None and scope_rows is not None:
             ranges = scope_rows.of(scopes, access_scope.owner)
             if sum(stop - start for part in ranges for start, stop in part) <= self._exact_up_to:
                 return nearest(_cosines(columns, ranges, vector), limit)
-        return self._chroma.query(scopes, vector, limit, access_scope)
+        index = self._exact if behind else self._chroma
+        return index.query(scopes, vector, limit, access_scope)
 
     def sync(self, scopes: Iterable[str] | None = None) -> SyncReport:
         """Bring Chroma up to the catalog."""
         return self._chroma.sync(scopes)
+
+    def follow(self) -> bool:
+        """Bring Chroma up to what other replicas have stored; whether there was anything. Where so
+        few passages are live that every request is answered exactly, Chroma is left as it is.
+        """
+        with self._catalog.read() as connection:
+            state = candidates.state(connection)
+            columns = candidates.in_memory(connection, self._model)
+        few = columns is not None and len(columns.seqs) <= self._exact_up_to
+        if not self._catalog.on_server or state == self._followed or few:
+            return False
+        self._chroma.sync()
+        self._followed = state
+        return True
+
+
+def state_of(catalog: Catalog) -> Hashable:
+    """What differs after every change of what an index holds."""
+    with catalog.read() as connection:
+        return candidates.state(connection)
 
 
 def _cosines(
