@@ -111,10 +111,15 @@ def store_tile(c_desc, acc, finished, m, n):
     tma.store_wait(pendings=0)
 
 
+@gluon.constexpr_function
+def concatenated(first, rest):
+    return [first, *rest]
+
+
 @gluon.jit
 def ring_of(desc, STAGES: gl.constexpr):
-    shape: gl.constexpr = [STAGES] + desc.block_type.shape
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+    box: gl.constexpr = desc.block_type.shape
+    return gl.allocate_shared_memory(desc.dtype, concatenated(STAGES, box), desc.layout)
 
 
 @gluon.jit

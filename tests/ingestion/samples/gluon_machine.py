@@ -1,4 +1,4 @@
-"""A stand-in for Gluon's Blackwell calls on the CPU: runs the algorithm of a sample, not its layouts.
+"""A stand-in for Gluon's Blackwell calls on the CPU: runs a sample's algorithm, not its layouts.
 
 Every partition of a warp-specialised kernel is a thread. Copies by TMA and work of the tensor core
 happen later than they are issued, after random pauses: copies in any order, tensor work in order.
@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-PATIENCE = 20.0  # seconds after which a wait counts as one without end
+PATIENCE = 10.0  # seconds after which a wait counts as one without end
 PAUSE = 2e-4  # seconds: the longest that the machine delays a copy or a product
 
 _here = threading.local()  # the block that this thread belongs to
@@ -39,6 +39,10 @@ class WaitsForever(Exception):
 class Values(np.ndarray):
     """What a partition holds in registers."""
 
+    @property
+    def type(self) -> SimpleNamespace:
+        return SimpleNamespace(layout=None)
+
     def to(self, dtype: object) -> Values:
         del dtype  # everything is float64
         return self
@@ -49,22 +53,27 @@ def _values(array: Any) -> Values:
 
 
 class Memory:
-    """Shared or tensor memory, or a view of it that is only looked at when it is used."""
+    """Shared memory, or a view of it that is only looked at when it is used."""
 
     def __init__(self, array: np.ndarray, view: Callable[[np.ndarray], np.ndarray] | None = None):
         self.array = array
         self.view = view or (lambda held: held)
-        self.shape = list(self.view(array).shape)
         self.dtype, self.layout = "float64", None
+
+    @property
+    def shape(self) -> list[int]:
+        return list(self.view(self.array).shape)
 
     def read(self) -> np.ndarray:
         return np.array(self.view(self.array))
 
+    def write(self, values: np.ndarray) -> None:
+        place = self.view(self.array)
+        assert np.shares_memory(place, self.array) and place.shape == values.shape
+        place[...] = values
+
     def index(self, i: int) -> Memory:
         return Memory(self.array[i])
-
-    def slice(self, start: int, length: int) -> Memory:
-        return Memory(self.array[..., start : start + length])
 
     def permute(self, order: Sequence[int]) -> Memory:
         return Memory(self.array, lambda held: self.view(held).transpose(order))
@@ -77,8 +86,54 @@ class Memory:
         return _values(self.read())
 
     def store(self, values: np.ndarray) -> None:
-        assert tuple(values.shape) == self.array.shape, "a store of another shape"
-        self.array[...] = values
+        self.write(values)
+
+
+class TensorMemory(Memory):
+    """Columns of one wide number or of two narrow ones. A wide number marks its second half, so
+    that what was written as one kind is no number when it is read as the other."""
+
+    WIDE = np.inf
+
+    def __init__(self, array: np.ndarray, packed: bool = False):
+        super().__init__(array)
+        self.packed = packed
+
+    @staticmethod
+    def empty(shape: Sequence[int]) -> TensorMemory:
+        return TensorMemory(np.full((*shape, 2), np.nan))
+
+    @property
+    def shape(self) -> list[int]:
+        *rows, columns, halves = self.array.shape
+        return [*rows, columns * halves if self.packed else columns]
+
+    def read(self) -> np.ndarray:
+        wide = self.array[..., 1] == self.WIDE
+        if not self.packed:
+            return np.where(wide, self.array[..., 0], np.nan)
+        return np.where(wide[..., None], np.nan, self.array).reshape(self.shape)
+
+    def write(self, values: np.ndarray) -> None:
+        assert list(values.shape) == self.shape, "a store of another shape"
+        if self.packed:
+            self.array[...] = np.asarray(values).reshape(self.array.shape)
+        else:
+            self.array[..., 0], self.array[..., 1] = values, self.WIDE
+
+    def index(self, i: int) -> TensorMemory:
+        return TensorMemory(self.array[i])
+
+    def slice(self, start: int, length: int) -> TensorMemory:
+        in_column = 2 if self.packed else 1
+        columns = slice(start // in_column, (start + length) // in_column)
+        return TensorMemory(self.array[..., columns, :], self.packed)
+
+    def _reinterpret(self, dtype: str, shape: Sequence[int], layout: object) -> TensorMemory:
+        del layout
+        view = TensorMemory(self.array, packed=dtype == "bfloat16")
+        assert view.shape == list(shape), "the columns hold another number of elements"
+        return view
 
 
 class Barrier:
@@ -242,7 +297,7 @@ def _load_box(desc: Descriptor, corner: Any, bar: Barriers, into: Memory, pred: 
 
     def copy() -> None:
         block.pause()
-        into.array[...] = desc.fetch(corner)
+        into.write(desc.fetch(corner))
         bar[0].add(came=desc.block_type.nbytes)
 
     if pred:
@@ -270,7 +325,7 @@ def _mma(
 ) -> None:
     def multiply() -> None:
         total = a.read() @ b.read()
-        acc.array[...] = acc.array + total if use_acc else total
+        acc.write(acc.read() + total if use_acc else total)
 
     _here.block.tensor_work.put(multiply)
     for barrier in mbarriers:
@@ -287,14 +342,14 @@ def _mma_scaled(
     def multiply() -> None:
         left = a.read() * powers(a_scale, a.shape[1])
         right = b.read() * powers(b_scale, b.shape[0]).T
-        acc.array[...] = acc.array + left @ right if use_acc else left @ right
+        acc.write(acc.read() + left @ right if use_acc else left @ right)
 
     _here.block.tensor_work.put(multiply)
 
 
 def _copy(source: Memory, into: Memory) -> None:
     def copy() -> None:
-        into.array[...] = source.read()
+        into.write(source.read())
 
     _here.block.tensor_work.put(copy)
 
@@ -330,6 +385,7 @@ LANGUAGE = SimpleNamespace(
     NVMMASharedLayout=_Layout,
     SliceLayout=_Layout,
     BlockedLayout=_Layout,
+    SwizzledSharedLayout=_Layout,
     convert_layout=lambda values, layout, assert_trivial=False: values,
     arange=lambda start, end, layout: _values(np.arange(start, end)),
     full=lambda shape, value, dtype, layout: _values(np.full(shape, value)),
@@ -343,14 +399,14 @@ LANGUAGE = SimpleNamespace(
 )
 
 NAMES: dict[str, Any] = {
-    "gluon": SimpleNamespace(jit=Kernel),
+    "gluon": SimpleNamespace(jit=Kernel, constexpr_function=lambda function: function),
     "gl": LANGUAGE,
     "TensorDescriptor": Descriptor,
     "TensorMemoryLayout": _Layout,
     "TensorMemoryScalesLayout": _Layout,
     "get_tmem_reg_layout": lambda *args: None,
     "fence_async_shared": lambda: None,
-    "allocate_tensor_memory": lambda dtype, shape, layout: Memory(np.full(shape, np.nan)),
+    "allocate_tensor_memory": lambda dtype, shape, layout: TensorMemory.empty(shape),
     "tcgen05_mma": _mma,
     "tcgen05_mma_scaled": _mma_scaled,
     "tcgen05_copy": _copy,
@@ -361,7 +417,7 @@ NAMES: dict[str, Any] = {
         invalidate=lambda bar: None,
         expect=lambda bar, size: bar[0].add(arrivals=1, expected=size),
         arrive=lambda bar, count=1: bar[0].add(arrivals=count),
-        wait=lambda bar, phase, **_: bar[0].wait(phase),
+        wait=lambda bar, phase, pred=True: bar[0].wait(phase) if pred else None,
     ),
     "tma": SimpleNamespace(
         async_copy_global_to_shared=_load_box,

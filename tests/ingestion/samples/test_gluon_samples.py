@@ -50,3 +50,49 @@ def test_block_scaled_product_agrees_with_float64() -> None:
     right = b * torch.exp2(b_scales.double() - 127).repeat_interleave(32, 1)
     expected = left @ right.T
     assert (c.double() - expected).norm() / expected.norm() < 3e-3  # the result is bf16
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [16, 40, 100])
+def test_attention_agrees_with_float64(length: int, causal: bool) -> None:
+    attention = gluon_machine.sample(FOLDER / "attention-gluon.py").attention
+    generator = torch.Generator().manual_seed(length)
+    q, k, v = (
+        3 * torch.randn(2, heads, length, 128, generator=generator, dtype=torch.float64)
+        for heads in (4, 2, 2)
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    )
+    result = attention(q, k, v, causal=causal, block_m=16, block_n=16)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("mbarrier.wait(empty.index(slot), count // STAGES & 1 ^ 1)", "pass"),
+        ("mbarrier.wait(full.index(slot), count // STAGES & 1)", "pass"),
+        ("mbarrier.wait(drained.index(turn), done // ACCUMULATORS & 1 ^ 1)", "pass"),
+        ("tma.store_wait(pendings=1)", "pass"),
+        ("mbarrier.wait(summed.index(turn), done // ACCUMULATORS & 1)", "pass"),
+        ("mbarriers=[empty.index(slot)]", "mbarriers=[]"),
+        ("tcgen05_commit(summed.index(turn))", "pass"),
+    ],
+)
+def test_the_stand_in_sees_a_missing_wait_or_commit(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.5)
+    monkeypatch.setattr(gluon_machine, "PAUSE", 2e-3)
+    text = (FOLDER / "gemm-gluon-persistent.py").read_text(encoding="utf-8")
+    assert right in text
+    changed = tmp_path / "changed.py"
+    changed.write_text(text.replace(right, wrong), encoding="utf-8")
+    a, b = _matrix(96, 32, 0), _matrix(96, 32, 1)
+    multiply = gluon_machine.sample(changed).persistent_gemm
+    try:
+        c = multiply(a, b, block_m=16, block_n=32, block_k=16, stages=2, piece=8)
+    except (gluon_machine.WaitsForever, AssertionError):
+        return
+    assert not torch.allclose(c, a @ b.T)
