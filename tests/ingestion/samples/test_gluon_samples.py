@@ -89,7 +89,7 @@ def test_the_stand_in_sees_a_missing_wait_or_commit(
     assert right in text
     changed = tmp_path / "changed.py"
     changed.write_text(text.replace(right, wrong), encoding="utf-8")
-    a, b = _matrix(96, 32, 0), _matrix(96, 32, 1)
+    a, b = _matrix(96, 16, 0), _matrix(96, 16, 1)
     multiply = gluon_machine.sample(changed).persistent_gemm
     try:
         c = multiply(a, b, block_m=16, block_n=32, block_k=16, stages=2, piece=8)
