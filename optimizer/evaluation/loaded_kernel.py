@@ -14,7 +14,12 @@ from typing import Any
 
 import torch
 
-from optimizer.evaluation.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
+from optimizer.evaluation.isolation.runner_process import (
+    Device,
+    RunnerForged,
+    RunnerProcess,
+    own_wait_ns,
+)
 from optimizer.evaluation.problem.tensors import OpenCase
 from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
 from optimizer.evaluation.shared_arrays import SharedStore
@@ -109,32 +114,52 @@ class Block:
 
 
 class Mirror:
-    """What a kernel's inputs hold, followed by replaying the fresh values of each call."""
+    """What a kernel's inputs hold, by making the fresh values of its last call again.
 
-    def __init__(
-        self, sample: Sample, tensors: Sequence[torch.Tensor], without: Collection[int] = ()
-    ) -> None:
-        """`tensors` is the memory to keep them in. `without` holds rows of the exploit table whose
-        defence is off, which decide about fresh values."""
-        self.tensors = list(tensors)
-        fresh = not {7, 8} & {*without}
+    They are made when somebody asks for them: most blocks end with outputs that agree.
+    """
+
+    def __init__(self, sample: Sample, device: Device, without: Collection[int] = ()) -> None:
+        """`device` is the runner's. `without` holds rows of the exploit table whose defence is off,
+        which decide about fresh values."""
         self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
-        self._fresh = fresh
+        self._moved = device == "cpu" and 38 not in without
+        self._fresh = not {7, 8} & {*without}
         self.reset(sample)
 
     def reset(self, sample: Sample) -> None:
         """Hold the values of another sample."""
-        self._banks = sample.banks
-        for tensor, value in zip(self.tensors, sample.tensors, strict=True):
-            tensor.copy_(value)
+        self._sample = sample
+        self._missing: list[tuple[int, int]] = []  # (seed, call), to be made
+        self._own: list[torch.Tensor] | None = None
 
     def replay(self, seed: int, calls: int) -> None:
         """Change the values as a block of so many calls with this seed changed them."""
         if not self._fresh:
             return
-        # What is replaced as a whole does not depend on the calls before.
-        for call in range(calls - 1 if self._whole else 0, calls):
-            refresh(self.tensors, self._banks, seed, call, self._spread, self._whole)
+        if self._whole:  # what is replaced as a whole does not depend on the calls before
+            self._missing = [(seed, calls - 1)]
+        else:
+            self._missing += [(seed, call) for call in range(calls)]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Inputs, then weights, as after the last call."""
+        if self._missing and self._own is None:
+            self._own = [value.clone() for value in self._sample.tensors]
+        missing, self._missing = self._missing, []
+        for seed, call in missing:
+            assert self._own is not None
+            refresh(
+                self._own,
+                self._sample.banks,
+                seed,
+                call,
+                self._spread,
+                self._whole,
+                moved=self._moved,
+            )
+        return self._sample.tensors if self._own is None else self._own
 
 
 class LoadedKernel:
@@ -148,10 +173,12 @@ class LoadedKernel:
         store: SharedStore | None = None,
         without: frozenset[int] = frozenset(),
         followed: bool = True,
+        fresh: bool = False,
     ) -> None:
         """`store` is where its memory comes from. `without` holds rows of the exploit table whose
         defence is off. `followed` says whether there is a mirror, which a trusted kernel does not
-        need."""
+        need. `fresh` says that the kernel is only called in blocks, before which its inputs get
+        fresh values anyway."""
         self._runner = runner
         self._case = case
         self._store = store or SharedStore()
@@ -170,13 +197,8 @@ class LoadedKernel:
             "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
         }
         self._sample = sample
-        self._mirrored = take(held) if followed else None
-        self._mirror = (
-            Mirror(sample, self._mirrored.arrays.tensors, without)
-            if self._mirrored is not None
-            else None
-        )
-        self._write(sample)
+        self._mirror = Mirror(sample, runner.settings.device, without) if followed else None
+        self._write(sample, fresh)
         if self._shared["outputs"].used:  # it holds the results of another kernel
             for output in self.outputs:
                 _bytes(output).fill_(POISON_BYTE)
@@ -187,11 +209,12 @@ class LoadedKernel:
         assert self._mirror is not None, "a kernel that is not followed has no mirror"
         return self._mirror
 
-    def _write(self, sample: Sample) -> None:
-        for shared, value in zip(
-            self._shared["inputs"].arrays.tensors, sample.tensors, strict=True
-        ):
-            shared.copy_(value)
+    def _write(self, sample: Sample, fresh: bool = False) -> None:
+        count = len(self._case.scalars)
+        for number, shared in enumerate(self._shared["inputs"].arrays.tensors):
+            # A kernel sees weights when it is set up, and inputs first when it is called.
+            if not fresh or number >= count or sample.banks[number] is None:
+                shared.copy_(sample.tensors[number])
         for shared, bank in zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True):
             if bank is not None:
                 shared.copy_(bank)
@@ -350,8 +373,7 @@ class LoadedKernel:
     def close(self, reusable: bool = False) -> None:
         """Give the memory back. `reusable` says that the process has ended for certain, so that the
         memory may serve another kernel."""
-        held = [*self._shared.values(), *([self._mirrored] if self._mirrored is not None else ())]
-        for shared in held:
+        for shared in self._shared.values():
             self._store.give(shared, reusable)
 
 

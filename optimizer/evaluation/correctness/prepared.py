@@ -17,7 +17,7 @@ import torch
 
 from optimizer.evaluation.correctness.needed_bytes import needed_read_bytes
 from optimizer.evaluation.loaded_kernel import Sample
-from optimizer.evaluation.problem.bounds import Bound, compare
+from optimizer.evaluation.problem.bounds import Bound, compare, plainly_equal
 from optimizer.evaluation.problem.operators import traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
@@ -168,7 +168,7 @@ class PreparedCase:
             candidate, baseline, self.expected(seed).bounds, strict=True
         ):
             output, reference = ours.to(self._device), theirs.to(self._device)
-            if _plainly_equal(output, reference, bound):
+            if plainly_equal(output, reference, bound):
                 continue
             golden = reference.double() if bound.kind == "float" else reference
             error = compare(
@@ -190,18 +190,6 @@ class PreparedCase:
                     f" where {error.allowed:.3g} is allowed"
                 )
         return None
-
-
-def _plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
-    """Whether two outputs are so near each other that no closer look is needed: this runs after
-    every block, the exact comparison takes ten times as long."""
-    if not ours.is_floating_point():
-        return torch.equal(ours, theirs)
-    if bound.kind != "float" or bound.scale is None or ours.dtype != torch.float32:
-        return False
-    apart = (ours - theirs).abs_().reshape(bound.rows, -1).amax(dim=1)
-    # A NaN anywhere makes this false.
-    return bool((apart / bound.scale).max() <= 2 * min(bound.allowed, bound.quantile_allowed))
 
 
 def _keep(store: OrderedDict[int, T], seed: int, value: T) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Literal, NoReturn
 from optimizer.evaluation.isolation.launch import (
     COMPILER,
     START_SECONDS,
+    Forked,
     Launched,
     Spawned,
     Zygote,
@@ -293,13 +294,15 @@ class RunnerProcess:
         """Kill everything it started; True when nothing of it is left."""
         if self.scratch.exists():
             self._last_log = self.log
-        for pid in {self._launched.pid, *self.processes()}:
+        # Its namespace ends with its first process, and is empty before that one counts as ended.
+        alone = self.settings.level == "namespaces" and isinstance(self._launched, Forked)
+        for pid in {self._launched.pid, *(() if alone else self.processes())}:
             _kill(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # empty already
             os.killpg(self._launched.pid, signal.SIGKILL)
         if self._launched.wait(END_SECONDS) is None:
             return False
-        empty = self._emptied()
+        empty = alone or self._emptied()
         for close in (self.wire.close, self._log.close, self._tokens.close):
             close()
         shutil.rmtree(self.scratch, ignore_errors=True)

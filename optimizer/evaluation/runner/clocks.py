@@ -198,6 +198,9 @@ def _identities() -> tuple[int, ...]:
             torch.Tensor.amax,
             torch.Tensor.view,
             torch.Tensor.data_ptr,
+            torch.Tensor.add_,
+            torch.Tensor.split,
+            torch.mul,
             torch.empty,
         )
     )

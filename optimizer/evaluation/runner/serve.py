@@ -134,7 +134,6 @@ class Runner:
         self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
-            self._mapped[name].touch()
             os.close(fd)
         self._pinned = self._device == "cuda" and pin(self._mapped["outputs"])
         self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
@@ -283,7 +282,8 @@ class Runner:
             return None
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
         late = self._device == "cuda" and self._without.isdisjoint((1, 37))
-        left = refresh(self._targets, self._banks, seed, call, spread, whole, late)
+        moved = self._device == "cpu" and 38 not in self._without
+        left = refresh(self._targets, self._banks, seed, call, spread, whole, late, moved)
         return partial(finish, left) if left else None
 
     def _touch(self) -> int:
