@@ -384,7 +384,10 @@ class Attempt:
             if not self._settings.on(10):
                 return None
             return prepared.disagreement(
-                candidate=ours, baseline=theirs, tensors=kernel.mirror.tensors, seed=seed
+                candidate=ours,
+                baseline=theirs,
+                tensors=lambda: kernel.mirror.tensors,
+                seed=seed,
             )
 
         return compare

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -156,12 +156,12 @@ class PreparedCase:
         *,
         candidate: Sequence[torch.Tensor],
         baseline: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
+        tensors: Callable[[], Sequence[torch.Tensor]],
         seed: int,
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
-        `tensors` are what the inputs held in that call. Both may be off the golden by the bound of
+        `tensors` gives what the inputs held in that call. Both may be off the golden by the bound of
         the case, so they may differ by twice that.
         """
         for ours, theirs, bound in zip(
@@ -181,7 +181,7 @@ class PreparedCase:
                     quantile_allowed=2 * bound.quantile_allowed,
                     unit=None,
                     finite=False,
-                    pointed=self.open.pointed(tensors, self._device) if bound.pointed else None,
+                    pointed=self.open.pointed(tensors(), self._device) if bound.pointed else None,
                 ),
             )
             if not error.ok:

@@ -67,6 +67,13 @@ class Arrays:
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place.offset)
         return flat.view(place.shape)
 
+    def clear_gaps(self) -> None:
+        """Write zeros between the arrays and behind them."""
+        begins = [*(place.offset for place in self.places), self.bytes]
+        for place, until in zip(self.places, begins[1:], strict=True):
+            end = place.offset + place.bytes
+            self._map[end:until] = bytes(until - end)
+
     @property
     def address(self) -> int:
         """The address at which this process sees the file."""

@@ -45,7 +45,7 @@ REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used
 # How long a block may take at all, in aimed lengths: calls of microseconds are short beside the
 # fresh values before each of them.
 WALL_BLOCKS = 2.0
-BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, copying outputs
+BLOCK_NS = 1_000_000  # of a block, whatever it holds: messages, first touch, copying outputs
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
 # device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
@@ -55,7 +55,7 @@ CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopp
 QUIET = {"cpu": 0.05, "cuda": 100.0}
 # Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
 # processor; a GPU is nobody else's meanwhile.
-BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
+BLOCK_MS = {"cpu": 20.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
@@ -86,7 +86,7 @@ class TimingPolicy:
 
     block_ms: float | None = None
     min_pairs: int = 6
-    max_pairs: int = 24
+    max_pairs: int = 36
     narrow: float = 0.02
     between: float | None = None
     threads: int = 0
