@@ -7,6 +7,7 @@ cannot reach, so that any call can be checked against the reference.
 from __future__ import annotations
 
 import ctypes
+import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from optimizer.evaluation.isolation.runner_process import (
 )
 from optimizer.evaluation.problem.tensors import OpenCase
 from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
+from optimizer.evaluation.runner.samples import DRAW_BYTES
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -67,8 +69,9 @@ class Block:
 
     `times` has one entry for each call by the device's clock, `walls` by the wall clock. Each span
     is a number of calls, their time, and how long threads were ready and had no processor
-    meanwhile. `waited_ns` is the same over the whole block; `delayed_ns` is how long the supervisor
-    itself waited, so that it saw the end too late. `busy_ns` is processor time of the runner's main
+    meanwhile. `looks` has the bytes of some elements of each call's outputs, `draws` what decided
+    which they are; `looks` is empty where nobody looks. `waited_ns` is the wait over the whole
+    block; `delayed_ns` is how long the supervisor itself waited, so that it saw the end too late. `busy_ns` is processor time of the runner's main
     thread, by the kernel's account. `threads` counts Python threads before and after. `patched`
     says that timers or comparison functions were replaced.
     """
@@ -85,6 +88,8 @@ class Block:
     busy_ns: int
     threads: tuple[int, int]
     patched: bool
+    draws: tuple[bytes, ...] = ()
+    looks: tuple[bytes, ...] = ()
 
     @property
     def mean_ns(self) -> float:
@@ -307,9 +312,10 @@ class LoadedKernel:
         """Torch operators that one call dispatches, with their counts."""
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
 
-    def block(self, seed: int, calls: int, seconds: float) -> Block:
-        """Time so many calls on fresh values; the mirror follows. Raises as `load` does, and
-        RunnerForged for times that cannot be."""
+    def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
+        """Time so many calls on fresh values; the mirror follows. `seed` decides the values, and
+        the runner knows it; `secret` which elements of each call's outputs are read, which it is
+        told call by call. Raises as `load` does, and RunnerForged for times that cannot be."""
         self._poison()
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
         busy = self._runner.busy_ns()
@@ -317,7 +323,9 @@ class LoadedKernel:
         self._runner.send({"op": "block", "seed": seed})
         patience = self._patience(seconds)
         ahead = 32 in self._without
-        self._runner.feed(calls, patience, ahead)
+        drawn = random.Random(secret)
+        draws = [drawn.randbytes(DRAW_BYTES) for _ in range(calls + 1)]
+        self._runner.feed(draws, patience, ahead)
         reply = self._checked(self._runner.await_answer(patience))
         if not ahead:
             self._runner.finish_feeding()
@@ -342,6 +350,8 @@ class LoadedKernel:
             busy_ns=busy,
             threads=(reply["threads"][0], reply["threads"][1]),
             patched=reply["patched"],
+            draws=tuple(draws[1:]),
+            looks=tuple(bytes.fromhex(look) for look in reply["looks"]),
         )
 
     @property

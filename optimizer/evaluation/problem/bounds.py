@@ -178,7 +178,9 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     worst = errors.worst
     # Sorting is the costliest part, and no quantile is above the maximum.
     quantile = worst if worst <= bound.quantile_allowed else errors.quantile
-    return _output_error(bound, worst, quantile, _index(errors.where, output.shape) if worst else ())
+    return _output_error(
+        bound, worst, quantile, _index(errors.where, output.shape) if worst else ()
+    )
 
 
 def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
@@ -198,6 +200,18 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
     # A NaN anywhere makes this false.
     limit = 2 * min(bound.allowed, bound.quantile_allowed)
     return not apart or bool((torch.cat(apart) / bound.scale).max() <= limit)
+
+
+def agree(ours: torch.Tensor, theirs: torch.Tensor, at: torch.Tensor, bound: Bound) -> bool:
+    """Whether elements of two outputs are as near each other as both may be to the truth. `at` has
+    their places in the flat output; all three have one shape."""
+    if bound.kind != "float" or bound.scale is None:
+        return not bool(_differ(ours, theirs).any())
+    left, right = ours.double(), theirs.double()
+    width = bound.reference.numel() // bound.rows if bound.rows else 1
+    scale = bound.scale.to("cpu")[at.div(max(1, width), rounding_mode="floor")]
+    apart = (left - right).abs() / torch.maximum(right.abs(), scale)
+    return bool(((apart <= 2 * bound.allowed) | ~_differ(left, right)).all())
 
 
 def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:

@@ -61,6 +61,7 @@ WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
+CompareLooks = Callable[[Block, Block], str | None]
 RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, KernelFailed)
 # Whether the defences of some rows of the exploit table are all on.
 On = Callable[..., bool]
@@ -122,10 +123,10 @@ class Side:
     per_call_ns: float = 0.0
     wall_per_call_ns: float = 0.0  # with fresh values and all else that is done between two calls
 
-    def run(self, seed: int, calls: int, seconds: float) -> Block:
+    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
         """Run one block and stop the runner. Raises BaselineFailed where the trusted side fails,
         else what the kernel raises."""
-        return self._awake(lambda: self.kernel.block(seed, calls, seconds))
+        return self._awake(lambda: self.kernel.block(seed, calls, seconds, secret))
 
     def _awake(self, act: Callable[[], T]) -> T:
         """Whatever goes wrong on the trusted side is no verdict about a candidate."""
@@ -163,12 +164,14 @@ def measure(
     candidate: Side,
     policy: TimingPolicy,
     compare: Compare,
+    looks: CompareLooks,
     seed: int,
     on: On,
 ) -> Measured:
     """Time both sides of a case against each other.
 
-    `compare` returns how the last outputs of both sides (candidate, baseline) disagree, or None.
+    `compare` returns how the last outputs of both sides (candidate, baseline) disagree, or None;
+    `looks` the same for what was read of every call of two blocks.
     `seed` decides block lengths and fresh values. `on` returns whether the defences of some rows of
     the exploit table are all on. Raises BaselineFailed where the reference fails, else what the
     candidate's kernel raises.
@@ -182,7 +185,9 @@ def measure(
     for first, second in order_of(baseline, candidate, policy.max_pairs):
         pair = _pair(first, second, chance, policy)
         blocks = pair if first is baseline else (pair[1], pair[0])
-        mismatch = compare(candidate.kernel.outputs, baseline.kernel.outputs)
+        mismatch = compare(candidate.kernel.outputs, baseline.kernel.outputs) or looks(
+            blocks[1], blocks[0]
+        )
         if mismatch:
             return Measured(CaseTiming(case, "none", reason=mismatch), (), mismatch)
         if any(_busy(block, policy) for block in blocks):
@@ -265,7 +270,9 @@ def _pair(
     if calls == 1:
         calls = chance.choice((1, 2))
     calls = policy.calls or calls
-    return first.run(seed, calls, policy.seconds), second.run(seed, calls, policy.seconds)
+    secret = chance.getrandbits(64)
+    blocks = [side.run(seed, calls, policy.seconds, secret) for side in (first, second)]
+    return blocks[0], blocks[1]
 
 
 def _busy(block: Block, policy: TimingPolicy) -> bool:
