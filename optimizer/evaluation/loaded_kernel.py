@@ -71,9 +71,10 @@ class Block:
     is a number of calls, their time, and how long threads were ready and had no processor
     meanwhile. `looks` has the bytes of some elements of each call's outputs, `draws` what decided
     which they are; `looks` is empty where nobody looks. `waited_ns` is the wait over the whole
-    block; `delayed_ns` is how long the supervisor itself waited, so that it saw the end too late. `busy_ns` is processor time of the runner's main
-    thread, by the kernel's account. `threads` counts Python threads before and after. `patched`
-    says that timers or comparison functions were replaced.
+    block; `delayed_ns` is how long the supervisor itself waited, so that it saw the end too late.
+    `busy_ns` is processor time of the runner's main thread, by the kernel's account. `threads`
+    counts Python threads before and after. `patched` says that timers or comparison functions were
+    replaced.
     """
 
     times: tuple[int, ...]

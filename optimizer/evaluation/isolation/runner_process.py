@@ -166,7 +166,10 @@ class RunnerProcess:
         RunnerForged."""
         self._socket.settimeout(seconds)
         try:
-            return self.wire.receive()[0]
+            answer, fds = self.wire.receive()
+            for fd in fds:  # a runner sends none
+                os.close(fd)
+            return answer
         except TimeoutError:
             self.end()
             raise RunnerHung(f"no answer within {seconds:.0f} s", self.log) from None

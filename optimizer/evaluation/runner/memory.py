@@ -133,8 +133,8 @@ def refresh(
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
     A bank is a second draw of the same tensor, so fresh values follow its distribution. The tensor
-    becomes the bank, turned by a number of places that is drawn for each call, with all values drawn
-    a little nearer to one of them; then elements at equal distances, at places drawn too, are
+    becomes the bank, turned by a number of places that is drawn for each call, with all values
+    moved a little towards one of them; then elements at equal distances, at places drawn too, are
     replaced by a random stretch of the bank. So no element is what it was, no value is one of an
     earlier call at another place, and no earlier result can be mended at a few places: where the
     operator is linear, that would be a small share of its work.
