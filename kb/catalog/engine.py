@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
-from kb.catalog import schema
 from kb.catalog.database import Database
 from kb.catalog.faults import damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
 from kb.catalog.postgres import PostgresServer
-from kb.catalog.schema import SchemaState
+from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
 from kb.catalog.sqlite_file import NAME, SqliteFile
 from kb.errors import InvalidRequest, StoreError
 from kb.private import private_folder
@@ -89,7 +88,7 @@ class Catalog:
         catalog into one that this code must not write to.
         """
         with self._writing(rows_only) as connection:
-            schema.check_writable(connection, self.name)
+            check_writable(connection, self.name)
             yield connection
 
     @contextmanager
@@ -101,7 +100,7 @@ class Catalog:
     def schema_state(self) -> SchemaState:
         """What the schema is to this code: another process may have migrated it since."""
         with self.read() as connection:
-            return schema.state_of(connection)
+            return state_of(connection)
 
     @contextmanager
     def _writing(self, rows_only: bool) -> Iterator[Connection]:
@@ -168,7 +167,7 @@ def _opened(database: Database, data_dir: Path) -> Catalog:
     catalog = Catalog(database, engine, data_dir)
     try:
         database.admit(engine)
-        schema.migrate(catalog.name, catalog.read, catalog.migrating)
+        migrate(catalog.name, catalog.read, catalog.migrating)
     except sa.exc.DatabaseError as error:
         engine.dispose()
         raise database.fault(error) from error

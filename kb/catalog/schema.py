@@ -18,8 +18,8 @@ from pathlib import Path
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import meta
-from kb.catalog.tables.jobs import meta as values
+from kb.catalog.meta import get, put
+from kb.catalog.tables.jobs import meta
 from kb.errors import StoreError, Unavailable
 
 OLDEST_CODE = "oldest_code"  # of the catalog's named values
@@ -70,7 +70,7 @@ def _upgrade(connection: Connection) -> None:
     command.upgrade(config, "head")
     scripts = ScriptDirectory.from_config(config).walk_revisions()
     stated = [str(getattr(script.module, "oldest_code", "")) for script in scripts]
-    meta.put(connection, OLDEST_CODE, max(stated))
+    put(connection, OLDEST_CODE, max(stated))
 
 
 @cache
@@ -116,7 +116,7 @@ def revision_of(connection: Connection) -> str | None:
 def state_of(connection: Connection) -> SchemaState:
     """What the schema of a catalog with tables is to this code."""
     revision = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
-    needed = meta.get(connection, OLDEST_CODE)
+    needed = get(connection, OLDEST_CODE)
     if needed is not None and needed > newest():
         return SchemaState(TOO_NEW, revision, needed)
     return SchemaState(NEWER if str(revision) > newest() else CURRENT, revision, needed)
@@ -124,14 +124,14 @@ def state_of(connection: Connection) -> SchemaState:
 
 def forget_oldest_code(connection: Connection) -> None:
     """Before the named values of another catalog take the place of this one's."""
-    connection.execute(values.delete().where(values.c.key == OLDEST_CODE))
+    connection.execute(meta.delete().where(meta.c.key == OLDEST_CODE))
 
 
 def check_writable(connection: Connection, name: str) -> None:
     """Raise Unavailable where a newer Kernlore has changed the catalog into one that this code must
     not write to.
     """
-    needed = meta.get(connection, OLDEST_CODE)
+    needed = get(connection, OLDEST_CODE)
     if needed is not None and needed > newest():
         raise Unavailable(
             f"the catalog {name} was migrated by a newer Kernlore (code of revision {needed} or"
@@ -143,5 +143,5 @@ def check_writable(connection: Connection, name: str) -> None:
 
 def _admits(connection: Connection) -> bool:
     """Whether a newer catalog says that this code may work on it."""
-    needed = meta.get(connection, OLDEST_CODE)
+    needed = get(connection, OLDEST_CODE)
     return needed is not None and needed <= newest()

@@ -110,10 +110,10 @@ def test_what_another_replica_stores_is_found_before_chroma_has_it(
     keep(store)
     model = store.embedder.fingerprint
     index = NearIndex(store.catalog, model, chroma, state_of(store.catalog), exact_up_to=3)
-    vector = store.embedder.encode_query("wombat stall")
+    vector = store.embedder.encode_query("numbat stall")
     index.query(("h100",), vector, 5)
     assert chroma.asked == 1 and not index.follow()
-    store.ingest("new.md", "# New\n\nA wombat stall is new.", hardware=("h100",))
+    store.ingest("newer.md", "# Newer\n\nA numbat stall is new.", hardware=("h100",))
     first = next(iter(store.exact.query(("h100",), vector, 5)))
     assert next(iter(index.query(("h100",), vector, 5))) == first and chroma.asked == 1
     assert index.follow()
