@@ -56,6 +56,7 @@ from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
+from retrieval.stages import stage
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
@@ -112,6 +113,7 @@ class Retriever:
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
+    @stage("other")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
         equal `context`. Raises InvalidRequest, UnknownHardware and UnknownSignal."""
@@ -247,6 +249,7 @@ class Retriever:
 
         return look_up(connection, "places", [key], read, most=MOST_PLACES)[key]
 
+    @stage("diagnosis")
     def _conclude(self, request: RetrieveRequest, place: _Place) -> Conclusion:
         return self._diagnoser.conclude(
             request, place.facts, place.scope.lineage, place.signatures, place.rules
@@ -254,6 +257,7 @@ class Retriever:
 
     # -- search
 
+    @stage("embedding")
     def _encode(self, text: str) -> Vectors:
         known = self._phrases.get(text)
         return self._embedder.encode_query(text) if known is None else known
@@ -380,6 +384,7 @@ class Retriever:
             excluded |= self._journal.shown_in_vain(request.run_id)
         return excluded
 
+    @stage("moves and skills")
     def _actions(
         self,
         connection: Connection,

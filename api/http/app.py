@@ -48,6 +48,7 @@ from api.services import Background, Services, open_services
 from api.web import routes as web
 from api.web.login import refused_page
 from api.web.pages import HEADERS
+from kb.catalog.figures import figures_of
 from kb.catalog.request_counts import RequestCounts
 from kb.errors import Unavailable
 from kb.settings import Settings, product_version
@@ -117,7 +118,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     background = Background(services)
     app.state.services, app.state.background = services, background
     app.state.admission = Admission(settings)
-    app.state.metrics.observe(background.readiness)
+    app.state.metrics.observe(background.readiness, lambda: figures_of(services.catalog))
     background.start()
     periodic = [asyncio.create_task(_flush_uses(services))]
     if services.catalog.on_server:
