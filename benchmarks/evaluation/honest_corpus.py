@@ -1,8 +1,9 @@
 """Honest candidates, slow and fast, in several languages: none may be flagged or rejected.
 
-`python -m benchmarks.evaluation.honest_corpus [NAME ...]` evaluates those in
-tests/exploits/honest on the shipped problems with the constants of every evaluation and writes
-benchmarks/results/honest_corpus.md. Torch candidates are checked on all cases of the CPU, C++ on
+`python -m benchmarks.evaluation.honest_corpus [--small] [NAME ...]` evaluates those in
+tests/exploits/honest on the shipped problems with the constants of every evaluation and, where it
+runs all of them in full, writes benchmarks/results/honest_corpus.md. `--small` leaves the large
+cases out. Torch candidates are checked on all cases of the CPU, C++ on
 those in float32, Triton on small ones in float32 in its interpreter.
 """
 
@@ -99,9 +100,11 @@ def accepted(result: Evaluation) -> bool:
     return result.correct and not result.flags
 
 
-def main(names: Sequence[str]) -> int:
+def main(arguments: Sequence[str]) -> int:
+    small = "--small" in arguments
+    names = [argument for argument in arguments if argument != "--small"]
     rows, wrong, began = [], 0, time.monotonic()
-    for honest, result in evaluate_all(corpus(names)):
+    for honest, result in evaluate_all(corpus(names), small=small):
         fine = accepted(result)
         wrong += not fine
         report = "; ".join([result.message, *(flag.message for flag in result.flags)]).strip("; ")
@@ -111,7 +114,7 @@ def main(names: Sequence[str]) -> int:
         row = (honest.problem, honest.path.name, "yes" if fine else "NO", checks)
         rows.append(f"| {' | '.join(row)} | {tightest:.2f} | {figure} | {report or '-'} |")
         print(rows[-1], flush=True)
-    if not names:
+    if not arguments:
         RESULT.write_text(_report(rows, wrong, time.monotonic() - began), encoding="utf-8")
     print(f"accepted {len(rows) - wrong} of {len(rows)}")
     return 1 if wrong else 0

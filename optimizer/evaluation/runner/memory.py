@@ -154,12 +154,15 @@ def refresh(
     for tensor, bank in zip(tensors, banks, strict=True):
         if tensor is None or bank is None or not tensor.numel():
             continue
+        move = _move(bank.view(-1), chosen) if whole and moved else None
         if whole:
-            _turn(tensor.view(-1), bank.view(-1), chosen, moved)
+            _turn(tensor.view(-1), bank.view(-1), chosen, move)
         places = _places(tensor.view(-1), chosen, spread)
         count = places.numel()
         source = chosen.randrange(bank.numel() - count + 1)
         values = bank.view(-1)[source : source + count]
+        if move is not None:
+            values = torch.mul(values, move.factor).add_(move.term)
         places.copy_(values)
         replaced.append((places, values))
     if not late:
@@ -187,12 +190,11 @@ def finish(changes: Sequence[LateChange]) -> None:
         places.copy_(values)
 
 
-def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, moved: bool) -> None:
+def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, move: Move | None) -> None:
     """Copy the bank into each part of the tensor that is as long, from a place on that is drawn. An
     odd place: rows of even length then come from two rows each.
     """
     held = bank.numel()
-    move = _move(bank, chosen) if moved else None
     for begin in range(0, flat.numel(), held):
         part = flat[begin : begin + held]
         start = (chosen.randrange(held) | 1) % held
@@ -201,7 +203,14 @@ def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, moved: bool) -
         _fill(part[first:], bank[: part.numel() - first], move)
 
 
-def _move(bank: torch.Tensor, chosen: Random) -> tuple[float, float] | None:
+class Move(NamedTuple):
+    """What becomes of every value: it is multiplied, and something is added."""
+
+    factor: float
+    term: float
+
+
+def _move(bank: torch.Tensor, chosen: Random) -> Move | None:
     """A factor and a term that draw all values a little nearer to one of them, so that they stay
     within their range. None where values are whole numbers or few: those mean something. None in 16
     bits too, where a kernel may keep a table of all numbers that there are.
@@ -215,16 +224,15 @@ def _move(bank: torch.Tensor, chosen: Random) -> tuple[float, float] | None:
         return None
     if all(value == round(value) for value in values if math.isfinite(value)):
         return None
-    return 1 - parts / 256, values[0] * parts / 256
+    return Move(1 - parts / 256, values[0] * parts / 256)
 
 
-def _fill(place: torch.Tensor, values: torch.Tensor, move: tuple[float, float] | None) -> None:
+def _fill(place: torch.Tensor, values: torch.Tensor, move: Move | None) -> None:
     if move is None:
         copy(place, values)
         return
-    factor, term = move
     for to, some in zip(place.split(ONE_THREAD), values.split(ONE_THREAD), strict=True):
-        torch.mul(some, factor, out=to).add_(term)
+        torch.mul(some, move.factor, out=to).add_(move.term)
 
 
 def copy(place: torch.Tensor, values: torch.Tensor) -> None:

@@ -272,6 +272,7 @@ class Runner:
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
             self._last, took, wall = clock.time(call, first)
+            # In this frame, which ran before the candidate: a function could deny its replacement.
             for holder, name, function, code in watched:
                 if holder.get(name) is not function or function.__code__ is not code:
                     patched = True

@@ -123,6 +123,19 @@ def test_memory_is_used_again_and_holds_nothing_of_the_candidate_before(
     assert all(shared.used for shared in evaluator.context.store._free)
 
 
+def test_what_is_left_between_arrays_is_gone_when_memory_is_given_out_again() -> None:
+    store = SharedStore(keeps=True)
+    specs = [("float32", (4, 5)), ("int8", (3,))]
+    first = store.take(specs)
+    first.arrays._map[:] = b"x" * first.size
+    store.give(first, reusable=True)
+    again = store.take(specs)
+    assert again.used
+    assert bytes(again.arrays._map).count(b"x") == sum(place.bytes for place in again.places)
+    store.close()
+    store.give(again, reusable=True)
+
+
 def test_memory_that_a_process_may_still_map_is_not_given_out_again() -> None:
     store = SharedStore(keeps=True)
     specs = [("float32", (4, 5))]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -264,3 +267,18 @@ def test_a_process_keeps_one_interpreter_to_fork_from_and_replaces_one_that_ende
     again = Zygote.kept(threads, "process")
     assert again is not first
     again.close()
+
+
+def test_a_message_without_end_is_forged_and_answers_need_no_function_that_can_be_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ours, theirs = (Wire(end, "nonce") for end in socket.socketpair())
+    send = theirs.sender()
+    monkeypatch.setattr(Wire, "send", None)
+    monkeypatch.setattr("json.dumps", None)
+    send({"times": [1, 2.5], "ok": True, "none": None})
+    assert ours.receive() == ({"times": [1, 2.5], "ok": True, "none": None}, [])
+    deep = b"[" * 200_000
+    theirs._sock.sendall(struct.pack("!I", len(deep)) + deep)
+    with pytest.raises(WireForged, match="nested"):
+        ours.receive()
