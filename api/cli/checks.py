@@ -179,7 +179,7 @@ def _originals(services: Services) -> Check:
 
 def _is_whole(services: Services, key: str) -> bool:
     try:
-        return sha256(services.blobs.get(key)) == key
+        return sha256(services.blobs.get_unchecked(key)) == key
     except NotFound:
         return False
 
