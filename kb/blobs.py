@@ -123,6 +123,8 @@ class Blobs:
         with self._answering():
             if self._fs.exists(self._path(key)):
                 self._fs.rm_file(self._path(key))
+                return
+        self.check()  # where the bucket is not there either, nothing was removed
 
     def check(self) -> None:
         """Raise StoreAway where a store on a server cannot be read. A folder is always there: it is

@@ -6,6 +6,7 @@ Knows nothing about HTTP."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import threading
@@ -22,7 +23,8 @@ from kb.catalog.kept import look_up, revision_of
 from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
-from kb.embedding import Embedder, Vectors
+from kb.embedding import Embedder
+from kb.errors import StoreAway
 from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
 from kb.predicates import Value
@@ -42,7 +44,7 @@ from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.excerpts import make_excerpts
-from retrieval.hints import hints_of
+from retrieval.hints import NO_VECTORS_YET, hints_of
 from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
@@ -99,6 +101,7 @@ class Retriever:
         self._embedder = embedder
         self._index = index
         self._dense_ready = dense_ready
+        self._why_words = NO_VECTORS_YET
         self._withheld_share = withheld_share
         self._signals = load_signals()
         self._layout = load_layout()
@@ -107,11 +110,21 @@ class Retriever:
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
         self._samples = ScopeSamples(embedder.fingerprint)
-        self._embed = functools.lru_cache(maxsize=2048)(self._encode)
+        self._embed = functools.lru_cache(maxsize=2048)(embedder.encode_query)
 
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
-        equal `context`. Raises InvalidRequest, UnknownHardware and UnknownSignal."""
+        equal `context`; without a vector index that is needed it is found by words, and says so.
+        Raises InvalidRequest, UnknownHardware and UnknownSignal."""
+        try:
+            return self._retrieve(request)
+        except StoreAway as error:
+            by_words = copy.copy(self)
+            by_words._dense_ready = lambda: False
+            by_words._why_words = f"This was found by words alone: {error.message}."
+            return by_words._retrieve(request)
+
+    def _retrieve(self, request: RetrieveRequest) -> Answer:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._chips(request))
@@ -147,7 +160,8 @@ class Retriever:
             task = task_of(request, conclusion.verdict, self._signals)
             composed = compose(connection, material, task, self._layout)
             catalog_revision = revision_of(connection)
-        hints = hints_of(material, composed.context, excerpts, by_signal, self._dense_ready())
+        why_words = "" if self._dense_ready() else self._why_words
+        hints = hints_of(material, composed.context, excerpts, by_signal, why_words)
         answer = replace(_answer(material, composed, excerpts, choice, hints), profile=profile)
         ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
         shown = list(dict.fromkeys([*ids, *composed.context.passages]))
@@ -249,9 +263,6 @@ class Retriever:
         )
 
     # -- search
-
-    def _encode(self, text: str) -> Vectors:
-        return self._embedder.encode_query(text)
 
     def _rank(self, connection: Connection, plan: Plan, scope: ScopeFilter) -> list[Ranked]:
         ranked = rank(

@@ -37,7 +37,8 @@ from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
-from tests import postgresql
+from tests import chroma_server as chroma_server_module
+from tests import postgresql, seaweed
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge, place_models
 
@@ -113,7 +114,8 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    postgresql.stop()
+    for server in (postgresql, chroma_server_module, seaweed):
+        server.stop()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -277,6 +279,18 @@ def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
 def postgres() -> postgresql.Server:
     """A PostgreSQL server; a test that asks for it is skipped where none can be started."""
     return postgresql.server_or_skip()
+
+
+@pytest.fixture(scope="session")
+def chroma_server() -> chroma_server_module.ChromaServer:
+    """A Chroma server; a test that asks for it is skipped where none can be started."""
+    return chroma_server_module.server_or_skip()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> seaweed.S3Server:
+    """An S3 server; a test that asks for it is skipped where none can be started."""
+    return seaweed.server_or_skip()
 
 
 @pytest.fixture

@@ -27,6 +27,7 @@ EVERYWHERE = os.environ.get("KERNLORE_TEST_BLOBS", "") == "s3"
 KEY, SECRET = "kernlore", "secret-of-kernlore"
 READER = ("reader", "secret-of-a-reader")  # may list and read
 REGION = "us-east-1"
+BUCKET = "kernlore-tests"
 START_SECONDS = 40.0
 _PARTS = ("master", "volume", "filer", "s3")
 
@@ -63,6 +64,7 @@ class S3Server:
         self._process: subprocess.Popen[bytes] | None = None
         try:
             self.start()
+            self.files().mkdir(BUCKET)
         except Unstartable:
             self.remove()
             raise
@@ -144,15 +146,13 @@ class S3Server:
             "AWS_EC2_METADATA_DISABLED": "true",
         }
 
-    def bucket(self, name: str | None = None) -> str:
-        """A new bucket; its URL."""
-        name = name or f"t{uuid4().hex}"
-        self.files().mkdir(name)
-        return f"s3://{name}"
+    def folder_of_bucket(self) -> str:
+        """The URL of a new place in its bucket: each bucket would have files of 64 MB of its own."""
+        return f"s3://{BUCKET}/{uuid4().hex}"
 
     def of_directory(self, data_dir: Path) -> str:
         """The URL of the files of a data directory."""
-        return f"s3://tests/{sha256(str(data_dir.absolute()).encode()).hexdigest()[:16]}"
+        return f"s3://{BUCKET}/{sha256(str(data_dir.absolute()).encode()).hexdigest()[:16]}"
 
     def stop(self) -> None:
         """Kill it, as a crash would."""

@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import dialect, meta
+from kb.catalog import dialect, meta, store_id
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import lexical
 from kb.catalog.tables import metadata
@@ -47,6 +47,7 @@ def copy_catalog(
             progress(f"{name}: {counts[name]:,} rows")
         if meta.revision(writing) != meta.revision(reading):
             raise StoreError(f"{target.name} is not at the revision of {source.name}")
+        store_id.forget(writing)
     return counts
 
 
