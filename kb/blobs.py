@@ -220,4 +220,8 @@ def _code(error: BaseException) -> str:
 
 def open_blobs(data_dir: Path, url: str | None) -> Blobs:
     """The configured blob store, by default a folder in the data directory."""
-    return Blobs(url or str(private_folder((data_dir / "blobs").absolute())))
+    return Blobs(url or _folder_of(data_dir))
+
+
+def _folder_of(data_dir: Path) -> str:
+    return str(private_folder((data_dir / "blobs").absolute()))

@@ -37,6 +37,7 @@ class ChromaServer:
         self.folder = Path(tempfile.mkdtemp(prefix="kl-chroma-"))
         self.port = free_ports(1)[0]
         self._process: subprocess.Popen[bytes] | None = None
+        self._databases: dict[Path, str] = {}
         try:
             self.start()
         except Unstartable:
@@ -79,6 +80,13 @@ class ChromaServer:
         route = f"{self.url}/api/v2/tenants/default_tenant/databases"
         httpx.post(route, json={"name": name}, timeout=10).raise_for_status()
         return f"{base or self.url}/?database={name}"
+
+    def of_directory(self, data_dir: Path) -> str:
+        """The URL of the database of a data directory, which is made where there is none yet."""
+        place = data_dir.absolute()
+        if place not in self._databases:
+            self._databases[place] = self.database()
+        return self._databases[place]
 
     def collections(self, url: str) -> list[str]:
         """The names of the collections in a database of `database`."""

@@ -38,7 +38,7 @@ from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
 from tests import chroma_server as chroma_server_module
-from tests import postgresql, seaweed
+from tests import postgresql, seaweed, store_servers
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge, place_models
 
@@ -94,6 +94,8 @@ def pytest_configure() -> None:
     """
     if postgresql.EVERYWHERE:
         postgresql.use_everywhere()
+    if store_servers.EVERYWHERE:
+        store_servers.use_everywhere()
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -114,8 +116,8 @@ def pytest_configure() -> None:
 
 
 def pytest_unconfigure() -> None:
-    for server in (postgresql, chroma_server_module, seaweed):
-        server.stop()
+    postgresql.stop()
+    store_servers.stop()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -145,6 +147,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
         if postgresql.EVERYWHERE and item.get_closest_marker("embedded"):
             item.add_marker(pytest.mark.skip("it is about SQLite"))
+        if store_servers.EVERYWHERE and item.get_closest_marker("in_data_dir"):
+            item.add_marker(pytest.mark.skip("it is about files in the data directory"))
         if group in SERVICES.values():
             item.add_marker(pytest.mark.slow)
             seconds[group] = 200
@@ -390,7 +394,8 @@ def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> I
         cwd=ROOT,
         env=os.environ
         | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)}
-        | postgresql.environment_of(folder / "data"),
+        | postgresql.environment_of(folder / "data")
+        | store_servers.environment_of(folder / "data"),
         stdout=output,
         stderr=subprocess.STDOUT,
     )

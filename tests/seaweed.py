@@ -154,6 +154,12 @@ class S3Server:
         """The URL of the files of a data directory."""
         return f"s3://{BUCKET}/{sha256(str(data_dir.absolute()).encode()).hexdigest()[:16]}"
 
+    def copy_directory(self, source: Path, target: Path) -> None:
+        """Give a data directory the files of another."""
+        files, place = self.files(), self.of_directory(source)
+        if files.exists(place):
+            files.copy(place, self.of_directory(target), recursive=True)
+
     def stop(self) -> None:
         """Kill it, as a crash would."""
         if self._process is not None:
