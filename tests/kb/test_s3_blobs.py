@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,11 +13,14 @@ from fsspec.registry import _registry as fsspec_registry
 
 from ingestion.uploads import Upload
 from kb import blobs as blobs_module
+from kb.backup.restore import restore_backup
+from kb.backup.write import write_backup
 from kb.blobs import Blobs
 from kb.catalog.knowledge import erasure
 from kb.catalog.knowledge.erasure import erase
 from kb.errors import InvalidRequest, NotFound, StoreAway, StoreError, Unavailable
 from kb.ids import sha256
+from kb.settings import Settings
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import KEY, READER, SECRET, S3Server
 
@@ -280,3 +284,16 @@ def test_a_file_that_is_sent_while_it_is_removed_is_there(
     monkeypatch.setattr(uploads, "_stored", stored_and_removed)
     uploads.submit(Upload("manual.md", MANUAL.encode(), hardware=("h100",)))
     assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]
+
+
+@pytest.mark.embedded
+def test_a_backup_has_the_files_of_the_bucket_and_restores_them(
+    on_s3: Store, url: str, s3_server: S3Server, tmp_path: Path
+) -> None:
+    on_s3.ingest("manual.md", MANUAL, hardware=("h100",))
+    backup = write_backup(Settings(data_dir=on_s3.data_dir, blob_url=url), tmp_path / "b.tar")
+    assert backup.contents.damaged == ()
+    there = s3_server.folder_of_bucket()
+    restore_backup(backup.path, Settings(data_dir=tmp_path / "new", blob_url=there))
+    assert Blobs(there).get(sha256(MANUAL)) == MANUAL.encode()
+    assert not (tmp_path / "new" / "blobs").exists()

@@ -17,9 +17,11 @@ from kb.index import chroma_client
 from kb.index.chroma import ChromaIndex
 from kb.index.chroma_client import Server, parse_address
 from kb.index.near import NearIndex
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
 from tests.chroma_server import ChromaServer
 from tests.faulty_proxy import FaultyProxy
-from tests.kb.index.test_chroma_index import MANUAL, no_encoding, texts  # noqa: F401
+from tests.kb.index.test_chroma_index import MANUAL, QUERY, no_encoding, texts  # noqa: F401
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -146,6 +148,27 @@ def test_gone_and_back_nothing_is_lost_or_embedded_again(
     assert report.added == 5 and near.away is None
     assert texts(filled, near) == texts(filled) != before
     assert ingested > encoded and len(no_encoding) == ingested
+
+
+def test_an_answer_by_words_says_so(filled: Store, url: str, chroma_server: ChromaServer) -> None:
+    """Where more vectors than can be read for a request are neither in memory nor to be had."""
+    near = near_of(filled, url)
+    near.catch_up()
+    retriever = Retriever(filled.catalog, filled.registry, filled.embedder, lambda: near)
+    asked = RetrieveRequest(query=QUERY, hardware="h100")
+    whole = retriever.retrieve(asked)
+    chroma_server.stop()
+    try:
+        by_words = retriever.retrieve(asked)
+    finally:
+        chroma_server.start()
+    near.catch_up()
+    again = retriever.retrieve(asked)
+    retriever.close()
+    said = [hint for hint in by_words.hints if "by words alone: the Chroma server" in hint]
+    assert len(said) == 1 and by_words.excerpts
+    assert again.context == whole.context and again.hints == whole.hints
+    assert not any("words alone" in hint for hint in whole.hints)
 
 
 def test_an_emptied_server_is_filled_again(
