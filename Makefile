@@ -13,7 +13,9 @@ WORKERS ?= 2
 # A module stays on one worker; the order of the modules is that of tests/conftest.py.
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Suites of the store and of everything that asks it.
-ON_SERVERS ?= tests/kb tests/ingestion tests/retrieval tests/skills tests/api
+ON_SERVERS ?= tests/kb tests/ingestion tests/retrieval tests/skills tests/api tests/complaints \
+	tests/optimizer/evaluation/test_journal.py tests/optimizer/search/runs \
+	tests/optimizer/test_new_chip_search.py
 HOST ?= 127.0.0.1
 PORT ?= 8321
 DATA ?= data

@@ -13,12 +13,13 @@ from types import FrameType
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.backends.local import LocalTarget
 from api.cli.progress import plain_lines
+from kb.catalog.search.run_processes import RunMail
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
 from optimizer.search.runs.optimize import builtin, optimize, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.external import ExternalSynthesizer, Mailbox
+from optimizer.search.synthesizers.external import ExternalSynthesizer
 from optimizer.search.synthesizers.llm.prompt import brief
 from optimizer.search.synthesizers.llm.templates import Fence
 from skills.lifecycle import prepare_library
@@ -37,7 +38,7 @@ def main(text: str) -> int:
     prepare_library(services, description["hardware"], goal.language, listener.log)
     proposers: list[Synthesizer] = []
     if "external" in description["proposers"]:
-        mail = Mailbox(services.settings.data_dir / "runs" / run_id / "mail")
+        mail = RunMail(services.catalog, run_id)
         store = run_store(services)
         service = os.getppid()  # nobody can send it a candidate once that is gone
         fence = Fence()  # one for the run: later briefings rely on what the first said of it

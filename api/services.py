@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 from api.store_watch import StoreWatch
-from ingestion.builtin import BuiltinReport, load_builtin, load_hardware
+from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
@@ -34,11 +34,12 @@ from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
+from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway
 from kb.index.chroma_client import parse_address
 from kb.index.in_memory import KeptInMemory
 from kb.scope import AccessScope
-from kb.settings import MIB, Settings
+from kb.settings import MIB, Settings, product_version
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
@@ -50,6 +51,14 @@ if TYPE_CHECKING:
     from kb.index.near import NearIndex
 
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
+
+# By what the catalog's schema is to this code.
+_NOTES = {
+    CURRENT: "",
+    NEWER: "A newer Kernlore has migrated the catalog; this one goes on until it is replaced.",
+    TOO_NEW: "A newer Kernlore has changed the catalog into one that this one must not write to."
+    " Start the newer one in its place.",
+}
 
 log = structlog.get_logger(__name__)
 
@@ -163,13 +172,18 @@ class Services(KnowledgeBase):
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
-    def load_builtin(self) -> BuiltinReport:
+    def load_builtin(self, specs: int | None = None) -> BuiltinReport:
         """Queue the built-in documents that changed, and bring built-in skills up to date. Whoever
-        works on the queue reads the documents.
+        works on the queue reads the documents. What a newer Kernlore has loaded into the same
+        catalog stays. `specs` as in `ingestion.builtin`.
         """
+        newer = loaded_by_newer(self.catalog, product_version())
+        if newer is not None:
+            log.warning("the built-in knowledge of a newer Kernlore stays", version=newer)
+            return BuiltinReport(0, 0, 0, 0)
         put_shipped(self.catalog, self.settings.knowledge_dir, self.embedder.fingerprint)
         report = load_builtin(
-            self.settings.knowledge_dir, self.registry, self.uploads, self.documents
+            self.settings.knowledge_dir, self.registry, self.uploads, self.documents, specs
         )
         self.finish_deletions()
         skills = self.skills.sync_builtin(self.settings.skills_dir)
@@ -187,8 +201,9 @@ class Services(KnowledgeBase):
 @dataclass(frozen=True)
 class Readiness:
     """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
-    its vector; `index` is starting, chroma, or why there is none. `note` says what reading and
-    vectors wait for, empty where they do not.
+    its vector; `index` is starting, chroma, or why there is none. `catalog` is current; newer, once
+    a newer Kernlore has migrated it and this one may go on; or too_new, where it may not. `note`
+    says what is waited for, empty where nothing is.
     """
 
     ready: bool
@@ -198,6 +213,7 @@ class Readiness:
     index: str
     jobs: dict[str, int]
     note: str = ""
+    catalog: str = CURRENT
 
 
 class Background:
@@ -211,9 +227,13 @@ class Background:
         self._loaded = threading.Event()
         self._index_state = "starting"
         self._worker: Worker | None = None
+        self._specs = 0  # chips that are built in
         self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
         self._in_memory = KeptInMemory(
-            services.catalog, WEIGHTS.heading, lambda: services.embedder.fingerprint
+            services.catalog,
+            WEIGHTS.heading,
+            lambda: services.embedder.fingerprint,
+            follow=self._follow,
         )
         self._near: NearIndex | None = None
         self._watch = StoreWatch(
@@ -225,7 +245,8 @@ class Background:
         services = self._services
         services.dense_ready = False
         # Before the first request: a chip that is built in is never an unknown one.
-        load_hardware(services.settings.knowledge_dir, services.registry)
+        if loaded_by_newer(services.catalog, product_version()) is None:
+            self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
         repair_lexical(services.catalog)
         if services.settings.chroma_url:
             parse_address(services.settings.chroma_url)
@@ -257,17 +278,20 @@ class Background:
         ready = loaded and embedded == passages and not busy and state == "chroma"
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
-        note = " ".join(self._notes())
-        return Readiness(ready and not note, loaded, passages, embedded, state, jobs, note)
+        schema = services.catalog.schema_state().state
+        waits = " ".join(self._waits())
+        note = " ".join(filter(None, (waits, _NOTES[schema])))
+        ready = ready and not waits and schema != TOO_NEW
+        return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
 
-    def _notes(self) -> Iterator[str]:
+    def _waits(self) -> Iterator[str]:
         """What is waited for."""
         if self._worker is not None and self._worker.full:
             yield f"There is no space to read documents. {FREE}"
         if (away := self._watch.files_away) is not None:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
         if self._near is not None and (away := self._near.away) is not None:
-            yield (f"Vectors are searched in memory, or not at all: {away.message}. {away.hint}")
+            yield f"Vectors are searched in memory, or not at all: {away.message}. {away.hint}"
 
     def _run(self) -> None:
         services = self._services
@@ -278,7 +302,7 @@ class Background:
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
-                services.retriever.warm()
+                services.retriever.warm(services.settings.models_dir)
                 services.dense_ready = True
                 self._open_index()
                 worker.run(self._stop)
@@ -289,7 +313,7 @@ class Background:
         """
         services = self._services
         try:
-            services.load_builtin()
+            services.load_builtin(self._specs)
         except StoreAway as error:
             log.warning("built-in knowledge is loaded later", reason=error.message)
             self._watch.lose_files(error)
@@ -324,6 +348,11 @@ class Background:
         services.__dict__["index"] = near
         self._near = near if settings.chroma_url else None
         self._index_state = "chroma"
+
+    def _follow(self) -> None:
+        follow = getattr(self._services.__dict__.get("index"), "follow", None)
+        if follow is not None:
+            follow()
 
     def _on_vectors(self, scopes: set[str]) -> None:
         index = self._services.index

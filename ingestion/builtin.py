@@ -6,6 +6,7 @@ removed."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ import yaml
 
 from ingestion.shipped_samples import shipped_samples
 from ingestion.uploads import Upload, Uploads
+from kb.catalog import meta
+from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.documents import Documents
 from kb.errors import InvalidKnowledge
@@ -22,6 +25,7 @@ from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from kb.yaml_loaders import safe_loader
 
+_LOADED_BY = "builtin_loaded_by"  # of the catalog's named values
 _FOLDERS = {"constraints": "constraint", "guidance": "guidance"}
 
 
@@ -35,11 +39,41 @@ class BuiltinReport:
     removed: int
 
 
+def loaded_by_newer(catalog: Catalog, version: str) -> str | None:
+    """The version of the newest Kernlore that has loaded its built-in knowledge into a catalog on a
+    server, where that is newer than this one; None otherwise, and that stands there from now on.
+
+    While replicas are replaced one by one, an older one that starts again must not put back what
+    the newer ones have replaced.
+    """
+    if not catalog.on_server:
+        return None
+    with catalog.read() as connection:
+        loaded = meta.get(connection, _LOADED_BY)
+    if loaded is not None and _release(loaded) > _release(version):
+        return str(loaded)
+    if loaded != version:
+        with catalog.write() as connection:
+            meta.put(connection, _LOADED_BY, version)
+    return None
+
+
+def _release(version: str) -> tuple[int, ...]:
+    """The numbers of a version, by which releases are ordered."""
+    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
+
+
 def load_builtin(
-    folder: Path, registry: HardwareRegistry, uploads: Uploads, documents: Documents
+    folder: Path,
+    registry: HardwareRegistry,
+    uploads: Uploads,
+    documents: Documents,
+    specs: int | None = None,
 ) -> BuiltinReport:
-    """Bring the store up to the files of `folder` (hw_manuals)."""
-    specs = load_hardware(folder, registry)
+    """Bring the store up to the files of `folder` (hw_manuals). `specs` is how many chips were
+    registered from it, where that was done before.
+    """
+    specs = load_hardware(folder, registry) if specs is None else specs
     submitted = [uploads.submit(upload) for upload in builtin_documents(folder)]
     kept = {s.document_id for s in submitted}
     stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in kept]

@@ -4,6 +4,8 @@ a document is read.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
@@ -11,24 +13,21 @@ from kb.catalog.engine import Catalog
 from kb.catalog.jobs import Job, Jobs
 from kb.catalog.knowledge import versions
 from kb.catalog.tables import knowledge as t
+from kb.errors import Conflict
 from kb.liveness import lives
 
-BUILTIN_ATTEMPTS = 3
+ATTEMPTS = 3  # of a job whose worker was killed, which may be the document's doing
 READ = ("current", "superseded")  # states of a version whose passages are stored
 
 
 def take_over(catalog: Catalog, jobs: Jobs) -> None:
-    """Take what dead workers left: what they had read is queued to be embedded, the rest fails.
-    Built-in documents are queued again: nobody else would.
+    """Take what dead workers left, here or on another machine: it is queued again, to be embedded
+    where it was read. What has killed workers ATTEMPTS times fails.
     """
     for job_id in jobs.expire(lambda owner: lives(catalog.data_dir, owner), _fail_version):
-        job = jobs.get(job_id)
-        with catalog.read() as connection:
-            origin = connection.execute(
-                sa.select(t.documents.c.origin).where(t.documents.c.id == job.subject_id)
-            ).scalar()
-        if origin == "builtin" and job.attempts < BUILTIN_ATTEMPTS:
-            jobs.retry(job_id)
+        if jobs.get(job_id).attempts < ATTEMPTS:
+            with suppress(Conflict):  # another replica or a person was first
+                jobs.retry(job_id)
 
 
 def retry_read(catalog: Catalog, jobs: Jobs) -> None:
@@ -44,7 +43,8 @@ def retry_read(catalog: Catalog, jobs: Jobs) -> None:
     for job in jobs.in_state("failed"):
         lost = (job.error or {}).get("code") == "lease_expired"
         if lost and job.payload.get("version_id") in read:
-            jobs.retry(job.id)
+            with suppress(Conflict):  # another replica was first
+                jobs.retry(job.id)
 
 
 def _fail_version(connection: Connection, job: Job) -> None:

@@ -30,23 +30,24 @@ from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.job_report import internal_error, progress_of
 from ingestion.left_behind import READ, retry_read, take_over
+from ingestion.next_texts import next_texts
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
 from ingestion.shipped_samples import believed
-from ingestion.turns import Waiting, allot
 from kb import reserve
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
-from kb.catalog.jobs import Job, Jobs, JobState, Turn
+from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.knowledge import embeddings, versions
-from kb.catalog.knowledge.embeddings import MissingText, Pending
+from kb.catalog.knowledge.embeddings import Pending
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
+from kb.catalog.schema import TOO_NEW
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError, StoreAway, StoreFull
@@ -162,7 +163,7 @@ class Worker:
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
         self._full = not reserve.has_room(self._data_dir)
-        if self._full:
+        if self._full or self._parts.catalog.schema_state().state == TOO_NEW:
             return False
         reserve.keep(self._data_dir)
         if self._unsettled:
@@ -404,7 +405,8 @@ class Worker:
     def _embed_batch(self) -> bool:
         """Embed some texts that have no vector; False when there are none."""
         parts = self._parts
-        missing = self._next_texts()
+        model = parts.embedder.fingerprint
+        missing = next_texts(parts.catalog, parts.jobs, model, self._batch, self._owner)
         if not missing:
             return False
         missing.sort(key=lambda item: len(item.text))
@@ -413,27 +415,9 @@ class Worker:
         self._resize(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
-            embeddings.put(
-                connection, parts.embedder.fingerprint, dict(zip(shas, vectors, strict=True))
-            )
+            embeddings.put(connection, model, dict(zip(shas, vectors, strict=True)))
             self._fresh |= embeddings.text_scopes(connection, shas)
         return True
-
-    def _next_texts(self) -> list[MissingText]:
-        """A batch of texts without a vector, each once, of the documents whose turn it is."""
-        parts = self._parts
-        turns = parts.jobs.turns()
-        with parts.catalog.read() as connection:
-            pending = embeddings.pending(connection, parts.embedder.fingerprint)
-            waiting = []
-            for document_id, left in pending.items():
-                # A corrected passage has no job, and a person waits for it.
-                turn = turns.get(document_id) or Turn(share=document_id)
-                waiting.append(
-                    Waiting(document_id, turn.share, turn.behind, left.texts, left.first)
-                )
-            allotted = allot(waiting, self._batch)
-            return embeddings.missing(connection, parts.embedder.fingerprint, allotted)
 
     def _resize(self, texts: int, seconds: float) -> None:
         """Let the next batch take about EMBED_SECONDS, by what this one took."""

@@ -1,10 +1,10 @@
 """Work in progress: its states, the lease of its owner, its thread and its process.
 
-Four kinds of work share this core. Documents being read (`kb.catalog.jobs`) and trajectories being
-evaluated (`kb.catalog.search.trajectories`) are rows of the catalog, owned by a lease.
-Evaluations sent over HTTP (`optimizer.evaluation.queue`) are kept in memory and carried out one at
-a time by a worker thread. Evaluations and runs (`optimizer.search.runs.processes`) are child
-processes. Nothing here knows what the work is.
+Four kinds of work share this core. Documents being read (`kb.catalog.jobs`), trajectories being
+evaluated (`kb.catalog.search.trajectories`), evaluations sent over HTTP
+(`kb.catalog.search.submissions`) and runs (`kb.catalog.search.run_processes`) are rows of the
+catalog, owned by a lease. Evaluations and runs are child processes of the service that owns them.
+Nothing here knows what the work is.
 
     queued -> running -> ready | partial | failed
     running -> queued            its owner gave it back, or was killed
@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 import structlog
 from sqlalchemy.exc import OperationalError
 
+from kb.errors import KernloreError
 from kb.settings import Settings
 
 # partial: a document of which some pages could not be read. unverified: a trajectory whose hardware
@@ -70,6 +71,8 @@ def keep_lease(renew: Callable[[], bool], seconds: float, name: str) -> Iterator
                     lost.set()
             except OperationalError:  # locked: the lease lasts for more than one renewal
                 log.warning("lease not renewed", lease=name, exc_info=True)
+            except KernloreError as error:  # a newer Kernlore has the catalog: it takes the work
+                log.warning("lease not renewed", lease=name, reason=error.message)
 
     thread = threading.Thread(target=beat, name=name, daemon=True)
     thread.start()

@@ -132,6 +132,11 @@ class Settings(BaseSettings):
     )
     log_level: str = Field("info", description="Log level: debug, info, warning or error.")
 
+    @property
+    def models_dir(self) -> Path:
+        """Folder of the exported query model."""
+        return self.data_dir / "models"
+
     @field_validator("allowed_hosts")
     @classmethod
     def _names(cls, value: str) -> str:

@@ -35,6 +35,7 @@ from retrieval.language_words import machine_words
 from retrieval.layout import Layout
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
+from retrieval.stages import stage
 from retrieval.symbols import (
     Embed,
     UnknownName,
@@ -148,6 +149,7 @@ def own_toolchain(
     return (language, own[language]) if language in own else None
 
 
+@stage("context")
 def compose(connection: Connection, material: Material, task: Task, layout: Layout) -> Composed:
     """The context for a task."""
     request, scope = material.request, material.scope

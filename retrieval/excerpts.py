@@ -18,6 +18,7 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.answer import DocumentRef, Excerpt
 from retrieval.ranking import Ranked
 from retrieval.repeats import DUPLICATE, Repeats
+from retrieval.stages import stage
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,7 @@ _LOOKAHEAD = 3  # candidates verified per excerpt wanted
 _REACH = 3  # passages to each side that an excerpt may grow over
 
 
+@stage("excerpts")
 def make_excerpts(
     connection: Connection,
     ranked: Sequence[Ranked],

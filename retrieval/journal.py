@@ -1,6 +1,10 @@
 """The retrieval log: written in batches off the request's path, complete before an outcome is
 reported against it.
 
+Where the catalog is on a server, another replica may be asked next. So what a run was shown is
+written before its answer leaves, and an outcome waits for a retrieval that may stand in a batch of
+another replica.
+
 With each retrieval the skills that it showed and withheld are stored, with each outcome those that
 were used and whether that helped.
 """
@@ -8,7 +12,9 @@ were used and whether that helped.
 from __future__ import annotations
 
 import queue
+import re
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -24,7 +30,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.skills import NewUse, Role
 from kb.catalog.tables.search import evaluations, nodes
 from kb.catalog.tables.skills import outcomes, retrievals
-from kb.errors import InvalidRequest, NotFound
+from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, AccessScope
@@ -32,11 +38,15 @@ from retrieval.request import RetrieveRequest
 
 BATCH = 200
 FLUSH_SECONDS = 1.0
+ARRIVES_SECONDS = 3.0  # within which a retrieval of another replica is stored
+LOOK_SECONDS = 0.1
 MAX_STORED_LOG = 20_000  # characters of a compiler log that are kept
 # A change counts as a gain above this: 80 comparisons of a kernel with itself, on a shared CPU,
 # came out between 0.98 and 1.03 (benchmarks/results/evaluation_cpu.md).
 NOISE = 0.02
 REFERENCE = 0  # number of a run's node that is the problem's own reference
+
+_RETRIEVAL = re.compile(r"ret_[0-9a-f]{16}")
 
 log = structlog.get_logger(__name__)
 
@@ -66,12 +76,15 @@ class Journal:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()  # protects _thread
+        self._failing = False
 
     def record(self, row: Mapping[str, Any]) -> None:
         """Queue one retrieval; `row` holds the columns of the table but for `created_at`."""
         if self._catalog.read_only:
             return
         self._queue.put({**row, "created_at": clock.now()})
+        if self._catalog.on_server and row.get("run_id") and self._flushed():
+            return
         with self._starting:
             if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
@@ -135,6 +148,7 @@ class Journal:
         for figure in (speedup, baseline_speedup):
             if figure is not None and not 0 < figure < 1e6:
                 raise InvalidRequest("speedup must be positive", hint="2.0 means twice as fast.")
+        self._await(retrieval_id)
         with self._catalog.write() as connection:
             row = connection.execute(
                 retrievals.select().where(retrievals.c.id == retrieval_id)
@@ -169,6 +183,18 @@ class Journal:
             )
         return outcome_id
 
+    def _await(self, retrieval_id: str) -> None:
+        """Wait for a retrieval that another replica may have answered a moment ago."""
+        if not self._catalog.on_server or not _RETRIEVAL.fullmatch(retrieval_id):
+            return
+        stored = sa.select(retrievals.c.id).where(retrievals.c.id == retrieval_id)
+        deadline = time.monotonic() + ARRIVES_SECONDS
+        while time.monotonic() < deadline:
+            with self._catalog.read() as connection:
+                if connection.execute(stored).scalar() is not None:
+                    return
+            time.sleep(LOOK_SECONDS)
+
     def close(self) -> None:
         """Stop the thread and write what is queued. Raises OperationalError where the catalog
         cannot be written to.
@@ -179,15 +205,20 @@ class Journal:
         self.flush()
 
     def _run(self) -> None:
-        failing = False
         while not self._stop.wait(FLUSH_SECONDS):
-            try:
-                self.flush()
-                failing = False
-            except SQLAlchemyError:
-                if not failing:  # once, and not with every try
-                    log.exception("retrievals wait to be stored")
-                failing = True
+            self._flushed()
+
+    def _flushed(self) -> bool:
+        """Write what is there; False where it waits for the next time."""
+        try:
+            self.flush()
+        except (SQLAlchemyError, Unavailable):
+            if not self._failing:  # once, and not with every try
+                log.exception("retrievals wait to be stored")
+            self._failing = True
+            return False
+        self._failing = False
+        return True
 
 
 @dataclass(frozen=True)

@@ -56,7 +56,7 @@ class KnowledgeBase:
 
     @cached_property
     def embedder(self) -> LocalEmbedder:
-        return open_embedder(self.settings.embedder, self.settings.data_dir / "models")
+        return open_embedder(self.settings.embedder, self.settings.models_dir)
 
     @cached_property
     def embed(self) -> Callable[[str], Vectors]:

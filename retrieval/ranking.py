@@ -28,6 +28,7 @@ from kb.catalog.knowledge.candidates import Columns, Sample, candidates, sample,
 from kb.embedding import Vectors
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 from retrieval.plan import Plan
+from retrieval.stages import stage
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,7 @@ class ScopeSamples:
 EmbedQuery = Callable[[str], Vectors]
 
 
+@stage("ranking")
 def rank(
     connection: Connection,
     plan: Plan,

@@ -85,7 +85,8 @@ class RetrieveRequest:
     dtype: str | None = _field("text", "The main element type, like bf16.")
     problem: Mapping[str, float | str] | None = _field(
         "quantities",
-        "Further quantities of the problem, like compulsory_bytes or flops.",
+        "Sizes of the problem, like product_rows or flops. Skills and moves that do not fit them"
+        " are left out.",
         limit=MAX_QUANTITIES,
         choices=lambda: tuple(problem_terms().quantities),
     )

@@ -19,6 +19,7 @@ from retrieval.blocks import part_around
 from retrieval.excerpts import excerpt_of
 from retrieval.ranking import Ranked
 from retrieval.repeats import Repeats
+from retrieval.stages import stage
 
 # Tokens of an excerpt: every section of the built-in manuals is whole, with its table. Other
 # manuals have sections of several pages, of which a reader pays for every line.
@@ -28,6 +29,7 @@ FAR = 0.6  # of the best score; chosen by reading what stood below it in 60 answ
 LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
 
 
+@stage("excerpts")
 def section_excerpts(
     connection: Connection, ranked: Sequence[Ranked], scope: ScopeFilter, count: int
 ) -> list[Excerpt]:

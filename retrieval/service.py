@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import Connection
@@ -23,15 +24,14 @@ from kb.catalog.kept import look_up, revision_of
 from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
-from kb.embedding import Embedder
+from kb.embedding import Embedder, Vectors
 from kb.errors import StoreAway
 from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
 from kb.predicates import Value
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
-from retrieval.answer import Answer, ContextPart, Excerpt, Move
+from retrieval.answer import Answer, Move
 from retrieval.composer import (
-    Composed,
     Material,
     Remember,
     compose,
@@ -49,6 +49,7 @@ from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
+from retrieval.phrases import phrase_vectors
 from retrieval.plan import Plan, make_plan, writing_plan, writing_words
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
 from retrieval.request import RetrieveRequest, check_request
@@ -56,6 +57,8 @@ from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
+from retrieval.stages import stage
+from retrieval.whole_answer import answer_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
@@ -110,8 +113,10 @@ class Retriever:
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
         self._samples = ScopeSamples(embedder.fingerprint)
-        self._embed = functools.lru_cache(maxsize=2048)(embedder.encode_query)
+        self._phrases: Mapping[str, Vectors] = {}
+        self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
+    @stage("other")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
         equal `context`; without a vector index that is needed it is found by words, and says so.
@@ -162,7 +167,7 @@ class Retriever:
             catalog_revision = revision_of(connection)
         why_words = "" if self._dense_ready() else self._why_words
         hints = hints_of(material, composed.context, excerpts, by_signal, why_words)
-        answer = replace(_answer(material, composed, excerpts, choice, hints), profile=profile)
+        answer = replace(answer_of(material, composed, excerpts, choice, hints), profile=profile)
         ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
         shown = list(dict.fromkeys([*ids, *composed.context.passages]))
         self._record(request, answer, shown, catalog_revision, started)
@@ -216,11 +221,12 @@ class Retriever:
             access_scope=access_scope,
         )
 
-    def warm(self) -> None:
-        """Embed the signals' phrases, which are the same in every request; 0.7 s once."""
-        for signal in self._signals:
-            for phrase in signal.phrases:
-                self._embed(phrase)
+    def warm(self, folder: Path) -> None:
+        """Have the vectors of the signals' phrases, which are the same in every request; the first
+        time for this folder it takes a second.
+        """
+        phrases = [phrase for signal in self._signals for phrase in signal.phrases]
+        self._phrases = phrase_vectors(self._embedder, phrases, folder)
 
     def close(self) -> None:
         """Write what the journal still holds."""
@@ -257,12 +263,18 @@ class Retriever:
 
         return look_up(connection, "places", [key], read, most=MOST_PLACES)[key]
 
+    @stage("diagnosis")
     def _conclude(self, request: RetrieveRequest, place: _Place) -> Conclusion:
         return self._diagnoser.conclude(
             request, place.facts, place.scope.lineage, place.signatures, place.rules
         )
 
     # -- search
+
+    @stage("embedding")
+    def _encode(self, text: str) -> Vectors:
+        known = self._phrases.get(text)
+        return self._embedder.encode_query(text) if known is None else known
 
     def _rank(self, connection: Connection, plan: Plan, scope: ScopeFilter) -> list[Ranked]:
         ranked = rank(
@@ -386,6 +398,7 @@ class Retriever:
             excluded |= self._journal.shown_in_vain(request.run_id)
         return excluded
 
+    @stage("moves and skills")
     def _actions(
         self,
         connection: Connection,
@@ -465,35 +478,6 @@ class Retriever:
                 "access_scope": request.access_scope.owner,
             }
         )
-
-
-def _answer(
-    material: Material,
-    composed: Composed,
-    excerpts: Sequence[Excerpt],
-    choice: Choice,
-    hints: tuple[str, ...],
-) -> Answer:
-    context = composed.context
-    return Answer(
-        retrieval_id=new_id("ret"),
-        diagnosis=material.verdict,
-        hardware=material.hardware,
-        excerpts=tuple(excerpts),
-        skills=choice.answers,
-        moves=tuple(material.moves),
-        context=context.text,
-        context_tokens=context.tokens,
-        skills_withheld=choice.withheld,
-        hints=hints,
-        task=composed.task,
-        context_stable=context.stable,
-        context_actions=context.actions,
-        parts=tuple(
-            ContextPart(b.kind, b.id, b.tokens, b.citation) for b in context.shown if b.citation
-        ),
-        unknown_names=tuple(name.as_json() for name in composed.unknown),
-    )
 
 
 def _unchanged(ranked: list[Ranked]) -> list[Ranked]:

@@ -7,16 +7,14 @@ whatever is imported is a candidate without evidence. Ranking and drafting are d
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from sqlalchemy import Connection
 
-from ingestion.findings.moves import moves_of
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -27,25 +25,22 @@ from kb.catalog.skills import (
     SkillDraft,
     SkillEvent,
     SkillHead,
+    SkillRow,
     SkillScopes,
     State,
     Tier,
 )
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest, UnknownHardware
-from kb.predicates import compile_predicate
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
+from skills.drafts import draft_of
 from skills.format.schema import (
     MOVES_JSON,
     RECIPE_JSON,
-    STRUCTURED,
     SkillFile,
-    advice,
     skill_file,
-    sources_of,
 )
-from skills.format.skillfile import content_sha256, read_skill, skill_folders, write_skill
+from skills.format.skillfile import read_skill, skill_folders, write_skill
 from skills.observation import observe
 from skills.uses import Finding
 
@@ -243,14 +238,19 @@ class SkillLibrary:
                 drafts.append(draft_of(read_skill(path), "curated", "shipped", self._registry))
         changed = 0
         with self._catalog.write() as connection:
+            shipped = {row.name: row for row in store.listed(connection, origin="shipped")}
             for draft in drafts:
+                if _as_shipped(shipped.get(draft.name), draft):
+                    continue
                 if not draft.sources:
                     raise InvalidKnowledge(
                         f"the shipped skill {draft.name} names no source",
                         hint="List where it comes from under `## Sources`.",
                     )
                 changed += self._sync_one(connection, draft)
-            retired = self._retire_gone(connection, {draft.name for draft in drafts})
+            kept = {draft.name for draft in drafts}
+            gone = [row for name, row in shipped.items() if name not in kept]
+            retired = self._retire(connection, gone)
         return SyncReport(len(drafts), changed, retired)
 
     def import_folder(
@@ -361,14 +361,23 @@ class SkillLibrary:
         return stored.outcome != "unchanged"
 
     @staticmethod
-    def _retire_gone(connection: Connection, kept: set[str]) -> int:
-        rows = store.listed(connection, origin="shipped")
-        gone = [row for row in rows if row.name not in kept and row.state != "retired"]
-        for row in gone:
+    def _retire(connection: Connection, gone: Sequence[SkillRow]) -> int:
+        """Retire skills that no longer ship; how many were not before."""
+        in_use = [row for row in gone if row.state != "retired"]
+        for row in in_use:
             store.set_state(
                 connection, row.name, "retired", actor=BUILTIN_ACTOR, reason="no longer ships"
             )
-        return len(gone)
+        return len(in_use)
+
+
+def _as_shipped(row: SkillRow | None, draft: SkillDraft) -> bool:
+    """Whether there is nothing to do about a shipped skill, which is so at almost every start."""
+    return (
+        row is not None
+        and row.state != "retired"
+        and (row.tier, row.content_sha256) == (draft.tier, draft.content_sha256)
+    )
 
 
 def _summaries(
@@ -402,98 +411,3 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
     }
     present = {key: value for key, value in fields.items() if value is not None}
     return {**present, "metadata": dict(skill.metadata)}
-
-
-def draft_of(
-    skill: SkillFile, tier: Tier, origin: Literal["shipped", "import"], registry: HardwareRegistry
-) -> SkillDraft:
-    """The skill as it is to be stored, its ids checked against what is registered here. Raises
-    UnknownHardware, UnknownSignal and InvalidKnowledge."""
-    signals = load_signals()
-    scopes = skill.scopes
-    hardware = {registry.resolve(name) for name in scopes.hardware}
-    for signal in scopes.signals:
-        signals.get(signal)
-    _check_predicate(skill)
-    draft = SkillDraft(
-        name=skill.name,
-        tier=tier,
-        transformation=skill.transformation,
-        description=skill.description,
-        body=skill.body,
-        scopes=replace(scopes, hardware=tuple(sorted(hardware))),
-        content_sha256="",
-        origin=origin,
-        polarity=skill.metadata.get("kb.polarity", "use"),
-        predicate=skill.predicate,
-        moves=_moves(skill),
-        recipe=_recipe(skill),
-        sources=sources_of(skill.body),
-        metadata={
-            "allowed_tools": skill.allowed_tools,
-            "other": {k: v for k, v in skill.metadata.items() if not k.startswith("kb.")},
-            "files": _texts(skill),
-            **skill.about_error,
-        },
-        license=skill.license,
-        compatibility=skill.compatibility,
-        version=int(skill.metadata.get("kb.version", "1")),
-    )
-    return replace(draft, content_sha256=content_sha256(advice(draft)))
-
-
-def _check_predicate(skill: SkillFile) -> None:
-    if skill.predicate is None:
-        return
-    names, signals, metrics = (
-        compile_predicate(skill.predicate).names(),
-        load_signals(),
-        load_metrics(),
-    )
-    for signal in names.signals:
-        signals.get(signal)
-    unknown = [name for name in names.metrics if name not in metrics]
-    if unknown:
-        raise InvalidKnowledge(
-            f"the predicate of {skill.name} reads unknown metrics: {', '.join(unknown)}",
-            hint="Use the names of the metric registry.",
-        )
-
-
-def _moves(skill: SkillFile) -> list[Mapping[str, Any]]:
-    moves = _structured(skill, MOVES_JSON, list) or []
-    moves_of({"moves": moves})
-    return moves
-
-
-def _recipe(skill: SkillFile) -> Mapping[str, Any] | None:
-    recipe: Mapping[str, Any] | None = _structured(skill, RECIPE_JSON, dict)
-    return recipe
-
-
-def _structured(skill: SkillFile, name: str, kind: type) -> Any:
-    if name not in skill.files:
-        return None
-    try:
-        value = json.loads(skill.files[name])
-    except ValueError as error:
-        raise InvalidKnowledge(
-            f"{name} of {skill.name} is not JSON: {error}", hint="Correct it at that place."
-        ) from error
-    if not isinstance(value, kind):
-        raise InvalidKnowledge(
-            f"{name} of {skill.name} is no JSON {kind.__name__}", hint="Export a skill to see one."
-        )
-    return value
-
-
-def _texts(skill: SkillFile) -> dict[str, str]:
-    """The reference texts that are kept; scripts and binaries are not."""
-    kept = {}
-    for name, data in sorted(skill.files.items()):
-        if name.startswith("references/") and name not in STRUCTURED:
-            try:
-                kept[name] = data.decode("utf-8")
-            except UnicodeDecodeError:
-                continue  # reported among what was dropped
-    return kept

@@ -88,8 +88,7 @@ class Server:
 
     def start(self) -> None:
         """Start it, and wait until it answers."""
-        # What is committed outlives `stop`, as it does a crash of a real server; it need not outlive
-        # one of the machine.
+        # What is committed outlives `stop`; it need not outlive a crash of the machine.
         off = ("fsync=off", "full_page_writes=off")
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder}", *off)
         options = [part for setting in settings for part in ("-c", setting)]

@@ -147,7 +147,7 @@ class S3Server:
         }
 
     def folder_of_bucket(self) -> str:
-        """The URL of a new place in its bucket: each bucket would have files of 64 MB of its own."""
+        """The URL of a new place in its bucket: each bucket would have volumes of its own."""
         return f"s3://{BUCKET}/{uuid4().hex}"
 
     def of_directory(self, data_dir: Path) -> str:

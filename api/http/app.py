@@ -13,11 +13,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.resources import files
 
+import structlog
 from fastapi import Depends, FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.routing import Route
 
 from api.http import errors
@@ -25,6 +27,7 @@ from api.http.admission import Admission
 from api.http.authorisation import Authorisation
 from api.http.callers import KnownCallers
 from api.http.dependencies import access_scope, known_parameters
+from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe
 from api.http.routes import (
@@ -45,7 +48,12 @@ from api.services import Background, Services, open_services
 from api.web import routes as web
 from api.web.login import refused_page
 from api.web.pages import HEADERS
+from kb.catalog.figures import figures_of
+from kb.catalog.request_counts import RequestCounts
+from kb.errors import Unavailable
 from kb.settings import Settings, product_version
+
+log = structlog.get_logger(__name__)
 
 _STATIC = "/docs-static"
 FLUSH_SECONDS = 30.0
@@ -76,8 +84,9 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     app.state.mcp = Mounted()
     app.openapi = describe(app)  # type: ignore[method-assign]
     # Whoever runs a command on a data directory owns it.
+    app.state.limits = limits = Limits(settings)
     app.add_middleware(
-        Authorisation, settings=settings, error_page=refused_page, trusted=services is not None
+        Authorisation, limits=limits, error_page=refused_page, trusted=services is not None
     )
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
@@ -109,14 +118,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     background = Background(services)
     app.state.services, app.state.background = services, background
     app.state.admission = Admission(settings)
-    app.state.metrics.observe(background.readiness)
+    app.state.metrics.observe(background.readiness, lambda: figures_of(services.catalog))
     background.start()
-    flushing = asyncio.create_task(_flush_uses(services))
+    periodic = [asyncio.create_task(_flush_uses(services))]
+    if services.catalog.on_server:
+        periodic.append(asyncio.create_task(_exchange_counts(services, app.state.limits)))
     try:
         async with app.state.mcp.open(app, settings):
             yield
     finally:
-        flushing.cancel()
+        for task in periodic:
+            task.cancel()
         services.keys.flush()
         background.stop()
 
@@ -126,6 +138,24 @@ async def _flush_uses(services: Services) -> None:
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
         await run_in_threadpool(services.keys.flush)
+
+
+async def _exchange_counts(services: Services, limits: Limits) -> None:
+    """Tell the other replicas how many requests came here, and learn theirs."""
+    counts, failing = RequestCounts(services.catalog), False
+    while True:
+        await asyncio.sleep(EXCHANGE_SECONDS)
+        own = limits.own()
+        try:
+            totals = await run_in_threadpool(counts.exchange, own, 2 * MINUTE)
+        except (SQLAlchemyError, Unavailable) as error:
+            limits.keep(own)
+            if not failing:  # once, and not with every try
+                log.warning("limits count the requests of this replica alone", reason=str(error))
+            failing = True
+        else:
+            limits.learn(totals, own)
+            failing = False
 
 
 @asynccontextmanager

@@ -14,6 +14,7 @@ from http.cookies import CookieError, SimpleCookie
 from typing import Any, NamedTuple
 
 import structlog
+from anyio import CapacityLimiter, to_thread
 from fastapi import FastAPI, Request, Response
 from fastapi.routing import iter_route_contexts
 from sqlalchemy.exc import DBAPIError
@@ -31,11 +32,11 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.keys import Key, Role, may
 from kb.errors import Forbidden, KernloreError, Unauthorized, UnknownHardware
 from kb.scope import ALL_ACCESS, ANY, AccessScope
-from kb.settings import Settings
 
 COOKIE = "kernlore_session"
 _CALLER = "kernlore.caller"
 _ID = re.compile(rb"\b[a-z]{2,5}_[0-9a-f]{16}\b")
+ASKING_AT_ONCE = 16  # questions to a catalog's server about keys
 _MOST_READ = 65_536  # bytes of an answer that are looked through for ids
 
 log = structlog.get_logger(__name__)
@@ -74,13 +75,18 @@ class Authorisation:
     """
 
     def __init__(
-        self, app: ASGIApp, settings: Settings, error_page: ErrorPage, trusted: bool = False
+        self,
+        app: ASGIApp,
+        limits: Limits,
+        error_page: ErrorPage,
+        trusted: bool = False,
     ) -> None:
         self._app = app
         self._trusted = trusted
-        self._limits = Limits(settings)
+        self._limits = limits
         self._error_page = error_page
         self._routes: list[Route] = []  # known once the application is whole
+        self._asking: CapacityLimiter | None = None  # made within the loop that it belongs to
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -102,7 +108,7 @@ class Authorisation:
         caller: Caller | None = None
         audited = _Audited(services, send, scope)
         try:
-            caller = self._identify(services, scope, need)
+            caller = await self._identify(services, scope, need)
             if is_tools(template) and scope["method"] == "POST":
                 need, receive = await _of_message(services, scope, receive)
             check(caller, need, scope)
@@ -113,27 +119,33 @@ class Authorisation:
         scope[_CALLER] = caller
         await self._app(scope, receive, audited.of(need, caller))
 
-    def _identify(self, services: Services, scope: Scope, need: Need) -> Caller:
+    async def _identify(self, services: Services, scope: Scope, need: Need) -> Caller:
         """The caller, counted against its limits. Raises Unauthorized and TooManyRequests.
 
-        The look-up is one row of the catalog that no writer holds up, so it stays on the loop.
+        In a file the look-up is one row that no writer holds up, so it stays on the loop. A server
+        is asked from a thread; there are some for this alone, else a refusal would wait for routes.
         """
         address = _address(scope)
-        keys = services.keys
-        if self._trusted or not keys.any():
+        headers = Headers(scope=scope)
+        if self._trusted:
+            known = _NO_KEYS
+        elif services.catalog.on_server:
+            self._asking = self._asking or CapacityLimiter(ASKING_AT_ONCE)
+            known = await to_thread.run_sync(_known, services, headers, limiter=self._asking)
+        else:
+            known = _known(services, headers)
+        if not known.closed:
             self._limits.take(address, need.kind, with_key=False)
             return Caller(address, "admin", ALL_ACCESS, False)
-        headers = Headers(scope=scope)
-        key, by_cookie = _key_of(services, headers)
+        key = known.key
         if key is None:
             self._limits.take(address, need.kind, with_key=True)
             if need.role is None:
                 return _unknown(scope)
             raise _no_key(headers)
         self._limits.take(key.id, need.kind, with_key=True)
-        keys.used(key)
-        access = access_of(key, services.registry)
-        return Caller(key.id, key.role, access, True, by_cookie)
+        services.keys.used(key)
+        return Caller(key.id, key.role, known.access, True, known.by_cookie)
 
     def _refusal(self, scope: Scope, error: KernloreError) -> Response:
         root = scope.get("root_path", "")
@@ -235,14 +247,30 @@ def _address(scope: Scope) -> str:
     return str(client[0]) if client else "unknown"
 
 
-def _key_of(services: Services, headers: Headers) -> tuple[Key | None, bool]:
-    """The key of a request, and whether it came as a session of the pages."""
+class _Known(NamedTuple):
+    """What the store says of a request: whether it has keys, the request's, what that may see, and
+    whether it came as a session of the pages.
+    """
+
+    closed: bool
+    key: Key | None
+    access: AccessScope
+    by_cookie: bool
+
+
+_NO_KEYS = _Known(False, None, ALL_ACCESS, False)
+
+
+def _known(services: Services, headers: Headers) -> _Known:
     given = headers.get("authorization")
     if given is not None:
         scheme, _, secret = given.partition(" ")
-        return (services.keys.find(secret.strip()) if scheme.lower() == "bearer" else None), False
-    secret = session_of(headers)
-    return (services.keys.find_session(secret) if secret else None), True
+        bearer = scheme.lower() == "bearer"
+        door = services.keys.at_door(secret.strip() if bearer else None)
+    else:
+        door = services.keys.at_door(session=session_of(headers) or None)
+    access = _NOTHING if door.key is None else access_of(door.key, services.registry)
+    return _Known(door.closed, door.key, access, given is None)
 
 
 def session_of(headers: Headers) -> str:

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.errors import internal_error, respond
 from api.services import Readiness
+from kb.catalog.figures import Figures
 from kb.ids import new_id
 from retrieval.answer import Answer
 
@@ -57,6 +58,13 @@ class Metrics:
             ["signal"],
             registry=self.registry,
         )
+        self._stages = Histogram(
+            "kernlore_retrieval_stage_seconds",
+            "Time of each stage of an answer, without the stages within it.",
+            ["stage"],
+            buckets=_SECONDS,
+            registry=self.registry,
+        )
         self._excerpts = Counter(
             "kernlore_excerpts_returned", "Excerpts in answers.", registry=self.registry
         )
@@ -64,15 +72,19 @@ class Metrics:
             "kernlore_uploads", "Uploaded files by outcome.", ["outcome"], registry=self.registry
         )
 
-    def observe(self, readiness: Callable[[], Readiness]) -> None:
+    def observe(self, readiness: Callable[[], Readiness], figures: Callable[[], Figures]) -> None:
         """Report the state of the store at each scrape."""
-        self.registry.register(_State(readiness))
+        self.registry.register(_State(readiness, figures))
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request; `route` is its template."""
         method = method if method in _METHODS else "other"
         self._requests.labels(route, method, str(status)).inc()
         self._seconds.labels(route).observe(seconds)
+
+    def stage(self, name: str, seconds: float) -> None:
+        """Count a stage of an answer."""
+        self._stages.labels(name).observe(seconds)
 
     def retrieval(self, answer: Answer) -> None:
         """Count an answer by its strongest signal."""
@@ -90,8 +102,9 @@ class Metrics:
 
 
 class _State(Collector):
-    def __init__(self, readiness: Callable[[], Readiness]) -> None:
+    def __init__(self, readiness: Callable[[], Readiness], figures: Callable[[], Figures]) -> None:
         self._readiness = readiness
+        self._figures = figures
 
     def describe(self) -> Iterator[Metric]:
         """Nothing: else registering would already ask the store."""
@@ -108,6 +121,36 @@ class _State(Collector):
         for name in _STATES:
             jobs.add_metric([name], state.jobs.get(name, 0))
         yield jobs
+        yield from _of_figures(self._figures())
+
+
+def _of_figures(figures: Figures) -> Iterator[Metric]:
+    """Gauges, not counters: rows are also removed."""
+    yield GaugeMetricFamily(
+        "kernlore_oldest_queued_job_seconds",
+        "Age of the job that has waited longest.",
+        figures.oldest_queued_seconds,
+    )
+    yield GaugeMetricFamily(
+        "kernlore_model_cost_usd",
+        "What models cost in all runs, as far as prices are known.",
+        figures.model_cost_usd,
+    )
+    for name, help_text, label, counts in (
+        ("kernlore_evaluations", "Evaluations by state.", "state", figures.evaluations),
+        ("kernlore_runs", "Optimizer runs by state.", "state", figures.runs),
+        (
+            "kernlore_outcomes",
+            "Outcomes, by whether the answer helped.",
+            "helped",
+            figures.outcomes,
+        ),
+        ("kernlore_skills", "Skills by state.", "state", figures.skills),
+    ):
+        family = GaugeMetricFamily(name, help_text, labels=[label])
+        for value, count in sorted(counts.items()):
+            family.add_metric([value], count)
+        yield family
 
 
 class RequestLog:

@@ -1,9 +1,11 @@
-"""The tools at /mcp of the service. What the SDK needs is loaded when the service starts."""
+"""The tools at /mcp of the service. The SDK is loaded when somebody first asks for them."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib import import_module
 from importlib.util import find_spec
 
 import httpx
@@ -30,7 +32,8 @@ class Mounted:
     """The ASGI application at `PATH`. Names and pages that may not call are refused before."""
 
     def __init__(self) -> None:
-        self._app: ASGIApp | None = None
+        self._app: asyncio.Future[ASGIApp] | None = None  # between start and end of the service
+        self._asked = asyncio.Event()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request. Raises Unavailable where the extra is missing."""
@@ -42,7 +45,9 @@ class Mounted:
             # to send on it; the protocol's answer for that is 405, and clients go on without.
             await Response(status_code=405, headers={"allow": "POST"})(scope, receive, send)
             return
-        await self._app(scope, receive, send)
+        self._asked.set()
+        app = await asyncio.shield(self._app)  # who no longer waits does not end it for others
+        await app(scope, receive, send)
 
     @asynccontextmanager
     async def open(self, app: ASGIApp, settings: Settings) -> AsyncIterator[None]:
@@ -50,27 +55,54 @@ class Mounted:
         if find_spec("mcp") is None:
             yield
             return
-        from mcp.server.transport_security import TransportSecuritySettings
+        self._app, ending = asyncio.get_running_loop().create_future(), asyncio.Event()
+        serving = asyncio.create_task(self._serve(self._app, app, settings, ending))
+        try:
+            yield
+        finally:
+            self._app = None
+            ending.set()
+            self._asked.set()
+            await serving
 
-        from api.mcp.server import build
+    async def _serve(
+        self,
+        opened: asyncio.Future[ASGIApp],
+        app: ASGIApp,
+        settings: Settings,
+        ending: asyncio.Event,
+    ) -> None:
+        """Open the tools when somebody first asks for them; the SDK takes a second to load."""
+        await self._asked.wait()
+        if ending.is_set():
+            opened.cancel()
+            return
+        try:
+            await asyncio.to_thread(import_module, "api.mcp.server")
+            from mcp.server.transport_security import TransportSecuritySettings
 
-        async with client_of(app) as client:
+            from api.mcp.server import build
 
-            async def ready() -> httpx.AsyncClient:
-                return client
+            async with client_of(app) as client:
 
-            server = build(HttpRoutes(ready))
-            # No session is kept, so a restart of the service is not noticed. The middleware of
-            # the service has checked names and origins, by its own settings.
-            server.streamable_http_app(
-                stateless_http=True,
-                json_response=True,
-                max_request_body_size=settings.max_body_bytes,
-                transport_security=TransportSecuritySettings(enable_dns_rebinding_protection=False),
-            )
-            async with server.session_manager.run():
-                self._app = server.session_manager.asgi_app
-                try:
-                    yield
-                finally:
-                    self._app = None
+                async def ready() -> httpx.AsyncClient:
+                    return client
+
+                server = build(HttpRoutes(ready))
+                # No session is kept, so a restart of the service is not noticed. The middleware of
+                # the service has checked names and origins, by its own settings.
+                server.streamable_http_app(
+                    stateless_http=True,
+                    json_response=True,
+                    max_request_body_size=settings.max_body_bytes,
+                    transport_security=TransportSecuritySettings(
+                        enable_dns_rebinding_protection=False
+                    ),
+                )
+                async with server.session_manager.run():
+                    opened.set_result(server.session_manager.asgi_app)
+                    await ending.wait()
+        except Exception as error:  # whoever asked is answered
+            if opened.done():
+                raise
+            opened.set_exception(error)

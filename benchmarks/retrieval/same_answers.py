@@ -54,7 +54,7 @@ def ask(data_dir: Path, bodies: Sequence[Request], in_memory: bool) -> tuple[Ask
 
     ranking.lexical_scores = timed
     try:
-        services.retriever.warm()
+        services.retriever.warm(services.settings.models_dir)
         if in_memory:
             started = time.perf_counter()
             with services.catalog.read() as connection:

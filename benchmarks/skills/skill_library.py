@@ -265,7 +265,7 @@ def _place(source: Path, folder: Path, name: str, embedder: Embedder) -> Place:
     catalog = copy(source, folder / name.replace(" ", "-"))
     index = ExactIndex(catalog, embedder.fingerprint)
     retriever = Retriever(catalog, HardwareRegistry(catalog), embedder, lambda: index)
-    retriever.warm()
+    retriever.warm(folder / "models")
     return Place(name, catalog, retriever)
 
 

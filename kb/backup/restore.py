@@ -23,8 +23,9 @@ from kb.backup.archive import CATALOG, MANIFEST, SUMS
 from kb.backup.write import Progress, changed_settings, check_embedded
 from kb.blobs import Blobs
 from kb.catalog import store_id
-from kb.catalog.engine import Catalog, check_revision, open_catalog
+from kb.catalog.engine import Catalog, open_catalog
 from kb.catalog.jobs import Jobs
+from kb.catalog.schema import check_revision
 from kb.catalog.tables.jobs import jobs
 from kb.catalog.tables.search import runs
 from kb.errors import Conflict, Unavailable

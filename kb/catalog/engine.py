@@ -18,6 +18,7 @@ from kb.catalog.database import Database
 from kb.catalog.faults import damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
 from kb.catalog.postgres import PostgresServer
+from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
 from kb.catalog.sqlite_file import NAME, SqliteFile
 from kb.errors import InvalidRequest, StoreError
 from kb.private import private_folder
@@ -25,7 +26,6 @@ from kb.private import private_folder
 MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
-_MIGRATIONS = Path(__file__).parent / "migrations"
 
 
 class Catalog:
@@ -49,6 +49,13 @@ class Catalog:
         if self._database.file is None:
             raise StoreError(f"the catalog {self.name} is no file", hint="Use its server's tools.")
         return self._database.file
+
+    @property
+    def on_server(self) -> bool:
+        """Whether it is on a server: services of other machines may work on it, and asking it
+        anything is a question that takes its way.
+        """
+        return self._database.file is None
 
     @property
     def read_only(self) -> bool:
@@ -77,8 +84,26 @@ class Catalog:
         """One transaction that takes the write lock at its start: all of it is kept, or nothing.
 
         With `rows_only`, it locks the rows that it changes itself, and waits for nobody else where
-        the database has such locks.
+        the database has such locks. Raises Unavailable where a newer Kernlore has changed the
+        catalog into one that this code must not write to.
         """
+        with self._writing(rows_only) as connection:
+            check_writable(connection, self.name)
+            yield connection
+
+    @contextmanager
+    def migrating(self) -> Iterator[Connection]:
+        """As `write`, of a catalog that may have no tables yet, or those of another revision."""
+        with self._writing(rows_only=False) as connection:
+            yield connection
+
+    def schema_state(self) -> SchemaState:
+        """What the schema is to this code: another process may have migrated it since."""
+        with self.read() as connection:
+            return state_of(connection)
+
+    @contextmanager
+    def _writing(self, rows_only: bool) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             self._database.begin_write(connection, rows_only)
             begin(connection, writes=True)
@@ -142,7 +167,7 @@ def _opened(database: Database, data_dir: Path) -> Catalog:
     catalog = Catalog(database, engine, data_dir)
     try:
         database.admit(engine)
-        _migrate(catalog)
+        migrate(catalog.name, catalog.read, catalog.migrating)
     except sa.exc.DatabaseError as error:
         engine.dispose()
         raise database.fault(error) from error
@@ -173,59 +198,6 @@ def sqlite_path(url: str) -> Path:
 
 def _keeping(kept: Kept) -> Any:
     return lambda connection, record: attach(record.info, kept)
-
-
-def _migrate(catalog: Catalog) -> None:
-    # Alembic costs 0.3 s to import; a catalog that is at the newest revision never pays it.
-    if _revision(catalog) == _revisions()[-1]:
-        return
-    with catalog.write() as connection:
-        from alembic import command
-        from alembic.config import Config
-
-        check_revision(f"the catalog {catalog.name}", _revision_of(connection))
-        config = Config()
-        config.set_main_option("script_location", str(_MIGRATIONS))
-        config.attributes["connection"] = connection
-        command.upgrade(config, "head")
-
-
-def _revisions() -> list[str]:
-    """The revisions of the schema, oldest first."""
-    return sorted(path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
-
-
-def check_revision(subject: str, revision: str | None) -> None:
-    """Raise StoreError where no migration leads from this revision to the newest. `subject` names
-    what has the revision; None is a new catalog.
-    """
-    revisions = _revisions()
-    if revision is None:
-        return
-    if revision > revisions[-1]:
-        raise StoreError(
-            f"{subject} was written by a newer Kernlore (revision {revision})",
-            hint="Upgrade Kernlore, or start with another --data-dir.",
-        )
-    if revision < revisions[0]:
-        raise StoreError(
-            f"{subject} is older than the first release (revision {revision}) and cannot be"
-            " migrated",
-            hint="Start with a new --data-dir and ingest your documents again with `kernlore"
-            " ingest`. The Kernlore that wrote the catalog can still read it: it exports learned"
-            " skills with `kernlore skills export`.",
-        )
-
-
-def _revision(catalog: Catalog) -> str | None:
-    with catalog.read() as connection:
-        return _revision_of(connection)
-
-
-def _revision_of(connection: Connection) -> str | None:
-    if not sa.inspect(connection).has_table("alembic_version"):
-        return None
-    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def portions(values: Sequence[T]) -> list[Sequence[T]]:

@@ -94,13 +94,19 @@ _EXPIRED: dict[str, Any] = {
 }
 
 
-def _lapsed(connection: Connection, lives: Callable[[str], bool | None]) -> list[Job]:
-    """Running jobs whose worker is dead. Its own word is asked before the clock, which may jump."""
-    rows = connection.execute(
+def _lapsed(
+    connection: Connection, lives: Callable[[str], bool | None], *, locked: bool = False
+) -> list[Job]:
+    """Running jobs whose worker is dead. Its own word is asked before the clock, which may jump.
+    With `locked`, nobody renews their leases until the transaction ends; what somebody renews at
+    this moment is left out.
+    """
+    query = (
         sa.select(*_COLUMNS, (jobs.c.lease_expires_at < clock.now()).label("late"))
         .where(jobs.c.state == "running")
         .order_by(jobs.c.created_at, jobs.c.id)
-    ).all()
+    )
+    rows = connection.execute(query.with_for_update(skip_locked=True) if locked else query).all()
     answers = {row.lease_owner: lives(row.lease_owner) for row in rows}
     dead = [row for row in rows if answers[row.lease_owner] is False]
     unknown = [row for row in rows if answers[row.lease_owner] is None]
@@ -296,9 +302,19 @@ class Jobs:
             )
             return {row.subject_id: Turn(row.group_id, row.share, row.behind) for row in rows}
 
+    def held_by_others(self, owner: str) -> set[str]:
+        """Subjects of running jobs of other workers, whose leases last."""
+        with self._catalog.read() as connection:
+            query = sa.select(jobs.c.subject_id).where(
+                jobs.c.state == "running",
+                jobs.c.lease_owner != owner,
+                jobs.c.lease_expires_at >= clock.now(),
+            )
+            return {subject for subject in connection.execute(query).scalars() if subject}
+
     def renew(self, owner: str, lease_seconds: float) -> None:
         """Renew the lease of every job that this worker still owns."""
-        with self._catalog.write() as connection:
+        with self._catalog.write(rows_only=True) as connection:
             connection.execute(
                 jobs.update()
                 .where(jobs.c.state == "running", jobs.c.lease_owner == owner)
@@ -389,7 +405,7 @@ class Jobs:
             if not _lapsed(connection, lives):
                 return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
-            lapsed = _lapsed(connection, lives)
+            lapsed = _lapsed(connection, lives, locked=True)
             failed = [job for job in lapsed if job.kept is None]
             for job in lapsed:
                 values = _QUEUED_AGAIN

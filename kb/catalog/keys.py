@@ -66,6 +66,16 @@ class Key:
 
 
 @dataclass(frozen=True)
+class AtDoor:
+    """What a request meets. `closed` says that a key was ever made: a store that has had one stays
+    closed, so that revoking the last one opens nothing. `key` is the valid one, or None.
+    """
+
+    closed: bool
+    key: Key | None
+
+
+@dataclass(frozen=True)
 class NewKey:
     """A key with its secret, which is stored nowhere."""
 
@@ -158,16 +168,23 @@ class Keys:
 
     # -- at the door
 
-    def any(self) -> bool:
-        """Whether a key was ever made: a store that has had one stays closed, so that revoking the
-        last one opens nothing.
+    def at_door(self, secret: str | None = None, session: str | None = None) -> AtDoor:
+        """Whether there are keys, and the valid one with this secret, or of this session of the
+        pages. On a server this is a question to it, and so nothing for an event loop.
         """
-        return bool(self._all())
+        known = self._all()
+        if secret is not None:
+            key = known.get(sha256(secret))
+            return AtDoor(bool(known), key if key is not None and key.state == "valid" else None)
+        return AtDoor(bool(known), self.find_session(session) if known and session else None)
+
+    def any(self) -> bool:
+        """Whether a key was ever made."""
+        return self.at_door().closed
 
     def find(self, secret: str) -> Key | None:
         """The valid key with this secret, or None."""
-        key = self._all().get(sha256(secret))
-        return key if key is not None and key.state == "valid" else None
+        return self.at_door(secret).key
 
     def used(self, key: Key) -> None:
         """Note that the key was used now; `flush` stores it."""
@@ -235,9 +252,11 @@ class Keys:
         """Every key by the hash of its secret; read anew when one was made or revoked, also by
         another process.
         """
-        version = self._catalog.version()  # before it is read: a change meanwhile is seen next time
+        # Before it is read: a change meanwhile is seen next time. A server is asked for the keys'
+        # own revision at once: its version differs with every transaction of anybody.
+        version = None if self._catalog.on_server else self._catalog.version()
         with self._lock:
-            if self._state[0] == version:
+            if version is not None and self._state[0] == version:
                 return self._known
         with self._catalog.read() as connection:
             revision = int(meta.get(connection, _REVISION) or 0)

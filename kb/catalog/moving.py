@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import dialect, meta, store_id
+from kb.catalog import dialect, meta, schema, store_id
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import lexical
 from kb.catalog.tables import metadata
@@ -32,6 +32,7 @@ def copy_catalog(
     any row, StoreError where it has others than the source in the end.
     """
     with source.read() as reading, target.write() as writing:
+        schema.forget_oldest_code(writing)  # an empty catalog has it too; the source's comes
         _refuse_rows(writing, target)
         counts: dict[str, int] = {}
         for table in metadata.sorted_tables:

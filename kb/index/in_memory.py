@@ -23,7 +23,8 @@ log = structlog.get_logger(__name__)
 
 class KeptInMemory:
     """A thread of its own between `start` and `stop`. `heading_weight` is that of the searches,
-    `model` the fingerprint of the embedding model.
+    `model` the fingerprint of the embedding model; `follow` is called after each look at tables
+    that are still, for what else has to catch up with other processes.
     """
 
     def __init__(
@@ -32,11 +33,13 @@ class KeptInMemory:
         heading_weight: float,
         model: Callable[[], str],
         look_seconds: float = LOOK_SECONDS,
+        follow: Callable[[], object] = lambda: None,
     ) -> None:
         self._catalog = catalog
         self._model = model
         self._heading_weight = heading_weight
         self._look_seconds = look_seconds
+        self._follow = follow
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="in-memory", daemon=True)
 
@@ -60,6 +63,8 @@ class KeptInMemory:
                         lexical.keep_in_memory(connection, self._heading_weight)
                         candidates.keep_in_memory(connection, self._model())
                         near.keep_in_memory(connection, self._model())
+                if state == last:
+                    self._follow()
                 last = state
             except Exception:  # the thread's boundary: the tables answer meanwhile
                 log.exception("nothing can be kept in memory; the tables answer")

@@ -5,12 +5,15 @@ a Chroma server does not answer, exactly for all that is in memory or small.
 In a store of 37,858 passages a request about one chip takes 3 ms in this way, and 14 by two queries
 of Chroma's graphs (benchmarks/results/retrieval_latency.md). The time of the first grows with the
 number of passages, that of the second hardly.
+
+Where the catalog is on a server, other replicas add and remove passages, of which the Chroma of
+this process knows nothing until `follow`. Until then the catalog's vectors are searched, exactly.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -55,7 +58,8 @@ class ScopeRows:
 
 class NearIndex:
     """A service's vector index. `catch_up` opens Chroma, and again after its server was away;
-    until then Chroma is not asked.
+    until then Chroma is not asked. In the state `followed` (`state_of`) it was equal to the
+    catalog, and is kept so by this process and by `follow`.
     """
 
     def __init__(
@@ -63,12 +67,14 @@ class NearIndex:
         catalog: Catalog,
         model: str,
         chroma: ChromaIndex,
+        followed: Hashable = None,
         exact_up_to: int = EXACT_UP_TO,
     ) -> None:
         self._catalog = catalog
         self._model = model
         self._chroma = chroma
         self._exact = ExactIndex(catalog, model)
+        self._followed = followed
         self._exact_up_to = exact_up_to
         self._away: StoreAway | None = None
         self._lost = 0  # how many times Chroma did not answer
@@ -80,14 +86,14 @@ class NearIndex:
 
     def catch_up(self) -> SyncReport:
         """Make Chroma equal to the catalog and ask it from now on. Raises StoreAway."""
-        lost = self._lost
+        lost, followed = self._lost, state_of(self._catalog)
         try:
             report = self._chroma.open_or_rebuild()
         except StoreAway as error:
             self._lose(error)
             raise
         if self._lost == lost:  # else a change of the meantime may be missing
-            self._away = None
+            self._away, self._followed = None, followed
         return report
 
     def check(self) -> None:
@@ -110,11 +116,14 @@ class NearIndex:
         with self._catalog.read() as connection:
             columns = candidates.in_memory(connection, self._model)
             scope_rows = _of(connection, columns) if columns is not None else None
+            behind = self._catalog.on_server and candidates.state(connection) != self._followed
         if columns is not None and scope_rows is not None:
             ranges = scope_rows.of(scopes, access_scope.owner)
             count = sum(stop - start for part in ranges for start, stop in part)
             if count <= self._exact_up_to or self._away is not None:
                 return nearest(_cosines(columns, ranges, vector), limit)
+        if behind:
+            return self._exact.query(scopes, vector, limit, access_scope)
         if self._away is None:
             try:
                 return self._chroma.query(scopes, vector, limit, access_scope)
@@ -157,6 +166,27 @@ class NearIndex:
             log.warning("searching without Chroma", reason=error.message)
         self._lost += 1
         self._away = error
+
+    def follow(self) -> bool:
+        """Bring Chroma up to what other replicas have stored; whether there was anything. Where so
+        few passages are live that every request is answered exactly, Chroma is left as it is.
+        """
+        with self._catalog.read() as connection:
+            state = candidates.state(connection)
+            columns = candidates.in_memory(connection, self._model)
+        few = columns is not None and len(columns.seqs) <= self._exact_up_to
+        if not self._catalog.on_server or state == self._followed or few:
+            return False
+        if self.sync() is None:
+            return False
+        self._followed = state
+        return True
+
+
+def state_of(catalog: Catalog) -> Hashable:
+    """What differs after every change of what an index holds."""
+    with catalog.read() as connection:
+        return candidates.state(connection)
 
 
 def _cosines(

@@ -24,7 +24,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
+from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.records import (
     CaseCheck,
@@ -44,6 +44,7 @@ from optimizer.evaluation.timing.blocks import (
     QUIET,
     BaselineFailed,
     Compare,
+    CompareLooks,
     Measured,
     Side,
     TimingPolicy,
@@ -332,6 +333,7 @@ class Attempt:
                     candidate=Side("candidate", runner, kernel),
                     policy=self._timing_policy,
                     compare=self._comparison(self.context.problem.case(case), kernel),
+                    looks=self._looks(self.context.problem.case(case)),
                     seed=CHANCE.getrandbits(30),
                     on=self._settings.on,
                 )
@@ -384,8 +386,20 @@ class Attempt:
             if not self._settings.on(10):
                 return None
             return prepared.disagreement(
-                candidate=ours, baseline=theirs, tensors=kernel.mirror.tensors, seed=seed
+                candidate=ours,
+                baseline=theirs,
+                tensors=lambda: kernel.mirror.tensors,
+                seed=seed,
             )
+
+        return compare
+
+    def _looks(self, prepared: PreparedCase) -> CompareLooks:
+        """Of some elements of the outputs of every timed call, as both sides' runners read them."""
+        seed = self.seeds[0]
+
+        def compare(ours: Block, theirs: Block) -> str | None:
+            return prepared.looks_disagree(ours, theirs, seed)
 
         return compare
 

@@ -87,6 +87,7 @@ class Baselines:
             self._store,
             self._settings.without,
             followed=False,
+            fresh=self._settings.freshens(runner.settings.device),
         )
         side = Side("baseline", runner, kernel, trusted=True)
         try:

@@ -115,13 +115,20 @@ class CandidateProcesses:
 
     # -- the candidate
 
-    def load(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedKernel:
-        """The candidate, loaded with the values of the seed. Raises KernelFailed, or what
-        `RunnerProcess.ask` raises."""
+    def load(
+        self, runner: RunnerProcess, loader: Loader, case: Case, timed: bool = False
+    ) -> LoadedKernel:
+        """The candidate, loaded with the values of the seed; `timed` says that it will only be
+        timed. Raises KernelFailed, or what `RunnerProcess.ask` raises."""
         context, settings = self._context, self._context.settings
         prepared = context.problem.case(case)
         kernel = LoadedKernel(
-            runner, prepared.open, prepared.sample(self._seed), context.store, settings.without
+            runner,
+            prepared.open,
+            prepared.sample(self._seed),
+            context.store,
+            settings.without,
+            fresh=timed and settings.freshens(context.device),
         )
         with ExitStack() as undo:
             undo.callback(self._spent.append, kernel)
@@ -158,7 +165,7 @@ class CandidateProcesses:
         """The candidate with the values of the seed, loaded now or before."""
         runner.wake()  # it is stopped where it was timed before
         if self._loaded is None or self._loaded[0] is not case:
-            return self.load(runner, loader, case)
+            return self.load(runner, loader, case, timed=True)
         (_, kernel), self._loaded = self._loaded, None
         try:
             sample = self._context.problem.case(case).sample(self._seed)

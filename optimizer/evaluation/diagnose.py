@@ -268,9 +268,10 @@ def leading_case(
 
 
 def quantities(work: Work) -> dict[str, float | str]:
-    """What the predicates know as `problem.<name>`: sizes in bytes, flops, and the precision
+    """What the predicates know as `problem.<name>`: sizes in bytes, flops, rows, and the precision
     policy."""
     known: dict[str, float | str] = {
+        **work.shape,
         "compulsory_bytes": work.compulsory_bytes,
         "compulsory_read_bytes": work.read_bytes,
         "element_bytes": work.element_bytes,

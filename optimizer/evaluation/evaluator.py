@@ -98,7 +98,8 @@ class Evaluator:
         self._folder = Path(tempfile.mkdtemp(prefix="kernlore-evaluate-"))
         pool = pool or RunnerPool(RunnerSettings(device, settings.threads, self._level))
         flush_bytes, stays = flush_bytes_of(target.facts), stays_on(device)
-        store = SharedStore(keeps=stays)
+        # Only where the end of a process's namespace is proof that nobody maps its memory any more.
+        store = SharedStore(keeps=stays or self._level == "namespaces")
         self.context = EvaluationContext(
             target=target,
             device=device,

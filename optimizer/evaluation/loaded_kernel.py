@@ -6,6 +6,8 @@ cannot reach, so that any call can be checked against the reference.
 
 from __future__ import annotations
 
+import ctypes
+import random
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +16,15 @@ from typing import Any
 
 import torch
 
-from optimizer.evaluation.isolation.runner_process import RunnerForged, RunnerProcess, own_wait_ns
+from optimizer.evaluation.isolation.runner_process import (
+    Device,
+    RunnerForged,
+    RunnerProcess,
+    own_wait_ns,
+)
 from optimizer.evaluation.problem.tensors import OpenCase
 from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
+from optimizer.evaluation.runner.samples import DRAW_BYTES
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -26,6 +34,8 @@ SMALL_BYTES = 1 << 20
 COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block: the clock's warm-up
 WARM_SPANS = 3
 GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class KernelFailed(Exception):
@@ -59,10 +69,12 @@ class Block:
 
     `times` has one entry for each call by the device's clock, `walls` by the wall clock. Each span
     is a number of calls, their time, and how long threads were ready and had no processor
-    meanwhile. `waited_ns` is the same over the whole block; `delayed_ns` is how long the supervisor
-    itself waited, so that it saw the end too late. `busy_ns` is processor time of the runner's main
-    thread, by the kernel's account. `threads` counts Python threads before and after. `patched`
-    says that timers or comparison functions were replaced.
+    meanwhile. `looks` has the bytes of some elements of each call's outputs, `draws` what decided
+    which they are; `looks` is empty where nobody looks. `waited_ns` is the wait over the whole
+    block; `delayed_ns` is how long the supervisor itself waited, so that it saw the end too late.
+    `busy_ns` is processor time of the runner's main thread, by the kernel's account. `threads`
+    counts Python threads before and after. `patched` says that timers or comparison functions were
+    replaced.
     """
 
     times: tuple[int, ...]
@@ -77,6 +89,8 @@ class Block:
     busy_ns: int
     threads: tuple[int, int]
     patched: bool
+    draws: tuple[bytes, ...] = ()
+    looks: tuple[bytes, ...] = ()
 
     @property
     def mean_ns(self) -> float:
@@ -109,32 +123,52 @@ class Block:
 
 
 class Mirror:
-    """What a kernel's inputs hold, followed by replaying the fresh values of each call."""
+    """What a kernel's inputs hold, by making the fresh values of its last call again.
 
-    def __init__(
-        self, sample: Sample, tensors: Sequence[torch.Tensor], without: Collection[int] = ()
-    ) -> None:
-        """`tensors` is the memory to keep them in. `without` holds rows of the exploit table whose
-        defence is off, which decide about fresh values."""
-        self.tensors = list(tensors)
-        fresh = not {7, 8} & {*without}
+    They are made when somebody asks for them: most blocks end with outputs that agree.
+    """
+
+    def __init__(self, sample: Sample, device: Device, without: Collection[int] = ()) -> None:
+        """`device` is the runner's. `without` holds rows of the exploit table whose defence is off,
+        which decide about fresh values."""
         self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
-        self._fresh = fresh
+        self._moved = device == "cpu" and 38 not in without
+        self._fresh = not {7, 8} & {*without}
         self.reset(sample)
 
     def reset(self, sample: Sample) -> None:
         """Hold the values of another sample."""
-        self._banks = sample.banks
-        for tensor, value in zip(self.tensors, sample.tensors, strict=True):
-            tensor.copy_(value)
+        self._sample = sample
+        self._missing: list[tuple[int, int]] = []  # (seed, call), to be made
+        self._own: list[torch.Tensor] | None = None
 
     def replay(self, seed: int, calls: int) -> None:
         """Change the values as a block of so many calls with this seed changed them."""
         if not self._fresh:
             return
-        # What is replaced as a whole does not depend on the calls before.
-        for call in range(calls - 1 if self._whole else 0, calls):
-            refresh(self.tensors, self._banks, seed, call, self._spread, self._whole)
+        if self._whole:  # what is replaced as a whole does not depend on the calls before
+            self._missing = [(seed, calls - 1)]
+        else:
+            self._missing += [(seed, call) for call in range(calls)]
+
+    @property
+    def tensors(self) -> Sequence[torch.Tensor]:
+        """Inputs, then weights, as after the last call."""
+        if self._missing and self._own is None:
+            self._own = [value.clone() for value in self._sample.tensors]
+        missing, self._missing = self._missing, []
+        for seed, call in missing:
+            assert self._own is not None
+            refresh(
+                self._own,
+                self._sample.banks,
+                seed,
+                call,
+                self._spread,
+                self._whole,
+                moved=self._moved,
+            )
+        return self._sample.tensors if self._own is None else self._own
 
 
 class LoadedKernel:
@@ -148,10 +182,12 @@ class LoadedKernel:
         store: SharedStore | None = None,
         without: frozenset[int] = frozenset(),
         followed: bool = True,
+        fresh: bool = False,
     ) -> None:
         """`store` is where its memory comes from. `without` holds rows of the exploit table whose
         defence is off. `followed` says whether there is a mirror, which a trusted kernel does not
-        need."""
+        need. `fresh` says that the kernel is only called in blocks, before which its inputs get
+        fresh values anyway."""
         self._runner = runner
         self._case = case
         self._store = store or SharedStore()
@@ -170,16 +206,12 @@ class LoadedKernel:
             "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
         }
         self._sample = sample
-        self._mirrored = take(held) if followed else None
-        self._mirror = (
-            Mirror(sample, self._mirrored.arrays.tensors, without)
-            if self._mirrored is not None
-            else None
-        )
-        self._write(sample)
-        if self._shared["outputs"].used:  # it holds the results of another kernel
-            for output in self.outputs:
-                _bytes(output).fill_(POISON_BYTE)
+        self._mirror = Mirror(sample, runner.settings.device, without) if followed else None
+        for shared in self._shared.values():
+            if shared.used:  # it holds what another kernel was given, or its results
+                for tensor in shared.arrays.tensors:
+                    _bytes(tensor).fill_(POISON_BYTE)
+        self._write(sample, fresh)
 
     @property
     def mirror(self) -> Mirror:
@@ -187,11 +219,12 @@ class LoadedKernel:
         assert self._mirror is not None, "a kernel that is not followed has no mirror"
         return self._mirror
 
-    def _write(self, sample: Sample) -> None:
-        for shared, value in zip(
-            self._shared["inputs"].arrays.tensors, sample.tensors, strict=True
-        ):
-            shared.copy_(value)
+    def _write(self, sample: Sample, fresh: bool = False) -> None:
+        count = len(self._case.scalars)
+        for number, shared in enumerate(self._shared["inputs"].arrays.tensors):
+            # A kernel sees weights when it is set up, and inputs first when it is called.
+            if not fresh or number >= count or sample.banks[number] is None:
+                shared.copy_(sample.tensors[number])
         for shared, bank in zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True):
             if bank is not None:
                 shared.copy_(bank)
@@ -280,9 +313,10 @@ class LoadedKernel:
         """Torch operators that one call dispatches, with their counts."""
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
 
-    def block(self, seed: int, calls: int, seconds: float) -> Block:
-        """Time so many calls on fresh values; the mirror follows. Raises as `load` does, and
-        RunnerForged for times that cannot be."""
+    def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
+        """Time so many calls on fresh values; the mirror follows. `seed` decides the values, and
+        the runner knows it; `secret` which elements of each call's outputs are read, which it is
+        told call by call. Raises as `load` does, and RunnerForged for times that cannot be."""
         self._poison()
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
         busy = self._runner.busy_ns()
@@ -290,7 +324,9 @@ class LoadedKernel:
         self._runner.send({"op": "block", "seed": seed})
         patience = self._patience(seconds)
         ahead = 32 in self._without
-        self._runner.feed(calls, patience, ahead)
+        drawn = random.Random(secret)
+        draws = [drawn.randbytes(DRAW_BYTES) for _ in range(calls + 1)]
+        self._runner.feed(draws, patience, ahead)
         reply = self._checked(self._runner.await_answer(patience))
         if not ahead:
             self._runner.finish_feeding()
@@ -315,6 +351,8 @@ class LoadedKernel:
             busy_ns=busy,
             threads=(reply["threads"][0], reply["threads"][1]),
             patched=reply["patched"],
+            draws=tuple(draws[1:]),
+            looks=tuple(bytes.fromhex(look) for look in reply["looks"]),
         )
 
     @property
@@ -350,8 +388,7 @@ class LoadedKernel:
     def close(self, reusable: bool = False) -> None:
         """Give the memory back. `reusable` says that the process has ended for certain, so that the
         memory may serve another kernel."""
-        held = [*self._shared.values(), *([self._mirrored] if self._mirrored is not None else ())]
-        for shared in held:
+        for shared in self._shared.values():
             self._store.give(shared, reusable)
 
 
@@ -373,8 +410,8 @@ def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
 
 
 def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one size are equal bit by bit, because NaN is a value here."""
-    if not left.numel():
-        return True
-    flat = [t.contiguous().view(-1).view(torch.uint8) for t in (left, right)]
-    return bool(torch.equal(*flat))
+    """Whether two tensors of one size and dtype in the memory of the host are equal bit by bit,
+    because NaN is a value here."""
+    ours, theirs = left.contiguous(), right.contiguous()
+    size = ours.numel() * ours.element_size()
+    return not size or _memcmp(ours.data_ptr(), theirs.data_ptr(), size) == 0

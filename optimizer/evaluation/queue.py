@@ -1,29 +1,31 @@
 """Evaluations that were sent over HTTP: one after the other, each as a `kernlore evaluate` in a
 process of its own, so that nothing that was sent can end, hold up or read the service.
 
-What was sent is remembered while the service runs, the newest `KEPT` of it. What was measured is in
-the catalog for good, under the evaluation's key. These are not jobs of the catalog: those belong to
-documents, and the service is not ready while one of them waits.
+What was sent is rows (`kb.catalog.search.submissions`), so every replica of a service shows it, and
+where the process that accepted it is killed, another that can evaluate it does. What was measured
+is in the catalog for good, under the evaluation's key. These are not the jobs of documents: the
+service is not ready while one of those waits.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
-from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from kb import clock
 from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.search.submissions import StoredSubmission, Submissions
 from kb.errors import InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
-from kb.jobs import ENDED, ChildProcess, WorkerThread, check_transition
+from kb.jobs import ChildProcess, WorkerThread, keep_lease
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_base import KnowledgeBase
@@ -31,7 +33,6 @@ from retrieval.knowledge_base import KnowledgeBase
 if TYPE_CHECKING:
     from optimizer.evaluation.bundle import Bundle
 
-KEPT = 200
 WAITING = 32  # more would wait for many minutes
 SECONDS = 1800.0  # for one evaluation, whose own deadlines do not cover the problem's code
 STOP_SECONDS = 10.0
@@ -70,6 +71,27 @@ class Submission:
         (candidate / MANIFEST).write_text(json.dumps(manifest), encoding="utf-8")
         cases = [f"--case={name}" for name in self.cases]
         return [f"--hardware={self.hardware}", *cases, "--", str(problem), str(candidate)]
+
+    def as_json(self) -> dict[str, Any]:
+        """What `submission_from_json` reads."""
+        folder = isinstance(self.problem, Path)
+        return {
+            "folder" if folder else "source": str(self.problem),
+            "toml": self.toml,
+            "bundle": asdict(self.bundle),
+            "hardware": self.hardware,
+            "cases": list(self.cases),
+        }
+
+
+def submission_from_json(stored: Mapping[str, Any]) -> Submission:
+    """A submission as `as_json` wrote it."""
+    from optimizer.evaluation.bundle import Bundle
+
+    folder = stored.get("folder")
+    problem: Path | str = stored["source"] if folder is None else Path(folder)
+    bundle = Bundle(**stored["bundle"])
+    return Submission(problem, stored["toml"], bundle, stored["hardware"], tuple(stored["cases"]))
 
 
 def submission(
@@ -127,48 +149,55 @@ class EvaluationJob:
 
 
 class EvaluationQueue:
-    """Carries submissions out, one at a time; its thread starts with the first."""
+    """Carries submissions out, one at a time; its thread starts with the first, or with `open`."""
 
     def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:
         """`command` starts `kernlore evaluate` in a process of its own."""
         self._base = base
         self._command = tuple(command)
-        self._changing = threading.Lock()  # protects _jobs, _waiting and _child
-        self._jobs: dict[str, EvaluationJob] = {}
-        self._waiting: deque[tuple[str, Submission]] = deque()
+        self._rows = Submissions(base.catalog)
+        self._owner = new_id(f"evaluator{os.getpid()}")
+        self._lease = base.settings.lease_seconds
+        self._changing = threading.Lock()  # protects _child and _renewing
         self._child: ChildProcess | None = None
-        self._worker = WorkerThread("evaluation", self._work)
+        self._renewing: ExitStack | None = None
+        self._takes_over = False
+        self._worker = WorkerThread("evaluation", self._work, self._lease)
+
+    def open(self) -> None:
+        """Also look, once in a lease, for what another process has left: for a service, which
+        stays.
+        """
+        self._takes_over = True
+        self._worker.wake()
 
     def submit(self, submission: Submission) -> EvaluationJob:
         """Queue it. Raises Unavailable where too many wait already."""
-        with self._changing:
-            if len(self._waiting) >= WAITING:
-                raise Unavailable(
-                    f"{len(self._waiting)} evaluations are waiting already",
-                    hint="Send it again when one of them has ended.",
-                )
-            job = EvaluationJob(new_id("evj"), "queued", clock.now())
-            self._forget_oldest()
-            self._jobs[job.id] = job
-            self._waiting.append((job.id, submission))
+        identity = new_id("evj")
+        self._keep_leases()
+        waiting = self._rows.add(identity, submission.as_json(), self._owner, self._lease, WAITING)
+        if waiting is not None:
+            raise Unavailable(
+                f"{waiting} evaluations are waiting already",
+                hint="Send it again when one of them has ended.",
+            )
         self._worker.wake()
-        return job
+        return self.get(identity)
 
     def get(self, job_id: str) -> EvaluationJob:
-        """How far a submission of this service is. Raises NotFound."""
-        with self._changing:
-            job = self._jobs.get(job_id)
-        if job is None:
+        """How far a submission is. Raises NotFound."""
+        stored = self._rows.find(job_id)
+        if stored is None:
             raise NotFound(
                 f"no evaluation {job_id[:80]!r}",
-                hint="Ids of POST /evaluations hold until the service ends; after that, give the"
-                " `key` of the result, or send the candidate again: a finished result is known.",
+                hint="The newest ids of POST /evaluations are kept. For an older one give the `key`"
+                " of the result, or send the candidate again: a finished result is known.",
             )
-        return job
+        return _job(stored)
 
     def find(self, identity: str, access_scope: AccessScope = ALL_ACCESS) -> EvaluationJob:
-        """A submission of this service, or any finished evaluation of this data directory by its
-        key, with what the knowledge base says about it now. Raises NotFound.
+        """A submission, or any finished evaluation of this catalog by its key, with what the
+        knowledge base says about it now. Raises NotFound.
         """
         stored = Evaluations(self._base.catalog, access_scope).find(identity)
         if stored is None or stored.record is None:
@@ -178,47 +207,77 @@ class EvaluationQueue:
         return EvaluationJob(identity, "ready", stored.created_at, result=result)
 
     def close(self) -> None:
-        """End what runs; nothing new begins."""
+        """End what runs; nothing new begins. What has not ended is left to whoever comes next."""
         with self._changing:
             self._worker.stop(0.0)  # before the lock is free again: no child may start after this
-            self._waiting.clear()
             if self._child is not None:
                 self._child.end()
+            renewing, self._renewing = self._renewing, None
         self._worker.stop(STOP_SECONDS)
+        if renewing is not None:
+            renewing.close()
+            self._rows.release(self._owner)
 
-    def _forget_oldest(self) -> None:
-        ended = [job.id for job in self._jobs.values() if job.state in ENDED]
-        for job_id in ended[: max(0, len(self._jobs) - KEPT + 1)]:
-            del self._jobs[job_id]
+    def _keep_leases(self) -> None:
+        """Renew the leases of what is this queue's, from now on."""
+
+        def renew() -> bool:
+            self._rows.renew(self._owner, self._lease)
+            return True
+
+        with self._changing:
+            if self._renewing is None and not self._worker.stopped:
+                self._renewing = ExitStack()
+                self._renewing.enter_context(keep_lease(renew, self._lease, "evaluations"))
 
     def _work(self) -> bool:
         """Carry out the oldest submission; False where none waits."""
-        with self._changing:
-            if not self._waiting:
-                return False
-            job_id, submission = self._waiting.popleft()
-        self._change(job_id, "running", started_at=clock.now())
+        stored = self._rows.claim(self._owner, self._lease) or self._taken_over()
+        if stored is None:
+            return False
+        self._keep_leases()
         try:
-            result = self._evaluated(submission)
+            result = self._evaluated(submission_from_json(stored.submission))
         except KernloreError as error:
-            self._change(job_id, "failed", finished_at=clock.now(), error=error_json(error))
+            if self._worker.stopped:  # `close` leaves it to the next
+                return False
+            self._rows.end(stored.id, self._owner, "failed", error=error_json(error))
         except Exception:  # the job boundary: recorded, never swallowed
             if self._worker.stopped:  # the catalog is being closed
                 return False
-            log.exception("evaluation failed", job=job_id)
-            defect = error_json(_defect(job_id))
-            self._change(job_id, "failed", finished_at=clock.now(), error=defect)
+            log.exception("evaluation failed", job=stored.id)
+            self._rows.end(stored.id, self._owner, "failed", error=error_json(_defect(stored.id)))
         else:
-            self._change(job_id, "ready", finished_at=clock.now(), result=result)
+            if not self._rows.end(stored.id, self._owner, "ready", result=result):
+                log.warning("evaluation lost", job=stored.id, reason="its lease ran out")
         return True
 
-    def _change(
-        self, job_id: str, state: Literal["running", "ready", "failed"], **fields: Any
-    ) -> None:
-        with self._changing:
-            job = self._jobs[job_id]
-            check_transition(job.state, state)
-            self._jobs[job_id] = replace(job, state=state, **fields)
+    def _taken_over(self) -> StoredSubmission | None:
+        """The oldest that another process has left and this machine can evaluate."""
+        if not self._takes_over:
+            return None
+        possible = (left for left in self._rows.left() if self._is_possible(left.submission))
+        taken = (self._rows.take_over(left.id, self._owner, self._lease) for left in possible)
+        return next((stored for stored in taken if stored is not None), None)
+
+    def _is_possible(self, stored: Mapping[str, Any]) -> bool:
+        """Whether what another process has left can be evaluated on this machine."""
+        from optimizer.evaluation.evaluate import ask_for, problem_sent
+        from optimizer.evaluation.problem.load import load_problem
+
+        sent = submission_from_json(stored)
+        try:
+            problem = sent.problem
+            loaded = (
+                load_problem(problem)
+                if isinstance(problem, Path)
+                else problem_sent(problem, sent.toml)
+            )
+            ask_for(self._base, loaded, sent.bundle, hardware=sent.hardware, cases=sent.cases)
+        except (KernloreError, OSError) as error:
+            log.info("evaluation left to others", reason=str(error))
+            return False
+        return True
 
     # -- one evaluation
 
@@ -252,6 +311,18 @@ class EvaluationQueue:
             with self._changing:
                 self._child = None
                 child.end()
+
+
+def _job(stored: StoredSubmission) -> EvaluationJob:
+    return EvaluationJob(
+        stored.id,
+        stored.state,
+        stored.created_at,
+        stored.started_at,
+        stored.finished_at,
+        stored.result,
+        stored.error,
+    )
 
 
 def _record(out: str, err: str) -> Mapping[str, Any]:

@@ -8,13 +8,14 @@ bandwidth is stated for them. Knows nothing of how a candidate works. Standard l
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import ITEM_BYTES, Signature
 from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.problem.shapes import shape_quantities
 from optimizer.evaluation.records import CaseTiming, Flag
 
 if TYPE_CHECKING:
@@ -36,7 +37,8 @@ class Work:
     reference, 0 where none are.
 
     `relaxed` says that lower precision inside is allowed. `causal` marks attention in which a place
-    sees itself and those before it; the counter counts all pairs.
+    sees itself and those before it; the counter counts all pairs. `shape` are quantities of
+    `shape_quantities`.
     """
 
     op: str
@@ -47,6 +49,7 @@ class Work:
     relaxed: bool = False
     reduction_length: int | None = None
     causal: bool = False
+    shape: Mapping[str, float | str] = field(default_factory=dict)
 
     @property
     def needed_flops(self) -> int:
@@ -83,6 +86,7 @@ def work_of(case: OpenCase) -> Work:
         relaxed=case.problem.policy.precision == "relaxed",
         reduction_length=case.reduction_length(),
         causal=_causal(case),
+        shape=shape_quantities(signature),
     )
 
 

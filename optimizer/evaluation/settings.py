@@ -11,7 +11,7 @@ from optimizer.evaluation.isolation.levels import Wanted
 from optimizer.evaluation.isolation.processors import usable_processors
 from optimizer.evaluation.timing.blocks import TimingPolicy
 
-HARNESS = "9"  # raised whenever the same candidate could get another verdict
+HARNESS = "10"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 
@@ -41,6 +41,11 @@ class EvaluationSettings:
         """Whether the defences of these rows of the exploit table are all on. A check that serves
         several rows names them all, so that switching one row off switches it off."""
         return self.without.isdisjoint(defences)
+
+    def freshens(self, device: str) -> bool:
+        """Whether every input with a second draw is written anew before each timed call, so that
+        what it held before matters to none. On a GPU inputs are copied to the device at first."""
+        return device == "cpu" and self.on(7, 8, 33, 34, 35)
 
     def limits(self, device: str) -> Mapping[str, int]:
         """The limits that a runner takes on, in bytes and seconds. CUDA reserves address space far

@@ -1,12 +1,14 @@
 """Memory that the supervisor shares with a runner, and a store that gives it out again.
 
-Fresh memory is faulted in page by page, which for the arrays of a GPU takes longer than writing
-them. Only memory that no living process maps goes back to the store.
+Fresh memory is faulted in page by page, which takes ten times as long as writing it. Only memory
+that no living process maps goes back to the store. What is given out a second time holds nothing of
+its last use outside of its arrays; those are the taker's to write.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +16,8 @@ from dataclasses import dataclass, replace
 from optimizer.evaluation.runner.memory import Arrays, Place, create, lay_out, pin, unpin
 
 Specs = Sequence[tuple[str, Sequence[int]]]
-KEPT_BYTES = 16 << 30
+KEPT_BYTES = 16 << 30  # at most, and no more than a quarter of what is free
+_PAGES = "SC_AVPHYS_PAGES"
 
 
 @dataclass(frozen=True)
@@ -43,6 +46,7 @@ class SharedStore:
 
     def __init__(self, keeps: bool = False) -> None:
         self._keeps = keeps
+        self._room = _room() if keeps else 0
         self._free: list[Shared] = []
         self._lock = threading.Lock()
 
@@ -56,17 +60,21 @@ class SharedStore:
         return shared
 
     def _reusable(self, places: Sequence[Place]) -> Shared | None:
+        """Memory laid out like this, by chance: where it lies decides some hundredths of a kernel's
+        time, which shall not always fall on the same side."""
         with self._lock:
-            for number, shared in enumerate(self._free):
-                if shared.places == places:
-                    return self._free.pop(number)
-        return None
+            fitting = [n for n, shared in enumerate(self._free) if shared.places == places]
+            if not fitting:
+                return None
+            shared = self._free.pop(random.choice(fitting))
+        shared.arrays.clear_gaps()
+        return shared
 
     def give(self, shared: Shared, reusable: bool) -> None:
         """Give memory back. `reusable` says that no process maps it any more."""
         with self._lock:
             held = sum(kept.size for kept in self._free)
-            if self._keeps and reusable and held + shared.size <= KEPT_BYTES:
+            if self._keeps and reusable and held + shared.size <= self._room:
                 self._free.append(replace(shared, used=True))
                 return
         shared.close()
@@ -83,3 +91,9 @@ class SharedStore:
 def _created(places: list[Place], size: int) -> Shared:
     fd = create(size)
     return Shared(fd, places, size, Arrays(fd, places, size))
+
+
+def _room() -> int:
+    """Bytes that may be kept."""
+    free = os.sysconf(_PAGES) * os.sysconf("SC_PAGE_SIZE") if _PAGES in os.sysconf_names else 0
+    return min(KEPT_BYTES, free // 4)

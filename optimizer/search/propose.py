@@ -290,7 +290,7 @@ def query(
         run_id=task.run_id,
         node=node.number,
         max_tokens=max_tokens,
-        problem=dict(verdict.problem),
+        problem={**task.problem.main.quantities, **verdict.problem},
         roles=roles,
         task=_task_of(task, node),
         draft=_draft(node),

@@ -60,19 +60,18 @@ class TrajectoryQueue:
         return self._carried_out(row)
 
     def _next(self) -> StoredTrajectory | None:
-        """The oldest, with those that a dead worker left."""
+        """The oldest, with those that a dead worker left; it is this queue's now."""
         for identity in self._store.expire():
             log.warning("trajectory queued again", trajectory=identity, reason="lease_expired")
-        waiting = self._store.latest(10 * WAITING, ("queued",))
-        return waiting[-1] if waiting else None
+        return self._store.claim(self._owner, self._base.settings.lease_seconds)
 
     def _carried_out(self, row: StoredTrajectory) -> bool:
         """False where the catalog failed: the trajectory is queued again once its lease ran out."""
-        from skills.trajectories.reevaluate import Reevaluation, verify
+        from skills.trajectories.reevaluate import Reevaluation, verify_taken
 
         work = Reevaluation(self._base, self._evaluations, lambda: self._worker.stopped)
         try:
-            verify(work, row, self._owner)
+            verify_taken(work, row, self._owner)
         except DBAPIError:
             if not self._worker.stopped:  # else the catalog is being closed
                 log.exception("trajectory not recorded", trajectory=row.id)

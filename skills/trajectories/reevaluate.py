@@ -217,9 +217,15 @@ def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTraje
     trajectory is queued again.
     """
     store = trajectory_store(work.base)
-    seconds = work.base.settings.lease_seconds
-    if not store.take(row.id, owner, seconds):
+    if not store.take(row.id, owner, work.base.settings.lease_seconds):
         return store.find(row.id)
+    return verify_taken(work, row, owner)
+
+
+def verify_taken(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:
+    """As `verify`, of a trajectory that the owner has taken."""
+    store = trajectory_store(work.base)
+    seconds = work.base.settings.lease_seconds
 
     def renew() -> bool:
         return store.renew(row.id, owner, seconds)

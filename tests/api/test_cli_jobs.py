@@ -17,6 +17,7 @@ from api.cli.backends.local import LocalTarget
 from api.cli.reading import Entry, Pace, figures, read_all
 from tests.api.cli_process import COMMAND, ROOT, kernlore
 from tests.catalogs import builtin_data_dir, copy_data_dir
+from tests.postgresql import environment_of
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -165,7 +166,7 @@ def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) ->
     process = subprocess.Popen(
         [*COMMAND, "ingest", str(manual), "--category", "guidance", "--data-dir", str(own)],
         cwd=ROOT,
-        env=os.environ | {"TERM": "xterm", "COLUMNS": "160"},
+        env=os.environ | {"TERM": "xterm", "COLUMNS": "160"} | environment_of(own),
         stdout=follower,
         stderr=subprocess.DEVNULL,
     )

@@ -23,6 +23,7 @@ from tests.api.cli_process import (
     serving,
 )
 from tests.catalogs import copy_data_dir
+from tests.postgresql import environment_of
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=30)
@@ -147,7 +148,7 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
         (folder / f"{n}.md").write_text(f"# Part {n}\n\nPart number {n} stalls on its own.\n")
     data = place_models(tmp_path / "data", model_cache)
     arguments = ["ingest", str(folder), "--category", "guidance", "--data-dir", str(data)]
-    short_lease = os.environ | {"KERNLORE_LEASE_SECONDS": "2"}
+    short_lease = os.environ | {"KERNLORE_LEASE_SECONDS": "2"} | environment_of(data)
     first = subprocess.Popen(
         [*COMMAND, *arguments],
         cwd=ROOT,

@@ -21,6 +21,7 @@ from api.http.app import create_app
 from kb.settings import Settings
 from tests.api.cli_process import COMMAND, ROOT, free_port, kernlore
 from tests.api.conftest import URL, assert_error
+from tests.postgresql import environment_of
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -162,7 +163,9 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
-        env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(none), "KERNLORE_LOG_LEVEL": "error"},
+        env=os.environ
+        | {"KERNLORE_KNOWLEDGE_DIR": str(none), "KERNLORE_LOG_LEVEL": "error"}
+        | environment_of(data),
         text=True,
     ) as process:
         assert process.stdout is not None and process.stderr is not None

@@ -100,6 +100,10 @@ def test_metrics_have_templates_as_labels(client: TestClient) -> None:
     assert 'method="other"' in text and "BREW" not in text
     assert 'kernlore_retrievals_total{signal="memory_bound"}' in text
     assert 'kernlore_jobs{state="ready"}' in text
+    for stage in ("diagnosis", "ranking", "context", "excerpts", "moves and skills", "other"):
+        assert f'kernlore_retrieval_stage_seconds_count{{stage="{stage}"}}' in text, stage
+    assert "kernlore_oldest_queued_job_seconds" in text and "kernlore_model_cost_usd" in text
+    assert 'kernlore_skills{state="active"}' in text
     assert "doc_somebody_elses" not in text and "not_a_signal" not in text
     for name in ("passages", "passages_embedded", "excerpts_returned_total", "ready"):
         assert re.search(rf"^kernlore_{name} [1-9]", text, re.M), name

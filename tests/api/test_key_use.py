@@ -19,13 +19,15 @@ from api.http.authorisation import caller_of
 from api.http.limits import Limits
 from api.http.roles import MCP, TOOLS
 from api.services import open_services
+from kb.catalog import open_catalog
 from kb.catalog.keys import ROLES, may
+from kb.catalog.request_counts import RequestCounts
 from kb.errors import TooManyRequests
 from kb.settings import Settings
 from retrieval.client import HttpBackend, Kernlore, KernloreClientError, Part
 from tests.api.cli_process import kernlore
 from tests.api.conftest import URL, assert_error
-from tests.catalogs import builtin_data_dir
+from tests.catalogs import builtin_data_dir, fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -140,6 +142,40 @@ def test_an_address_is_limited_where_others_reach_the_service() -> None:
     limits.take("10.0.0.7", "request", with_key=False)
     with pytest.raises(TooManyRequests):
         limits.take("10.0.0.7", "request", with_key=False)
+
+
+def exchanged(limits: Limits, counts: RequestCounts) -> None:
+    own = limits.own()
+    limits.learn(counts.exchange(own, 120.0), own)
+
+
+def test_replicas_together_give_one_share(tmp_path: Path) -> None:
+    """Whatever one counts is off the share at the other, once they have told each other."""
+    catalog = open_catalog(fresh_data_dir(tmp_path / "data"))
+    counts = RequestCounts(catalog)
+    one, other = (Limits(Settings(requests_per_minute=60), lambda: 0.0) for _ in range(2))
+    for limits in (one, other):
+        limits.take("key_1", "request", with_key=True)
+    for limits in (one, other, one):
+        exchanged(limits, counts)
+    for _ in range(40):
+        one.take("key_1", "request", with_key=True)
+    exchanged(one, counts)
+    exchanged(other, counts)
+    for _ in range(19):
+        other.take("key_1", "request", with_key=True)
+    with pytest.raises(TooManyRequests):
+        other.take("key_1", "request", with_key=True)
+    own = other.own()
+    other.keep(own)  # the exchange failed
+    exchanged(other, counts)
+    exchanged(one, counts)
+    with pytest.raises(TooManyRequests):
+        one.take("key_1", "request", with_key=True)
+    new = Limits(Settings(requests_per_minute=60), lambda: 0.0)
+    exchanged(new, counts)  # of what was before it began, it takes nothing off
+    new.take("key_1", "request", with_key=True)
+    catalog.close()
 
 
 class Listening(BaseHTTPRequestHandler):

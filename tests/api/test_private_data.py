@@ -11,8 +11,10 @@ import pytest
 
 from kb.private import open_to_others, private_files, private_folder
 from kb.service_lock import ServiceLock
+from kb.settings import Settings
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from retrieval.knowledge_base import KnowledgeBase
 from tests.api.cli_process import kernlore
 from tests.shared import place_models
 
@@ -85,7 +87,8 @@ def test_files_of_runs_and_models_are_private(tmp_path: Path) -> None:
     FolderTranscripts(tmp_path / "transcripts").write(
         Transcript("run_1", 1, 1, model="m", prompt="1")
     )
-    with RunLock(tmp_path, "run_1", 0.0), ServiceLock(tmp_path, "http://127.0.0.1:1"):
+    base = KnowledgeBase(Settings(data_dir=tmp_path))
+    with RunLock(base, "run_1", 0.0), ServiceLock(tmp_path, "http://127.0.0.1:1"):
         assert readable(tmp_path) == []
     assert len(list(tmp_path.rglob("*.json"))) == 3
 

@@ -17,6 +17,7 @@ import pytest
 
 from ingestion import worker as worker_module
 from ingestion.uploads import Submitted
+from ingestion.worker import ATTEMPTS
 from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
@@ -392,8 +393,10 @@ def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
 
 
 def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> None:
-    """Not `unchanged`: nobody has read it yet."""
+    """Not `unchanged`: nobody has read it yet, and it has killed too many to be tried again."""
     first = store.submit("manual.md", "# M\n\nText.\n")
+    with store.catalog.write() as connection:
+        connection.exec_driver_sql(f"UPDATE jobs SET attempts = {ATTEMPTS - 1}")
     assert store.jobs.claim(("ingest",), "dead", 0.01)
     time.sleep(0.03)
     store.worker().drain()

@@ -28,7 +28,7 @@ from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import kernlore
-from tests.catalogs import builtin_data_dir
+from tests.catalogs import builtin_data_dir, copy_data_dir
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE, SEEDS, legal
 from tests.optimizer.search.landscape import RecordingListener
 from tests.shared import copy_knowledge, place_models
@@ -85,7 +85,9 @@ class Chips:
         if (seed, manual) not in self._filled:
             self._filled[seed, manual] = self._fill(seed, manual)
         folder = self._folders(f"nova-{seed}") / "chip"
-        shutil.copytree(self._filled[seed, manual], folder, symlinks=True)
+        filled = self._filled[seed, manual]
+        shutil.copytree(filled, folder, symlinks=True, ignore=shutil.ignore_patterns("data"))
+        copy_data_dir(filled / "data", folder / "data", symlinks=True)
         self._chips.append(Chip(folder, seed))
         return self._chips[-1]
 

@@ -175,6 +175,23 @@ x = torch.randn(3001, dtype=torch.float16); out = torch.empty_like(x)
 launch(x, out, 2.0)
 torch.testing.assert_close(out, x * 2)
 """,
+    "triton-two-pass-wide-norm": """
+x = torch.randn(3, 5000) + 10; out = torch.empty_like(x)
+norm[(3,)](x, out, 5000, 1e-6, BLOCK=1024)
+torch.testing.assert_close(out, x * torch.rsqrt((x * x).mean(1, keepdim=True) + 1e-6))
+""",
+    "triton-packed-key-topk": """
+x = torch.randn(4, 100).round(decimals=1); place = torch.empty(4, 5, dtype=torch.int64)
+topk[(4,)](x, place, 100, 5, WIDTH=128, K=8)
+assert torch.equal(place, torch.sort(x, dim=1, descending=True, stable=True).indices[:, :5])
+""",
+    "triton-depthwise-backward": """
+x = torch.randn(2, 3, 50); dy = torch.randn(2, 3, 50); dy[:, :, 47:] = 0
+weight = torch.zeros(3, 1, 4, requires_grad=True); part = torch.empty(3, 3, 4)
+torch.nn.functional.conv1d(x, weight, groups=3).backward(dy[:, :, :47])
+grad_weight[(3, 3)](x, dy, part, 2, 3, 50, TAPS=4, BLOCK=16)
+torch.testing.assert_close(part.sum(0), weight.grad[:, 0])
+""",
 }
 
 

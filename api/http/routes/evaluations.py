@@ -58,6 +58,7 @@ def from_this_machine(request: Request) -> None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
     app.state.evaluations = EvaluationQueue(app.state.services, EVALUATE_COMMAND)
+    app.state.evaluations.open()
     try:
         yield
     finally:
@@ -80,8 +81,8 @@ def evaluate(
     evaluations: Queue,
     body: Annotated[EvaluationBody, Depends(json_body(EvaluationBody))],
 ) -> dict[str, Any]:
-    """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. Evaluations are
-    carried out one at a time."""
+    """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. A service carries
+    out one at a time."""
     fields = body.model_dump()
     checked = submission(
         parts, fields["problem"], fields["candidate"], body.hardware, body.cases or ()

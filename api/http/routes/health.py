@@ -10,6 +10,7 @@ from fastapi.responses import JSONResponse
 from api.http.dependencies import Counters, Threads
 from api.http.observability import CONTENT_TYPE
 from api.services import Readiness
+from kb.catalog.schema import TOO_NEW
 from kb.plain import plain
 from kb.settings import product_version
 
@@ -45,11 +46,13 @@ def healthz() -> dict[str, str]:
     responses={503: {"model": Readiness, "description": "No request can be answered yet."}},
 )
 def readyz(background: Threads) -> JSONResponse:
-    """503 until requests can be answered by word search, then 200. `ready` is true once every
+    """503 until requests can be answered by word search, then 200; 503 again once a newer Kernlore
+    has changed the catalog into one that this one must not write to. `ready` is true once every
     passage has its vector too."""
     state = background.readiness()
     waiting = state.jobs.get("queued", 0) + state.jobs.get("running", 0)
     answers = state.knowledge_loaded and (state.passages > 0 or not waiting)
+    answers = answers and state.catalog != TOO_NEW
     return JSONResponse(plain(state), status_code=200 if answers else 503)
 
 

@@ -34,6 +34,7 @@ from retrieval.request_body import (
     check_repeated,
     read_request,
 )
+from retrieval.stages import watching
 
 router = APIRouter(tags=["retrieve"])
 
@@ -111,7 +112,8 @@ def retrieve_for(
 
 
 def _answer(parts: Parts, counters: Counters, body: Any, access: AccessScope) -> JSONResponse:
-    answer = answer_of(parts, body, access)
+    with watching(counters.stage):
+        answer = answer_of(parts, body, access)
     counters.retrieval(answer)
     return JSONResponse(answer.as_json())
 

@@ -103,7 +103,8 @@ def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
     dependencies=[Depends(from_this_machine)],
 )
 def cancel(run_id: str, processes: Processes) -> dict[str, Any]:
-    """When the request returns, every process of the run has ended."""
+    """When the request returns, every process of the run has ended; those of a run that another
+    replica carries out end within a few seconds."""
     return processes.cancel(run_id)
 
 

@@ -125,13 +125,26 @@ class Trajectories:
         Returns False, and nothing changes, where the trajectory is in none of the states of
         `only_from`.
         """
-        with self._catalog.write() as connection:
+        with self._catalog.write(rows_only=True) as connection:
             row = self._in_state(connection, identity, only_from)
             if row is not None:
                 _set(connection, row, state, summary)
         return row is not None
 
     # -- by a worker
+
+    def claim(self, owner: str, lease_seconds: float) -> StoredTrajectory | None:
+        """Start the oldest that is queued, or none. What another worker takes at this moment is
+        passed over.
+        """
+        oldest = self._select().where(t.trajectories.c.state == "queued")
+        oldest = oldest.order_by(t.trajectories.c.created_at, t.trajectories.c.id).limit(1)
+        lease = {_OWNER: owner, _LEASE: clock.after(lease_seconds)}
+        with self._catalog.write(rows_only=True) as connection:
+            row = connection.execute(oldest.with_for_update(skip_locked=True)).one_or_none()
+            if row is not None:
+                _set(connection, row, "running", lease)
+        return None if row is None else self.find(row.id)
 
     def take(self, identity: str, owner: str, lease_seconds: float) -> bool:
         """Start a queued trajectory; it is the caller's until the lease runs out.
@@ -171,15 +184,16 @@ class Trajectories:
         """Queue again every running trajectory whose lease ran out; returns their ids."""
         if not self.latest(1, ("running",)):
             return []  # the usual case, which needs no write lock
-        with self._catalog.write() as connection:
+        with self._catalog.write(rows_only=True) as connection:
             query = self._select().where(t.trajectories.c.state == "running")
-            lapsed = [row for row in connection.execute(query) if _lapsed(row)]
+            query = query.with_for_update(skip_locked=True)
+            lapsed = [row for row in connection.execute(query).all() if _lapsed(row)]
             for row in lapsed:
                 _set(connection, row, "queued", {_OWNER: None, _LEASE: None})
         return [row.id for row in lapsed]
 
     def _own(self, identity: str, owner: str, state: State, summary: Mapping[str, Any]) -> bool:
-        with self._catalog.write() as connection:
+        with self._catalog.write(rows_only=True) as connection:
             row = self._in_state(connection, identity, ("running",))
             if row is None or row.summary.get(_OWNER) != owner:
                 return False
@@ -189,12 +203,13 @@ class Trajectories:
     def _in_state(
         self, connection: Connection, identity: str, states: Sequence[State]
     ) -> sa.Row[Any] | None:
-        """Read under the write lock, which holds until the change is kept: nobody gets between.
+        """Read under the row's lock, which holds until the change is kept: nobody gets between.
 
         Not by SQL on the summary's JSON: it may hold an infinite bound, which SQLite's functions
         refuse before 3.42."""
         chosen = t.trajectories.c.id == identity, t.trajectories.c.state.in_(states)
-        return connection.execute(self._select().where(*chosen)).one_or_none()
+        query = self._select().where(*chosen).with_for_update()
+        return connection.execute(query).one_or_none()
 
     def dtype_of(self, problem_sha256: str, case: str) -> str | None:
         """The element type of a problem's case, as an evaluation stored it; None before any did."""

@@ -5,7 +5,7 @@ Written once for SQLite and PostgreSQL (`kb.catalog.dialect`). Times are UTC ISO
 (sortable, no driver surprises), structured values are JSON, ids are prefixed text. Every table that
 holds somebody's content has `access_scope`."""
 
-from kb.catalog.tables import hardware, jobs, keys, knowledge, search, skills
+from kb.catalog.tables import hardware, jobs, keys, knowledge, search, skills, work
 from kb.catalog.tables._columns import metadata
 
-__all__ = ["hardware", "jobs", "keys", "knowledge", "metadata", "search", "skills"]
+__all__ = ["hardware", "jobs", "keys", "knowledge", "metadata", "search", "skills", "work"]

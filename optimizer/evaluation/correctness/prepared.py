@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -16,13 +16,14 @@ from typing import TypeVar
 import torch
 
 from optimizer.evaluation.correctness.needed_bytes import needed_read_bytes
-from optimizer.evaluation.loaded_kernel import Sample
-from optimizer.evaluation.problem.bounds import Bound, compare
+from optimizer.evaluation.loaded_kernel import Block, Sample
+from optimizer.evaluation.problem.bounds import Bound, agree, compare, plainly_equal
 from optimizer.evaluation.problem.operators import traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 from optimizer.evaluation.records import OutputError
 from optimizer.evaluation.roofline import Work, work_of
+from optimizer.evaluation.runner.samples import LOOKS, places
 from optimizer.evaluation.settings import EvaluationSettings
 
 T = TypeVar("T")
@@ -156,19 +157,19 @@ class PreparedCase:
         *,
         candidate: Sequence[torch.Tensor],
         baseline: Sequence[torch.Tensor],
-        tensors: Sequence[torch.Tensor],
+        tensors: Callable[[], Sequence[torch.Tensor]],
         seed: int,
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
-        `tensors` are what the inputs held in that call. Both may be off the golden by the bound of
-        the case, so they may differ by twice that.
+        `tensors` gives what the inputs held in that call. Both may be off the golden by the bound
+        of the case, so they may differ by twice that.
         """
         for ours, theirs, bound in zip(
             candidate, baseline, self.expected(seed).bounds, strict=True
         ):
             output, reference = ours.to(self._device), theirs.to(self._device)
-            if _plainly_equal(output, reference, bound):
+            if plainly_equal(output, reference, bound):
                 continue
             golden = reference.double() if bound.kind == "float" else reference
             error = compare(
@@ -181,7 +182,7 @@ class PreparedCase:
                     quantile_allowed=2 * bound.quantile_allowed,
                     unit=None,
                     finite=False,
-                    pointed=self.open.pointed(tensors, self._device) if bound.pointed else None,
+                    pointed=self.open.pointed(tensors(), self._device) if bound.pointed else None,
                 ),
             )
             if not error.ok:
@@ -191,17 +192,41 @@ class PreparedCase:
                 )
         return None
 
+    def looks_disagree(self, ours: Block, theirs: Block, seed: int) -> str | None:
+        """Why the elements that were read of two sides' calls cannot all be right, or None. Whole
+        outputs are compared too, but only of one call in each block. Indices are left out: what
+        they point into was there during the call only."""
+        if not ours.looks and not theirs.looks:
+            return None
+        bounds = self.expected(seed).bounds
+        sizes = [bound.reference.numel() for bound in bounds]
+        numbers = [places(draw, sizes) for draw in ours.draws]
+        each = [torch.tensor(of_output) for of_output in zip(*numbers, strict=True)]
+        sides = [_elements(bounds, block) for block in (ours, theirs)]
+        if sides[0] is None or sides[1] is None:
+            return "its process did not read the outputs of every timed call"
+        for bound, at, mine, wanted in zip(bounds, each, *sides, strict=True):
+            if bound.kind != "index" and not agree(mine, wanted, at, bound):
+                return f"{bound.name} of a timed call is wrong at some of the elements looked at"
+        return None
 
-def _plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
-    """Whether two outputs are so near each other that no closer look is needed: this runs after
-    every block, the exact comparison takes ten times as long."""
-    if not ours.is_floating_point():
-        return torch.equal(ours, theirs)
-    if bound.kind != "float" or bound.scale is None or ours.dtype != torch.float32:
-        return False
-    apart = (ours - theirs).abs_().reshape(bound.rows, -1).amax(dim=1)
-    # A NaN anywhere makes this false.
-    return bool((apart / bound.scale).max() <= 2 * min(bound.allowed, bound.quantile_allowed))
+
+def _elements(bounds: Sequence[Bound], block: Block) -> list[torch.Tensor] | None:
+    """What was read of each output, one row for each call; None where something is missing."""
+    sizes = [LOOKS * b.reference.element_size() if b.reference.numel() else 0 for b in bounds]
+    if len(block.looks) != len(block.draws) or {*map(len, block.looks)} != {sum(sizes)}:
+        return None
+    elements, begin = [], 0
+    for bound, size in zip(bounds, sizes, strict=True):
+        data = b"".join(look[begin : begin + size] for look in block.looks)
+        flat = torch.frombuffer(bytearray(data), dtype=bound.reference.dtype) if data else None
+        elements.append(
+            bound.reference.new_empty((len(block.looks), 0), device="cpu")
+            if flat is None
+            else flat.view(len(block.looks), LOOKS)
+        )
+        begin += size
+    return elements
 
 
 def _keep(store: OrderedDict[int, T], seed: int, value: T) -> None:

@@ -16,15 +16,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from optimizer.evaluation.isolation.launch import (
     COMPILER,
     START_SECONDS,
+    Forked,
     Launched,
     Spawned,
     Zygote,
@@ -166,7 +166,10 @@ class RunnerProcess:
         RunnerForged."""
         self._socket.settimeout(seconds)
         try:
-            return self.wire.receive()[0]
+            answer, fds = self.wire.receive()
+            for fd in fds:  # a runner sends none
+                os.close(fd)
+            return answer
         except TimeoutError:
             self.end()
             raise RunnerHung(f"no answer within {seconds:.0f} s", self.log) from None
@@ -176,22 +179,24 @@ class RunnerProcess:
             self.end()
             raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
-    def feed(self, calls: int, seconds: float, ahead: bool = False) -> None:
-        """Let a block run so many calls, within `seconds`: one token for each request, then the
-        end. Returns early where the runner answers or ends before; `await_answer` says what.
-        Raises RunnerForged where more calls are asked for than are being made.
+    def feed(self, draws: Sequence[bytes], seconds: float, ahead: bool = False) -> None:
+        """Let a block run calls, within `seconds`: one token for each request, then the end. Every
+        token carries a draw, which decides about the outputs of the call before it; the first has
+        none before it, so a block has one call less than draws. Returns early where the runner
+        answers or ends before; `await_answer` says what. Raises RunnerForged where more calls are
+        asked for than are being made.
 
         A token exists only between a request and its reading, so that nothing in the candidate's
         process can be counted. `ahead` gives all of them at once (without defence 32).
         """
         if ahead:
-            self._tokens.sendall(b"c" * calls + b"e")
+            self._tokens.sendall(b"".join(_tokens(draws)))
             return
         waiting = select.poll()
         for sock in (self._tokens, self._socket):
             waiting.register(sock, select.POLLIN)
         until = time.monotonic() + seconds
-        for token in (*repeat(b"c", calls), b"e"):
+        for token in _tokens(draws):
             left = until - time.monotonic()
             ready = [fd for fd, _ in waiting.poll(max(0.0, left) * 1e3)]
             if self._tokens.fileno() not in ready or not self._requested():
@@ -293,13 +298,15 @@ class RunnerProcess:
         """Kill everything it started; True when nothing of it is left."""
         if self.scratch.exists():
             self._last_log = self.log
-        for pid in {self._launched.pid, *self.processes()}:
+        # Its namespace ends with its first process, and is empty before that one counts as ended.
+        alone = self.settings.level == "namespaces" and isinstance(self._launched, Forked)
+        for pid in {self._launched.pid, *(() if alone else self.processes())}:
             _kill(pid)
         with contextlib.suppress(ProcessLookupError, PermissionError):  # empty already
             os.killpg(self._launched.pid, signal.SIGKILL)
         if self._launched.wait(END_SECONDS) is None:
             return False
-        empty = self._emptied()
+        empty = alone or self._emptied()
         for close in (self.wire.close, self._log.close, self._tokens.close):
             close()
         shutil.rmtree(self.scratch, ignore_errors=True)
@@ -315,6 +322,11 @@ class RunnerProcess:
                 _kill(pid)
             time.sleep(0.01)
         return False
+
+
+def _tokens(draws: Sequence[bytes]) -> Iterator[bytes]:
+    last = len(draws) - 1
+    return ((b"e" if number == last else b"c") + draw for number, draw in enumerate(draws))
 
 
 def own_wait_ns() -> int:

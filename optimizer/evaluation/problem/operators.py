@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,13 +19,13 @@ from torch.utils.flop_counter import flop_registry, sdpa_flop_count, shape_wrapp
 from kb.errors import InvalidRequest
 from kb.predicate_nodes import Bindings
 from kb.predicates import compile_expression
+from optimizer.evaluation.problem.shapes import ATTENTION, Observed, Product, Trait
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.runner.dispatch import DispatchWatch
 
 if TYPE_CHECKING:
     from optimizer.evaluation.problem.tensors import OpenCase
 
-Trait = int | float | bool | str
 # What tensors of a layout of their own are asked for; no operator of a computation.
 LAYOUT = frozenset(
     {
@@ -38,7 +37,7 @@ LAYOUT = frozenset(
 )
 
 ALLOCATION = ("empty", "new_empty", "zeros", "new_zeros", "ones", "full", "arange", "scalar_tensor")
-ATTENTION = "scaled_dot_product_attention"
+ADDED_TO = ("addmm", "baddbmm")  # their first argument is added to the product
 COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh", "set_")
 
 
@@ -73,22 +72,6 @@ def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
     return max(1, int(result.value))
 
 
-@dataclass(frozen=True)
-class Observed:
-    """What a run of the reference dispatched.
-
-    `traits` are numbers and words by name: `convolution.stride[0]` is an argument of the first such
-    operator, `add#2.other` of the second; `model.limit` is an attribute of the Model. Attention has
-    `scaled_dot_product_attention.is_causal`, `.masked`, `.dropout_p` and `.scale` on every device.
-    `kinds`
-    counts the operators that compute by kind: product, convolution, attention, pointwise, or other
-    (all that reduces, orders, gathers or scans).
-    """
-
-    traits: Mapping[str, Trait]
-    kinds: Mapping[str, int]
-
-
 def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
     """The traits of `observe`. Runs the reference once."""
     return dict(observe(case, device).traits)
@@ -105,7 +88,7 @@ def observe(case: OpenCase, device: str = "cpu") -> Observed:
     own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
     with _Arguments() as seen:
         case.reference(inputs, state, device=device)
-    return Observed({**own, **seen.traits}, dict(seen.kinds))
+    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product)
 
 
 def _imagined(case: OpenCase) -> Observed:
@@ -115,7 +98,7 @@ def _imagined(case: OpenCase) -> Observed:
         _, _, forward = case.imagine()
         with _Arguments() as seen:
             forward()
-    return Observed({**own, **seen.traits}, dict(seen.kinds))
+    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product)
 
 
 class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
@@ -151,6 +134,7 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
         super().__init__()
         self.traits: dict[str, Trait] = {}
         self.kinds: Counter[str] = Counter()
+        self.product: Product | None = None
         self._counts: Counter[str] = Counter()
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -159,6 +143,9 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
         self._counts[name] += 1
         if (kind := _kind(func, name)) is not None:
             self.kinds[kind] += 1
+        if kind == "product" and (product := _product(name, args)) is not None:
+            largest = self.product.multiplications if self.product else 0
+            self.product = product if product.multiplications > largest else self.product
         count = self._counts[name]
         label = name if count == 1 else f"{name}#{count}"
         for argument, value in zip(func._schema.arguments, args, strict=False):
@@ -182,6 +169,8 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
         self.traits[f"{name}.dropout_p"] = float(given["dropout_p"])
         width = given["query"].shape[-1]
         self.traits[f"{name}.scale"] = float(given.get("scale") or width**-0.5)
+        self.traits[f"{name}.query_length"] = int(given["query"].shape[-2])
+        self.traits[f"{name}.key_length"] = int(given["key"].shape[-2])
 
     def _keep(self, name: str, value: Any) -> None:
         if isinstance(value, bool | int | float | str):
@@ -204,3 +193,16 @@ def _kind(func: Any, name: str) -> str | None:
     if "attention" in name:
         return "attention"
     return "product" if func._overloadpacket in flop_registry else "other"
+
+
+def _product(name: str, args: tuple[Any, ...]) -> Product | None:
+    """Of an operator's first two matrices, behind what it adds to their product; None where they
+    are none.
+    """
+    first = 1 if name in ADDED_TO else 0
+    pair = [arg.shape for arg in args[first : first + 2] if isinstance(arg, torch.Tensor)]
+    if len(pair) < 2 or not 2 <= len(pair[0]) == len(pair[1]) <= 3:
+        return None
+    left, right = pair
+    count = int(left[0]) if len(left) == 3 else 1
+    return Product(count, int(left[-2]), int(right[-1]), int(left[-1]))

@@ -13,10 +13,10 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -140,9 +140,30 @@ def now_ns() -> int:
     return _now()
 
 
+class Watched(NamedTuple):
+    """A function of the runner in Python: where it stands, and the code that it has."""
+
+    holder: Mapping[str, Any]
+    name: str
+    function: Any
+    code: Any
+
+
 def remember() -> None:
     """Take note of the runner's own functions, before any candidate is imported."""
     _HARNESS.update(_harness())
+    _WATCHED.extend(
+        Watched(vars(holder), member, function, function.__code__)
+        for holder in _owners().values()
+        for member, function in vars(holder).items()
+        if hasattr(function, "__code__")
+    )
+
+
+def watched() -> tuple[Watched, ...]:
+    """The runner's functions as they were. To be compared in a frame that runs already: what a
+    candidate puts in place of a function can put it back before anybody is called."""
+    return tuple(_WATCHED)
 
 
 def replaced(harness: bool = True) -> bool:
@@ -159,6 +180,17 @@ def _harness() -> dict[str, int]:
     """Identities of the runner's functions, of its methods with their code, and of those of the
     generator that draws fresh values.
     """
+    return {
+        f"{owner}.{member}.{part}": id(value)
+        for owner, holder in _owners().items()
+        for member, function in vars(holder).items()
+        if callable(function)
+        for part, value in (("", function), ("code", getattr(function, "__code__", None)))
+    }
+
+
+def _owners() -> dict[str, Any]:
+    """Modules of the runner and their classes, and the generator of random numbers, by name."""
     package = __name__.rpartition(".")[0]
     owners: dict[str, Any] = {"random.Random": Random}
     for name, module in list(sys.modules.items()):
@@ -167,13 +199,7 @@ def _harness() -> dict[str, int]:
             for member, value in vars(module).items():
                 if isinstance(value, type) and value.__module__.startswith(package):
                     owners[f"{name}.{member}"] = value
-    return {
-        f"{owner}.{member}.{part}": id(value)
-        for owner, holder in owners.items()
-        for member, function in vars(holder).items()
-        if callable(function)
-        for part, value in (("", function), ("code", getattr(function, "__code__", None)))
-    }
+    return owners
 
 
 def _identities() -> tuple[int, ...]:
@@ -198,6 +224,9 @@ def _identities() -> tuple[int, ...]:
             torch.Tensor.amax,
             torch.Tensor.view,
             torch.Tensor.data_ptr,
+            torch.Tensor.add_,
+            torch.Tensor.split,
+            torch.mul,
             torch.empty,
         )
     )
@@ -206,6 +235,7 @@ def _identities() -> tuple[int, ...]:
 # Taken when the runner starts, long before a candidate is imported.
 _ORIGINAL = _identities()
 _HARNESS: dict[str, int] = {}
+_WATCHED: list[Watched] = []
 
 
 SPAN_NS = 1_000_000

@@ -8,6 +8,7 @@ Offsets are aligned to a page, as an allocator would align large arrays.
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 from collections.abc import Callable, Sequence
@@ -17,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 PAGE = 4096
+_POPULATE = getattr(mmap, "MAP_POPULATE", 0)  # Linux has it
 
 
 class Place(NamedTuple):
@@ -51,7 +53,8 @@ class Arrays:
     """Views on a memory file; they live as long as this object does."""
 
     def __init__(self, fd: int, places: Sequence[Place], size: int) -> None:
-        self._map = mmap.mmap(fd, size)
+        # Every page is there from the start, so that no timed call waits for one.
+        self._map = mmap.mmap(fd, size, flags=mmap.MAP_SHARED | _POPULATE)
         self.bytes = size
         self.places = list(places)
         self.tensors = [self._view(place) for place in places]
@@ -64,17 +67,17 @@ class Arrays:
         flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=place.offset)
         return flat.view(place.shape)
 
+    def clear_gaps(self) -> None:
+        """Write zeros between the arrays and behind them."""
+        begins = [*(place.offset for place in self.places), self.bytes]
+        for place, until in zip(self.places, begins[1:], strict=True):
+            end = place.offset + place.bytes
+            self._map[end:until] = bytes(until - end)
+
     @property
     def address(self) -> int:
         """The address at which this process sees the file."""
         return int(torch.frombuffer(self._map, dtype=torch.uint8).data_ptr())
-
-    def touch(self) -> None:
-        """Fault every page in, so that the first timed call does not."""
-        view = (ctypes.c_char * len(self._map)).from_buffer(self._map)
-        for offset in range(0, len(self._map), PAGE):
-            view[offset]
-        del view
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -103,6 +106,12 @@ def places_from(rows: Sequence[Sequence[Any]]) -> list[Place]:
 CHUNK = 16_384  # elements replaced in each tensor before a call, up to half of a small one
 SPARSE = 32  # in sparse calls, one element in at least so many is replaced
 SPARSE_SHARE = 0.75  # of the calls: a key of two elements then misses the change in 8 of 10
+# Values are drawn nearer to one of them, by so many of 256 parts: any of it can be told exactly.
+SHRINK = range(2, 33)
+LOOKED_AT = 32  # values of a bank, to tell numbers that vary from a few that repeat
+# What a call of torch does in one thread. Several threads wait for each other, which on a machine
+# with other work took longer than the copy, and the candidate's time begins right after it.
+ONE_THREAD = 1 << 15
 # Of a GPU's inputs, so many tensors, and up to so many elements in each, get their last values when
 # the stream reaches the call.
 LATE_TENSORS, LATE = 4, 256
@@ -119,14 +128,16 @@ def refresh(
     spread: bool = True,
     whole: bool = True,
     late: bool = False,
+    moved: bool = True,
 ) -> list[LateChange]:
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
     A bank is a second draw of the same tensor, so fresh values follow its distribution. The tensor
-    becomes the bank, turned by a number of places that is drawn for each call; then elements at
-    equal distances, at places drawn too, are replaced by a random stretch of the bank. So no
-    element is what it was, no row is one of an earlier call, and no earlier result can be mended at
-    a few places: where the operator is linear, that would be a small share of its work.
+    becomes the bank, turned by a number of places that is drawn for each call, with all values
+    moved a little towards one of them; then elements at equal distances, at places drawn too, are
+    replaced by a random stretch of the bank. So no element is what it was, no value is one of an
+    earlier call at another place, and no earlier result can be mended at a few places: where the
+    operator is linear, that would be a small share of its work.
 
     `whole=False` leaves the rest of the tensor as it was (without defences 34 and 35);
     `spread=False` replaces one stretch instead of elements over the whole (without 33). `seed` is
@@ -144,7 +155,7 @@ def refresh(
         if tensor is None or bank is None or not tensor.numel():
             continue
         if whole:
-            _turn(tensor.view(-1), bank.view(-1), chosen)
+            _turn(tensor.view(-1), bank.view(-1), chosen, moved)
         places = _places(tensor.view(-1), chosen, spread)
         count = places.numel()
         source = chosen.randrange(bank.numel() - count + 1)
@@ -176,17 +187,53 @@ def finish(changes: Sequence[LateChange]) -> None:
         places.copy_(values)
 
 
-def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random) -> None:
+def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, moved: bool) -> None:
     """Copy the bank into each part of the tensor that is as long, from a place on that is drawn. An
     odd place: rows of even length then come from two rows each.
     """
     held = bank.numel()
+    move = _move(bank, chosen) if moved else None
     for begin in range(0, flat.numel(), held):
         part = flat[begin : begin + held]
         start = (chosen.randrange(held) | 1) % held
         first = min(part.numel(), held - start)
-        part[:first].copy_(bank[start : start + first])
-        part[first:].copy_(bank[: part.numel() - first])
+        _fill(part[:first], bank[start : start + first], move)
+        _fill(part[first:], bank[: part.numel() - first], move)
+
+
+def _move(bank: torch.Tensor, chosen: Random) -> tuple[float, float] | None:
+    """A factor and a term that draw all values a little nearer to one of them, so that they stay
+    within their range. None where values are whole numbers or few: those mean something. None in 16
+    bits too, where a kernel may keep a table of all numbers that there are.
+    """
+    places = [chosen.randrange(bank.numel()) for _ in range(LOOKED_AT)]
+    parts = chosen.choice(SHRINK)
+    if bank.dtype not in (torch.float32, torch.float64):
+        return None
+    values = bank[places].tolist()
+    if not math.isfinite(values[0]) or len({*values}) < LOOKED_AT // 2:
+        return None
+    if all(value == round(value) for value in values if math.isfinite(value)):
+        return None
+    return 1 - parts / 256, values[0] * parts / 256
+
+
+def _fill(place: torch.Tensor, values: torch.Tensor, move: tuple[float, float] | None) -> None:
+    if move is None:
+        copy(place, values)
+        return
+    factor, term = move
+    for to, some in zip(place.split(ONE_THREAD), values.split(ONE_THREAD), strict=True):
+        torch.mul(some, factor, out=to).add_(term)
+
+
+def copy(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values, in one thread where that can be."""
+    plain = place.device.type == values.device.type == "cpu" and place.dtype == values.dtype
+    if plain and place.is_contiguous() and values.is_contiguous():
+        _memmove(place.data_ptr(), values.data_ptr(), place.numel() * place.element_size())
+    else:
+        place.copy_(values)
 
 
 def _places(flat: torch.Tensor, chosen: Random, spread: bool) -> torch.Tensor:
@@ -248,7 +295,7 @@ def check(
 
 
 FEW_PAGES = 64  # up to here, reading one by one is faster than a call of torch
-_read = ctypes.string_at
+_read, _memmove = ctypes.string_at, ctypes.memmove
 
 
 def touch(result: Any) -> None:
@@ -277,7 +324,7 @@ def touch(result: Any) -> None:
 def store(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
     """Copy the outputs into shared memory."""
     for value, place in zip(values, into, strict=True):
-        place.copy_(value.detach())
+        copy(place, value.detach())
 
 
 _runtime: Callable[[], Any] = torch.cuda.cudart

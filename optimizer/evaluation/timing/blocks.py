@@ -45,7 +45,7 @@ REFILL_SHARE = 0.1  # of the time that was waited, in which other processes used
 # How long a block may take at all, in aimed lengths: calls of microseconds are short beside the
 # fresh values before each of them.
 WALL_BLOCKS = 2.0
-BLOCK_NS = 1_500_000  # of a block, whatever it holds: messages, first touch, copying outputs
+BLOCK_NS = 1_000_000  # of a block, whatever it holds: messages, first touch, copying outputs
 # Standard deviation, in log units, of the ratio of two processes that run the same code, by kind of
 # device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
@@ -55,12 +55,13 @@ CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopp
 QUIET = {"cpu": 0.05, "cuda": 100.0}
 # Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
 # processor; a GPU is nobody else's meanwhile.
-BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
+BLOCK_MS = {"cpu": 20.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
+CompareLooks = Callable[[Block, Block], str | None]
 RUNNER_FAILED = (RunnerDied, RunnerHung, RunnerForged, KernelFailed)
 # Whether the defences of some rows of the exploit table are all on.
 On = Callable[..., bool]
@@ -86,7 +87,7 @@ class TimingPolicy:
 
     block_ms: float | None = None
     min_pairs: int = 6
-    max_pairs: int = 24
+    max_pairs: int = 36
     narrow: float = 0.02
     between: float | None = None
     threads: int = 0
@@ -122,10 +123,10 @@ class Side:
     per_call_ns: float = 0.0
     wall_per_call_ns: float = 0.0  # with fresh values and all else that is done between two calls
 
-    def run(self, seed: int, calls: int, seconds: float) -> Block:
+    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
         """Run one block and stop the runner. Raises BaselineFailed where the trusted side fails,
         else what the kernel raises."""
-        return self._awake(lambda: self.kernel.block(seed, calls, seconds))
+        return self._awake(lambda: self.kernel.block(seed, calls, seconds, secret))
 
     def _awake(self, act: Callable[[], T]) -> T:
         """Whatever goes wrong on the trusted side is no verdict about a candidate."""
@@ -163,12 +164,14 @@ def measure(
     candidate: Side,
     policy: TimingPolicy,
     compare: Compare,
+    looks: CompareLooks,
     seed: int,
     on: On,
 ) -> Measured:
     """Time both sides of a case against each other.
 
-    `compare` returns how the last outputs of both sides (candidate, baseline) disagree, or None.
+    `compare` returns how the last outputs of both sides (candidate, baseline) disagree, or None;
+    `looks` the same for what was read of every call of two blocks.
     `seed` decides block lengths and fresh values. `on` returns whether the defences of some rows of
     the exploit table are all on. Raises BaselineFailed where the reference fails, else what the
     candidate's kernel raises.
@@ -182,7 +185,9 @@ def measure(
     for first, second in order_of(baseline, candidate, policy.max_pairs):
         pair = _pair(first, second, chance, policy)
         blocks = pair if first is baseline else (pair[1], pair[0])
-        mismatch = compare(candidate.kernel.outputs, baseline.kernel.outputs)
+        mismatch = compare(candidate.kernel.outputs, baseline.kernel.outputs) or looks(
+            blocks[1], blocks[0]
+        )
         if mismatch:
             return Measured(CaseTiming(case, "none", reason=mismatch), (), mismatch)
         if any(_busy(block, policy) for block in blocks):
@@ -265,7 +270,9 @@ def _pair(
     if calls == 1:
         calls = chance.choice((1, 2))
     calls = policy.calls or calls
-    return first.run(seed, calls, policy.seconds), second.run(seed, calls, policy.seconds)
+    secret = chance.getrandbits(64)
+    blocks = [side.run(seed, calls, policy.seconds, secret) for side in (first, second)]
+    return blocks[0], blocks[1]
 
 
 def _busy(block: Block, policy: TimingPolicy) -> bool:

@@ -30,6 +30,7 @@ from optimizer.evaluation.journal import Journal, NoJournal
 from optimizer.evaluation.problem.check import check_reference
 from optimizer.evaluation.problem.derived import Derived, fitting
 from optimizer.evaluation.problem.operators import observe
+from optimizer.evaluation.problem.shapes import shape_quantities
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
@@ -146,6 +147,7 @@ def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> Ca
         constants=opened.constants(),
         source=opened.source,
         kinds=observed.kinds,
+        quantities=shape_quantities(opened.signature, observed),
     )
 
 

@@ -208,7 +208,7 @@ def _compared_with(
 def _lock(base: KnowledgeBase, store: CatalogStore, resume: str | None, new: str) -> RunLock:
     """The lock of the run to continue, or of a new one."""
     before = [node.at for node in store.nodes(resume)] if resume is not None else []
-    return RunLock(base.settings.data_dir, resume or new, max(before, default=0.0))
+    return RunLock(base, resume or new, max(before, default=0.0))
 
 
 def _resumed(

@@ -1,7 +1,9 @@
 """Runs that the service carries out: each a process of its own, so that cancelling one can end
 everything it started.
 
-What is remembered here is only what runs now; runs and nodes are rows of the catalog.
+Runs, nodes, who works on a run and what it asks are rows of the catalog, so every replica of a
+service shows a run, takes candidates for it and can end it. What is remembered here are the child
+processes of this service.
 """
 
 from __future__ import annotations
@@ -9,22 +11,27 @@ from __future__ import annotations
 import json
 import re
 import threading
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kb.catalog.search.run_processes import RunMail
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
-from kb.jobs import ChildProcess
+from kb.jobs import ChildProcess, WorkerThread
 from kb.private import private_folder
-from optimizer.search.runs.run_lock import owner_of
+from optimizer.search.runs.run_lock import announce, cancel_start, owner_of, start_of
 from optimizer.search.runs.run_store import cancel_run, run_store
-from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE, Mailbox
+from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE
 from retrieval.knowledge_base import KnowledgeBase
 
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
+CANCEL_SECONDS = 5.0  # within which another replica ends a run that it has started
+LOOK_SECONDS = 1.0  # between two looks at what was cancelled elsewhere
+ENDED_ELSEWHERE = "its process ended before the run began; the replica that started it has its log"
 MAX_RUNNING = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -79,6 +86,7 @@ class RunProcesses:
         self._command = tuple(command)
         self._changing = threading.Lock()  # protects _children
         self._children: dict[str, ChildProcess] = {}
+        self._watching = WorkerThread("runs", self._end_cancelled, LOOK_SECONDS)
 
     def start(
         self,
@@ -118,16 +126,18 @@ class RunProcesses:
                 raise Conflict(f"{running} runs are going on", hint="Cancel one, or wait for it.")
             command = [*self._command, json.dumps(description)]
             log = folder / "log"
+            announce(self._base, run_id)
             self._children[run_id] = ChildProcess(command, self._base.settings, output=log)
+        self._watching.wake()
         return run_id
 
     def folder(self, run_id: str) -> Path:
         """Where a run of the service keeps its files."""
         return self._base.settings.data_dir.absolute() / "runs" / run_id
 
-    def mailbox(self, run_id: str) -> Mailbox:
+    def mailbox(self, run_id: str) -> RunMail:
         """Where a run asks for candidates and finds them."""
-        return Mailbox(self.folder(run_id) / "mail")
+        return RunMail(self._base.catalog, run_id)
 
     def show(self, run_id: str) -> dict[str, Any]:
         """Goal, state and result of a run. One without a row yet is `starting`, or `failed` with
@@ -140,25 +150,29 @@ class RunProcesses:
             if beginning is None:
                 raise
             return beginning
-        if row["state"] == "running" and owner_of(self._base.settings.data_dir, run_id) is None:
+        if row["state"] == "running" and owner_of(self._base, run_id) is None:
             row["note"] = "no process works on it; `kernlore runs resume` goes on with it"
         return row
 
     def _beginning(self, run_id: str) -> dict[str, Any] | None:
+        """A run without a row yet, of this service or of another replica."""
+        state = start_of(self._base, run_id)
         with self._changing:
             child = self._children.get(run_id)
+        if state == "cancelled":
+            return {"id": run_id, "state": state, "ended": "it was cancelled"}
+        if child is None and state == "failed":
+            return {"id": run_id, "state": state, "ended": ENDED_ELSEWHERE}
         if child is None:
-            return None
+            return None if state is None else {"id": run_id, "state": state}
         if child.alive:
             return {"id": run_id, "state": "starting"}
         printed = (self.folder(run_id) / "log").read_bytes()[-4_000:].decode("utf-8", "replace")
         return {"id": run_id, "state": "failed", "ended": printed.strip()}
 
     def alive(self, run_id: str) -> bool:
-        """Whether a process of this service works on it."""
-        with self._changing:
-            child = self._children.get(run_id)
-        return child is not None and child.alive
+        """Whether a process works on it, of this service or of another replica."""
+        return owner_of(self._base, run_id) is not None
 
     def context(self, run_id: str) -> dict[str, Any]:
         """What the next candidate of a run is to be made from. `waiting` is false while the run is
@@ -203,28 +217,53 @@ class RunProcesses:
 
     def cancel(self, run_id: str) -> dict[str, Any]:
         """End a run and show it. It is asked to end first; nothing of one that this service has
-        started is alive when this returns. One of another process ends after its candidate. Raises
-        NotFound.
+        started is alive when this returns. Of another replica, its processes end within a few
+        seconds; one of a command ends after its candidate. Raises NotFound.
         """
-        store = run_store(self._base)
         with self._changing:
             child = self._children.get(run_id)
-        with suppress(NotFound):
-            if child is None:
-                cancel_run(self._base, run_id)
-            else:
-                store.cancel(run_id)
+        starting = cancel_start(self._base, run_id)
         if child is not None:
-            child.wait(GRACE_SECONDS)
-            child.end(GRACE_SECONDS / 2)
             with suppress(NotFound):
-                run = store.run(run_id)
-                if run.state == "running":
-                    store.update(replace(run, state="cancelled", ended="it was cancelled"))
+                run_store(self._base).cancel(run_id)
+            self._end(run_id, child)
+            return self.show(run_id)
+        if starting:
+            return self.show(run_id)
+        with suppress(NotFound):
+            cancel_run(self._base, run_id)
+            deadline = time.monotonic() + CANCEL_SECONDS
+            while self.alive(run_id) and time.monotonic() < deadline:
+                time.sleep(LOOK_SECONDS / 10)
         return self.show(run_id)
+
+    def _end(self, run_id: str, child: ChildProcess) -> None:
+        """End the process of a cancelled run, and record that where it could not do so itself."""
+        store = run_store(self._base)
+        child.wait(GRACE_SECONDS)
+        child.end(GRACE_SECONDS / 2)
+        with suppress(NotFound):
+            run = store.run(run_id)
+            if run.state == "running":
+                store.update(replace(run, state="cancelled", ended="it was cancelled"))
+
+    def _end_cancelled(self) -> bool:
+        """End what another replica was asked to cancel; False: there is nothing more to do now."""
+        store = run_store(self._base)
+        with self._changing:
+            alive = {key: child for key, child in self._children.items() if child.alive}
+        for run_id, child in alive.items():
+            if start_of(self._base, run_id) == "cancelled":
+                child.end(GRACE_SECONDS / 2)
+                continue
+            with suppress(NotFound):
+                if store.cancelled(run_id):
+                    self._end(run_id, child)
+        return False
 
     def close(self) -> None:
         """End every run of this service."""
+        self._watching.stop(GRACE_SECONDS)
         with self._changing:
             children = list(self._children.values())
         for child in children:

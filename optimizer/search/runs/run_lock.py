@@ -1,61 +1,98 @@
-"""One process per run: a lock file that also tells other processes who works on it, and since when.
+"""One process per run, on whichever machine: a lease in the catalog, which also tells who works on
+a run and since when.
 
-The lock is the operating system's (flock), so it goes with the process however it ends.
+Within one data directory a lock file says so too. The lock is the operating system's (flock), so it
+goes with the process however it ends, and nobody there waits for the lease of a dead one.
 """
 
 from __future__ import annotations
 
-import json
 import os
+import socket
 import time
-from dataclasses import asdict, dataclass
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import Literal
 
+import structlog
+
+from kb import clock
+from kb.catalog.search.run_processes import CANCELLED, STARTING, ProcessRows, RunProcess
 from kb.errors import Conflict
+from kb.ids import new_id
+from kb.jobs import keep_lease
 from kb.private import private_folder
 from kb.service_lock import is_locked, take_lock
+from retrieval.knowledge_base import KnowledgeBase
 
 FOLDER = "locks"  # of the data directory
+STARTING_SECONDS = 120.0  # to import what a run needs, and to find the device
+LOST = 75  # exit code of a process whose run another one has: EX_TEMPFAIL
+
+log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Owner:
     """The process that works on a run. `since` is when it began (Unix time); `seconds` is how long
-    the run had gone on before."""
+    the run had gone on before. `here` says that it belongs to the data directory that was asked."""
 
     pid: int
     since: float
     seconds: float
+    place: str
+    here: bool
 
     @property
     def run_seconds(self) -> float:
         """Seconds that the run has gone on by now, without pauses."""
         return self.seconds + max(0.0, time.time() - self.since)
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"process {self.pid}" if self.here else f"process {self.pid} of {self.place}"
+
 
 class RunLock:
-    """Held by the process that works on a run. Entering raises Conflict where another does."""
+    """Held by the process that works on a run. Entering raises Conflict where another does.
 
-    def __init__(self, data_dir: Path, run_id: str, seconds: float) -> None:
-        self._path = _path(data_dir, run_id)
+    Its lease is renewed from a thread. A process that has lost it, as after its machine slept for
+    longer, ends at once: another one goes on from the last node that is stored.
+    """
+
+    def __init__(self, base: KnowledgeBase, run_id: str, seconds: float) -> None:
+        self._data_dir = base.settings.data_dir
+        self._path = _path(self._data_dir, run_id)
+        self._rows = ProcessRows(base.catalog)
+        self._lease = base.settings.lease_seconds
         self.run_id, self._seconds = run_id, seconds
+        self._owner = new_id(f"run{os.getpid()}")
         self._fd = -1
+        self._renewing = ExitStack()
 
     def __enter__(self) -> RunLock:
         private_folder(self._path.parent)
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if not take_lock(self._fd):
             os.close(self._fd)
-            owner = _read(self._path)
-            process = f"process {owner.pid}" if owner is not None else "another process"
-            raise Conflict(
-                f"run {self.run_id} is being continued by {process}",
-                hint=f"Wait for it, or end it with `kernlore runs cancel {self.run_id}`.",
-            )
-        os.ftruncate(self._fd, 0)
-        owner = Owner(os.getpid(), time.time(), self._seconds)
-        os.write(self._fd, json.dumps(asdict(owner)).encode())
+            raise self._conflict(self._rows.find(self.run_id))
+        until = clock.after(self._lease)
+        place = place_of(self._data_dir)
+        mine = RunProcess(
+            self.run_id, self._owner, place, os.getpid(), time.time(), self._seconds, until
+        )
+        holder = self._rows.take(mine)
+        # One of this directory that holds no lock is dead, however long its lease lasts.
+        if holder is not None and holder.place == place and holder.owner != CANCELLED:
+            self._rows.give_back(self.run_id, holder.owner)
+            holder = self._rows.take(mine)
+        if holder is not None:
+            os.close(self._fd)
+            raise self._conflict(holder)
+        self._renewing.enter_context(keep_lease(self._renewed, self._lease, self.run_id))
         return self
 
     def __exit__(
@@ -64,22 +101,71 @@ class RunLock:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        os.ftruncate(self._fd, 0)
+        self._renewing.close()
+        self._rows.give_back(self.run_id, self._owner)
         os.close(self._fd)
 
+    def _renewed(self) -> bool:
+        if self._rows.renew(self.run_id, self._owner, self._lease):
+            return True
+        log.error("this run is another process's now", run=self.run_id)
+        # Nothing may be written any more, not even how it ended.
+        os._exit(LOST)
 
-def owner_of(data_dir: Path, run_id: str) -> Owner | None:
-    """The process that works on a run now; None where none does."""
-    path = _path(data_dir, run_id)
-    return _read(path) if is_locked(path) else None
+    def _conflict(self, holder: RunProcess | None) -> Conflict:
+        if holder is not None and holder.owner == CANCELLED:
+            return Conflict(f"run {self.run_id} was cancelled", hint="Start another one.")
+        known = holder is not None and holder.owner != STARTING
+        process = _owner(holder, self._data_dir).name if known and holder else "another process"
+        return Conflict(
+            f"run {self.run_id} is being continued by {process}",
+            hint=f"Wait for it, or end it with `kernlore runs cancel {self.run_id}`.",
+        )
+
+
+def owner_of(base: KnowledgeBase, run_id: str) -> Owner | None:
+    """The process that works on a run now, on any machine; None where none does."""
+    row, data_dir = ProcessRows(base.catalog).find(run_id), base.settings.data_dir
+    if row is None or row.owner in (STARTING, CANCELLED):
+        return None
+    owner = _owner(row, data_dir)
+    alive = is_locked(_path(data_dir, run_id)) if owner.here else row.alive
+    return owner if alive else None
+
+
+def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled", "failed"] | None:
+    """How far a run is whose process has not taken it yet: `failed` where its process must have
+    ended before it did. None where nobody has begun to start it.
+    """
+    row = ProcessRows(base.catalog).find(run_id)
+    if row is None:
+        return None
+    if row.owner == CANCELLED:
+        return "cancelled"
+    return "starting" if row.alive else "failed"
+
+
+def cancel_start(base: KnowledgeBase, run_id: str) -> bool:
+    """Cancel a run whose process has not taken it yet; False where it has."""
+    return ProcessRows(base.catalog).cancel_start(run_id)
+
+
+def announce(base: KnowledgeBase, run_id: str) -> None:
+    """A process for the run is being started: every replica shows that until it has taken it."""
+    place, until = place_of(base.settings.data_dir), clock.after(STARTING_SECONDS)
+    ProcessRows(base.catalog).take(
+        RunProcess(run_id, STARTING, place, os.getpid(), time.time(), 0.0, until)
+    )
+
+
+def place_of(data_dir: Path) -> str:
+    """This machine and a data directory of it."""
+    return f"{socket.gethostname()}:{data_dir.absolute()}"
+
+
+def _owner(row: RunProcess, data_dir: Path) -> Owner:
+    return Owner(row.pid, row.began, row.seconds, row.place, row.place == place_of(data_dir))
 
 
 def _path(data_dir: Path, run_id: str) -> Path:
     return data_dir / FOLDER / f"{run_id}.json"
-
-
-def _read(path: Path) -> Owner | None:
-    try:
-        return Owner(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError):  # it is being written, or was given back meanwhile
-        return None

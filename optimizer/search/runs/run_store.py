@@ -66,7 +66,7 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
 
     run, tree = _loaded(base, run_id)
     goal = {name: value for name, value in run.goal.as_json().items() if value not in (None, ())}
-    owner = owner_of(base.settings.data_dir, run_id) if run.state == "running" else None
+    owner = owner_of(base, run_id) if run.state == "running" else None
     return {
         **summary_of(run),
         **_process(run, owner),
@@ -95,7 +95,7 @@ def _process(run: RunRow, owner: Owner | None) -> Json:
         return {}
     if owner is None:
         return {"process": f"none; `kernlore runs resume {run.id}` goes on with it"}
-    return {"process": owner.pid}
+    return {"process": owner.pid if owner.here else owner.name}
 
 
 def _seconds(run: RunRow, tree: Tree, owner: Owner | None) -> float:
@@ -112,7 +112,7 @@ def cancel_run(base: KnowledgeBase, run_id: str) -> Json:
     store = run_store(base)
     store.cancel(run_id)
     run = store.run(run_id)
-    if run.state != "running" or owner_of(base.settings.data_dir, run_id) is not None:
+    if run.state != "running" or owner_of(base, run_id) is not None:
         return {"run": run_id, "cancel": "requested"}
     store.update(replace(run, state="cancelled", ended="it was cancelled"))
     return {"run": run_id, "cancel": "done; no process worked on it"}

@@ -22,7 +22,8 @@ class CaseView:
     False for a case that only checks correctness. `constants` are numbers of the reference by plain
     name, which a toolchain's scalars may read. `source` is the problem file with this case's
     constants in it, empty where it is not known. `kinds` counts the operators of the reference by
-    kind (see `Observed`), empty where that is not known."""
+    kind (see `Observed`), empty where that is not known; `quantities` are the case's sizes by the
+    names of predicates (see `shape_quantities`)."""
 
     name: str
     signature: Signature
@@ -32,6 +33,7 @@ class CaseView:
     constants: Mapping[str, int | float | bool] = field(default_factory=dict)
     source: str = ""
     kinds: Mapping[str, int] = field(default_factory=dict)
+    quantities: Mapping[str, float | str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -1,23 +1,17 @@
 """Candidates of an external optimizer: the context of the next candidate goes out and the candidate
-comes in through a folder.
+comes in through a mailbox, into which the service looks too.
 
-The HTTP server of the run reads and writes the same folder. Standard library only: what says the
-context in words is handed in.
+Standard library only: what says the context in words is handed in, and so is the mailbox.
 """
 
 from __future__ import annotations
 
-import json
-import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
-from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
-from kb.errors import Conflict, NotFound
 from kb.plain import plain
-from kb.private import private_folder
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Cost, Node, Proposal
 from optimizer.search.synthesizers.base import Context, ProposalFailed
@@ -29,44 +23,17 @@ NAME = "external"
 NOTHING_MORE = {"nothing_more": True}  # the answer of a caller who has no further candidate
 
 
-class Mailbox:
-    """One run's folder: `context-N.json` is the context of node N, `candidate-N.json` the
-    answer."""
+class Mailbox(Protocol):
+    """The mail of one run. The service gives it rows of the catalog (`RunMail`)."""
 
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def ask(self, step: int, context: dict[str, Any]) -> None:
+    def ask(self, step: int, context: Mapping[str, Any]) -> None:
         """Publish the context of node `step`."""
-        private_folder(self._folder)
-        _write(self._folder / f"context-{step}.json", context)
 
     def candidate_for(self, step: int) -> dict[str, Any] | None:
         """The candidate for this step; None while there is none."""
-        return _read(self._folder / f"candidate-{step}.json")
 
     def withdraw(self, step: int) -> None:
         """Remove the context of a step for which the run no longer waits."""
-        (self._folder / f"context-{step}.json").unlink(missing_ok=True)
-
-    def open_context(self) -> dict[str, Any] | None:
-        """The context that the run waits for now; None where it waits for nothing."""
-        if not self._folder.is_dir():
-            return None
-        contexts = {int(p.stem.partition("-")[2]): p for p in self._folder.glob("context-*.json")}
-        waiting = [n for n in contexts if not (self._folder / f"candidate-{n}.json").exists()]
-        return _read(contexts[min(waiting)]) if waiting else None
-
-    def answer(self, step: int, candidate: dict[str, Any]) -> None:
-        """Hand in the candidate for a step. Raises NotFound where the run does not wait for this
-        step, Conflict where it has a candidate already."""
-        if (self._folder / f"candidate-{step}.json").exists():
-            raise Conflict(f"node {step} has a candidate", hint="Get the next context.")
-        if not (self._folder / f"context-{step}.json").exists():
-            raise NotFound(
-                f"the run does not wait for node {step}", hint="Get the context; it has the step."
-            )
-        _write(self._folder / f"candidate-{step}.json", candidate)
 
 
 class ExternalSynthesizer:
@@ -170,18 +137,3 @@ def _proposal(context: Context, candidate: dict[str, Any], seconds: float) -> Pr
         model=candidate.get("model"),
     )
     return replace(proposal, cost=Cost(seconds=seconds))
-
-
-def _write(path: Path, content: dict[str, Any]) -> None:
-    """Write the file whole or not at all, because another process may be reading it."""
-    scratch = path.with_suffix(f".{os.getpid()}.new")
-    scratch.write_text(json.dumps(content), encoding="utf-8")
-    scratch.replace(path)
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    return dict(content)

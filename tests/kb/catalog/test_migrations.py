@@ -16,7 +16,8 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 
 import kb.catalog.migrations
-from kb.catalog import Catalog, open_catalog
+from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog.schema import OLDEST_CODE
 from kb.catalog.tables import metadata
 from kb.errors import StoreError
 
@@ -96,11 +97,11 @@ def test_the_first_migration_goes_back_and_forth(first_start: Catalog) -> None:
     (folder,) = kb.catalog.migrations.__path__
     config = Config()
     config.set_main_option("script_location", folder)
-    with first_start.write() as connection:
+    with first_start.migrating() as connection:
         config.attributes["connection"] = connection
         command.downgrade(config, "base")
     assert set(schema(first_start)) == {"alembic_version", "sqlite_autoindex_alembic_version_1"}
-    with first_start.write() as connection:
+    with first_start.migrating() as connection:
         config.attributes["connection"] = connection
         command.upgrade(config, "head")
     assert schema(first_start) == before
@@ -141,6 +142,7 @@ def test_two_processes_that_start_together_migrate_once(data_dir: Path) -> None:
 def test_a_catalog_of_a_newer_kernlore_is_refused(catalog: Catalog) -> None:
     with catalog.write() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
+        meta.put(connection, OLDEST_CODE, "9999")
     with pytest.raises(StoreError, match="newer Kernlore") as refused:
         open_catalog(catalog.data_dir)
     assert "Upgrade" in refused.value.hint

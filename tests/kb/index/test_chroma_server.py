@@ -55,7 +55,7 @@ def opened(store: Store, url: str) -> ChromaIndex:
 def near_of(store: Store, url: str, exact_up_to: int = 0) -> NearIndex:
     """An index that needs Chroma for whatever it is asked, as a large store does."""
     fingerprint = store.embedder.fingerprint
-    return NearIndex(store.catalog, fingerprint, opened(store, url), exact_up_to)
+    return NearIndex(store.catalog, fingerprint, opened(store, url), exact_up_to=exact_up_to)
 
 
 def test_it_finds_what_exact_search_finds(filled: Store, url: str) -> None:

@@ -29,6 +29,7 @@ from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
 from tests.catalogs import fresh_data_dir
+from tests.postgresql import environment_of
 
 pytestmark = pytest.mark.slow(seconds=15)
 
@@ -73,7 +74,7 @@ test.evaluate(Path(sys.argv[1]), float(sys.argv[2]))
 
 def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None:
     """One evaluation with the store in `folder`; without a pool it has runners of its own."""
-    catalog = open_catalog(folder)
+    catalog = open_catalog(folder, os.environ.get("KERNLORE_CATALOG"))
     journal = CatalogJournal(Evaluations(catalog), open_blobs(folder, None))
     bundle = Bundle({"m.py": CANDIDATE.format(sleep=sleep)}, "m.py", "torch", "ModelNew")
     problem = load_problem(folder / "double.py")
@@ -121,7 +122,8 @@ def test_a_killed_evaluation_goes_on(
     root = str(Path(__file__).resolve().parents[3])
     # Slow enough to be caught in the stage after the one that is already written.
     argv = [sys.executable, "-c", CHILD, str(folder), "0.1", __file__, root]
-    child = subprocess.Popen(argv, start_new_session=True)
+    environment = os.environ | environment_of(folder)
+    child = subprocess.Popen(argv, start_new_session=True, env=environment)
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if any(row.stage == stage for row in rows(catalog, t.evaluations)):

@@ -20,7 +20,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\]>")
+_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\](?P<plain>,plain)?>")
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d?, ]+)\]")
 ALIGNMENT = 16  # bytes; what one vector access of a thread needs
 
@@ -52,14 +52,19 @@ def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> d
 
 
 def _type(text: str, gluon: bool) -> str:
-    """A descriptor of Gluon states its layout too: here the usual one for its box."""
+    """A descriptor of Gluon states its layout too: the usual one for its box, or rows as they
+    stand in memory where it says `plain`."""
     match = _DESCRIPTOR.fullmatch(text)
     if match is None or not gluon:
         return text
     gl = import_module("triton.experimental.gluon.language")
-    names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32, "fp8e4nv": gl.float8e4nv}
-    box = [int(size) for size in match["box"].split(",")]
-    layout = gl.NVMMASharedLayout.get_default_for(box, names[match["dtype"]])
+    names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}
+    names |= {"fp8e4nv": gl.float8e4nv, "u8": gl.uint8}
+    box, dtype = [int(size) for size in match["box"].split(",")], names[match["dtype"]]
+    if match["plain"]:
+        layout = gl.NVMMASharedLayout(0, dtype.primitive_bitwidth, rank=len(box))
+    else:
+        layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
     return f"tensordesc<{match['dtype']}[{match['box']}],{layout!r}>"
 
 

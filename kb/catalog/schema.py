@@ -1,0 +1,147 @@
+"""The revision of a catalog's schema: the migrations that lead to the newest, and which code may
+work on it.
+
+Migrations add: a table, a column with a default, an index. So the code of the revision before goes
+on while processes are replaced one by one. A migration that it could not work with names, as
+`oldest_code`, the oldest revision whose code can. That stands in the catalog (`meta`), and is
+looked at in every transaction that writes, under the lock that the migration had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog.meta import get, put
+from kb.catalog.tables.jobs import meta
+from kb.errors import StoreError, Unavailable
+
+OLDEST_CODE = "oldest_code"  # of the catalog's named values
+CURRENT, NEWER, TOO_NEW = "current", "newer", "too_new"
+_MIGRATIONS = Path(__file__).parent / "migrations"
+
+Transaction = Callable[[], AbstractContextManager[Connection]]
+
+
+@dataclass(frozen=True)
+class SchemaState:
+    """What a catalog's schema is to this code: `current`; `newer`, and it may go on; or `too_new`,
+    where nothing is written any more.
+    """
+
+    state: str
+    revision: str | None
+    needed: str | None = None
+
+
+def migrate(name: str, read: Transaction, write: Transaction) -> None:
+    """Bring a catalog to the newest revision. `name` is for messages. Raises StoreError where it
+    is too old, or too new for this code.
+    """
+    with read() as connection:
+        revision = revision_of(connection)
+        # Alembic costs 0.3 s to import; a catalog that is at the newest revision never pays it.
+        if revision == newest():
+            return
+        if revision is not None and revision > newest() and _admits(connection):
+            return
+    with write() as connection:
+        revision = revision_of(connection)  # another process may have been first
+        if revision == newest():
+            return
+        check_revision(f"the catalog {name}", revision)
+        _upgrade(connection)
+
+
+def _upgrade(connection: Connection) -> None:
+    from alembic import command
+    from alembic.config import Config
+    from alembic.script import ScriptDirectory
+
+    config = Config()
+    config.set_main_option("script_location", str(_MIGRATIONS))
+    config.attributes["connection"] = connection
+    command.upgrade(config, "head")
+    scripts = ScriptDirectory.from_config(config).walk_revisions()
+    stated = [str(getattr(script.module, "oldest_code", "")) for script in scripts]
+    put(connection, OLDEST_CODE, max(stated))
+
+
+@cache
+def newest() -> str:
+    """The newest revision that this code knows."""
+    return revisions()[-1]
+
+
+def revisions() -> list[str]:
+    """The revisions of the schema, oldest first."""
+    return sorted(path.stem.split("_")[0] for path in (_MIGRATIONS / "versions").glob("[0-9]*.py"))
+
+
+def check_revision(subject: str, revision: str | None) -> None:
+    """Raise StoreError where no migration leads from this revision to the newest. `subject` names
+    what has the revision; None is a new catalog.
+    """
+    known = revisions()
+    if revision is None:
+        return
+    if revision > known[-1]:
+        raise StoreError(
+            f"{subject} was written by a newer Kernlore (revision {revision})",
+            hint="Upgrade Kernlore, or start with another --data-dir.",
+        )
+    if revision < known[0]:
+        raise StoreError(
+            f"{subject} is older than the first release (revision {revision}) and cannot be"
+            " migrated",
+            hint="Start with a new --data-dir and ingest your documents again with `kernlore"
+            " ingest`. The Kernlore that wrote the catalog can still read it: it exports learned"
+            " skills with `kernlore skills export`.",
+        )
+
+
+def revision_of(connection: Connection) -> str | None:
+    """The revision of a catalog; None for one without tables."""
+    if not sa.inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def state_of(connection: Connection) -> SchemaState:
+    """What the schema of a catalog with tables is to this code."""
+    revision = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    needed = get(connection, OLDEST_CODE)
+    if needed is not None and needed > newest():
+        return SchemaState(TOO_NEW, revision, needed)
+    return SchemaState(NEWER if str(revision) > newest() else CURRENT, revision, needed)
+
+
+def forget_oldest_code(connection: Connection) -> None:
+    """Before the named values of another catalog take the place of this one's."""
+    connection.execute(meta.delete().where(meta.c.key == OLDEST_CODE))
+
+
+def check_writable(connection: Connection, name: str) -> None:
+    """Raise Unavailable where a newer Kernlore has changed the catalog into one that this code must
+    not write to.
+    """
+    needed = get(connection, OLDEST_CODE)
+    if needed is not None and needed > newest():
+        raise Unavailable(
+            f"the catalog {name} was migrated by a newer Kernlore (code of revision {needed} or"
+            f" newer may write; this is {newest()})",
+            hint="Stop this process and start the newer Kernlore in its place; a load balancer"
+            " leaves it out by itself, as /readyz answers 503.",
+        )
+
+
+def _admits(connection: Connection) -> bool:
+    """Whether a newer catalog says that this code may work on it."""
+    needed = get(connection, OLDEST_CODE)
+    return needed is not None and needed <= newest()

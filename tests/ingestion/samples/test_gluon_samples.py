@@ -1,0 +1,98 @@
+"""The Gluon samples for Blackwell, run on a stand-in for their calls: no device here has them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.ingestion.samples import gluon_machine
+
+FOLDER = Path(__file__).parents[3] / "hw_manuals" / "samples" / "blackwell"
+
+
+def _matrix(rows: int, columns: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(rows, columns, generator=generator, dtype=torch.float64)
+
+
+@pytest.mark.parametrize("shape", [(16, 32, 16), (40, 70, 100), (33, 200, 8)])
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("gemm-gluon-tcgen05.py", "tcgen05_gemm"),
+        ("gemm-gluon-persistent.py", "persistent_gemm"),
+    ],
+)
+def test_products_agree_with_float64(
+    name: str, function: str, shape: tuple[int, int, int], stages: int
+) -> None:
+    M, N, K = shape
+    a, b = _matrix(M, K, 0), _matrix(N, K, 1)
+    multiply = getattr(gluon_machine.sample(FOLDER / name), function)
+    c = multiply(a, b, block_m=16, block_n=32, block_k=16, stages=stages, piece=8)
+    torch.testing.assert_close(c, a @ b.T, rtol=1e-12, atol=1e-12)
+
+
+def test_block_scaled_product_agrees_with_float64() -> None:
+    rows, columns, depth = 200, 300, 416  # 13 scales a row: packing pads all three
+    module = gluon_machine.sample(FOLDER / "mxfp8-gemm-gluon.py")
+    a, b = _matrix(rows, depth, 0), _matrix(columns, depth, 1)
+    generator = torch.Generator().manual_seed(2)
+    a_scales = torch.randint(120, 134, (rows, depth // 32), generator=generator).to(torch.uint8)
+    b_scales = torch.randint(120, 134, (columns, depth // 32), generator=generator).to(torch.uint8)
+    c = module.mxfp8_gemm(
+        a, b, module.pack_scales(a_scales), module.pack_scales(b_scales), stages=2
+    )
+    left = a * torch.exp2(a_scales.double() - 127).repeat_interleave(32, 1)
+    right = b * torch.exp2(b_scales.double() - 127).repeat_interleave(32, 1)
+    expected = left @ right.T
+    assert (c.double() - expected).norm() / expected.norm() < 3e-3  # the result is bf16
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("length", [16, 40, 100])
+def test_attention_agrees_with_float64(length: int, causal: bool) -> None:
+    attention = gluon_machine.sample(FOLDER / "attention-gluon.py").attention
+    generator = torch.Generator().manual_seed(length)
+    q, k, v = (
+        3 * torch.randn(2, heads, length, 128, generator=generator, dtype=torch.float64)
+        for heads in (4, 2, 2)
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=causal, enable_gqa=True
+    )
+    result = attention(q, k, v, causal=causal, block_m=16, block_n=16)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "right, wrong",
+    [
+        ("mbarrier.wait(empty.index(slot), count // STAGES & 1 ^ 1)", "pass"),
+        ("mbarrier.wait(full.index(slot), count // STAGES & 1)", "pass"),
+        ("mbarrier.wait(drained.index(turn), done // ACCUMULATORS & 1 ^ 1)", "pass"),
+        ("tma.store_wait(pendings=1)", "pass"),
+        ("mbarrier.wait(summed.index(turn), done // ACCUMULATORS & 1)", "pass"),
+        ("mbarriers=[empty.index(slot)]", "mbarriers=[]"),
+        ("tcgen05_commit(summed.index(turn))", "pass"),
+    ],
+)
+def test_the_stand_in_sees_a_missing_wait_or_commit(
+    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.5)
+    monkeypatch.setattr(gluon_machine, "PAUSE", 2e-3)
+    text = (FOLDER / "gemm-gluon-persistent.py").read_text(encoding="utf-8")
+    assert right in text
+    changed = tmp_path / "changed.py"
+    changed.write_text(text.replace(right, wrong), encoding="utf-8")
+    a, b = _matrix(96, 16, 0), _matrix(96, 16, 1)
+    multiply = gluon_machine.sample(changed).persistent_gemm
+    try:
+        c = multiply(a, b, block_m=16, block_n=32, block_k=16, stages=2, piece=8)
+    except (gluon_machine.WaitsForever, AssertionError):
+        return
+    assert not torch.allclose(c, a @ b.T)

@@ -1,0 +1,97 @@
+"""Code of one release on a catalog that another has migrated."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import kb.catalog.migrations
+from kb.catalog import Catalog, meta, open_catalog, schema
+from kb.catalog.jobs import Jobs
+from kb.catalog.schema import CURRENT, NEWER, OLDEST_CODE, TOO_NEW
+from kb.errors import Unavailable
+from tests.catalogs import fresh_data_dir
+
+ADDING = """
+import sqlalchemy as sa
+from alembic import op
+revision, down_revision, branch_labels, depends_on = "{revision}", "{before}", None, None
+oldest_code = "{oldest}"
+
+def upgrade():
+    op.add_column("jobs", sa.Column("added_{revision}", sa.String, nullable=True))
+
+def downgrade():
+    op.drop_column("jobs", "added_{revision}")
+"""
+
+
+@pytest.fixture
+def own(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The folder of the migrations, of which a newer release has more."""
+    folder = tmp_path / "migrations"
+    shutil.copytree(next(iter(kb.catalog.migrations.__path__)), folder)
+    monkeypatch.setattr(schema, "_MIGRATIONS", folder)
+    yield folder / "versions"
+    schema.newest.cache_clear()
+
+
+def newer_release(own: Path, data_dir: Path, revision: str, oldest: str) -> None:
+    """Opens the catalog with one migration more, and is this release again."""
+    text = ADDING.format(revision=revision, before=schema.newest(), oldest=oldest)
+    added = own / f"{revision}_added.py"
+    added.write_text(text, encoding="utf-8")
+    schema.newest.cache_clear()
+    open_catalog(data_dir).close()
+    added.unlink()
+    schema.newest.cache_clear()
+
+
+def queued(catalog: Catalog) -> str:
+    jobs = Jobs(catalog)
+    with catalog.write() as connection:
+        return jobs.enqueue(connection, "ingest", "doc_1", {})
+
+
+def test_code_goes_on_where_only_something_was_added(data_dir: Path, own: Path) -> None:
+    catalog = open_catalog(fresh_data_dir(data_dir))
+    assert catalog.schema_state().state == CURRENT
+    newer_release(own, data_dir, "9001", schema.newest())
+    state = catalog.schema_state()
+    assert (state.state, state.revision) == (NEWER, "9001")
+    job = queued(catalog)
+    assert Jobs(catalog).claim(("ingest",), "worker", 60) is not None
+    again = open_catalog(data_dir)  # such as a child process, or this one started again
+    assert Jobs(again).get(job).state == "running"
+    again.close()
+    catalog.close()
+
+
+def test_code_that_must_not_write_does_not_and_still_reads(data_dir: Path, own: Path) -> None:
+    catalog = open_catalog(fresh_data_dir(data_dir))
+    job = queued(catalog)
+    newer_release(own, data_dir, "9002", "9002")
+    assert catalog.schema_state().state == TOO_NEW
+    for rows_only in (False, True):
+        with (
+            pytest.raises(Unavailable, match="newer Kernlore") as refused,
+            catalog.write(rows_only=rows_only),
+        ):
+            pytest.fail("it may not begin")
+        assert "newer Kernlore" in refused.value.hint
+    assert Jobs(catalog).get(job).state == "queued"
+    catalog.close()
+
+
+def test_each_migration_says_which_code_can_work_with_it(data_dir: Path) -> None:
+    """From the first on that a release with replicas has."""
+    for path in Path(next(iter(kb.catalog.migrations.__path__)), "versions").glob("[0-9]*.py"):
+        if path.stem >= "0014":
+            assert "\noldest_code = " in path.read_text(encoding="utf-8"), path.name
+    catalog = open_catalog(fresh_data_dir(data_dir))
+    with catalog.read() as connection:
+        assert meta.get(connection, OLDEST_CODE) == "0013"
+    catalog.close()
