@@ -1,6 +1,7 @@
 # make run    the service on http://127.0.0.1:8321
 # make test   everything, offline after the first set-up
 # make test-postgres   the suites of store and interface with every catalog on a PostgreSQL server
+# make test-stores   the same suites with files in an S3 bucket and vectors on a Chroma server
 # make quick  pure logic and small stores, in about a minute
 # make check  lint, format and types
 # make docs   the tables of docs/reference, from the code
@@ -12,7 +13,7 @@ WORKERS ?= 2
 # A module stays on one worker; the order of the modules is that of tests/conftest.py.
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
 # Suites of the store and of everything that asks it.
-ON_POSTGRES ?= tests/kb tests/ingestion tests/retrieval tests/skills tests/api tests/complaints \
+ON_SERVERS ?= tests/kb tests/ingestion tests/retrieval tests/skills tests/api tests/complaints \
 	tests/optimizer/evaluation/test_journal.py tests/optimizer/search/runs \
 	tests/optimizer/test_new_chip_search.py
 HOST ?= 127.0.0.1
@@ -23,7 +24,7 @@ DATA ?= data
 # the program anew, which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-postgres postgres quick check lint types docs setup browser serve clean
+.PHONY: run test test-postgres test-stores postgres quick check lint types docs setup browser serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
@@ -33,7 +34,11 @@ test: setup
 
 # Every catalog of the tests on a real server.
 test-postgres: setup
-	KERNLORE_TEST_CATALOG=postgresql $(BIN)/python -m pytest $(PARALLEL) $(ON_POSTGRES)
+	KERNLORE_TEST_CATALOG=postgresql $(BIN)/python -m pytest $(PARALLEL) $(ON_SERVERS)
+
+# Every stored file and every vector index of the tests on real servers, which the tests start.
+test-stores: setup
+	KERNLORE_TEST_BLOBS=s3 KERNLORE_TEST_CHROMA=server $(BIN)/python -m pytest $(PARALLEL) $(ON_SERVERS)
 
 quick: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

@@ -10,13 +10,14 @@ from __future__ import annotations
 import copy
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
@@ -34,7 +35,8 @@ from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
-from kb.errors import KernloreError
+from kb.errors import KernloreError, StoreAway
+from kb.index.chroma_client import parse_address
 from kb.index.in_memory import KeptInMemory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
@@ -44,6 +46,9 @@ from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.ranking import WEIGHTS
 from skills.skill_library import SkillLibrary
+
+if TYPE_CHECKING:
+    from kb.index.near import NearIndex
 
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
@@ -180,18 +185,25 @@ class Services(KnowledgeBase):
         report = load_builtin(
             self.settings.knowledge_dir, self.registry, self.uploads, self.documents, specs
         )
-        erase(self.catalog, self.blobs)  # what deletions have left, also those of a killed process
+        self.finish_deletions()
         skills = self.skills.sync_builtin(self.settings.skills_dir)
         log.info("built-in knowledge", **vars(report), skills=skills.skills)
         return report
+
+    def finish_deletions(self) -> None:
+        """Remove what deletions have left, also those of a killed process."""
+        try:
+            erase(self.catalog, self.blobs)
+        except StoreAway as error:
+            log.warning("stored files of deleted documents are removed later", reason=error.message)
 
 
 @dataclass(frozen=True)
 class Readiness:
     """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
-    its vector; `index` is starting, chroma, or failed with the reason. `catalog` is current; newer,
-    once a newer Kernlore has migrated it and this one may go on; or too_new, where it may not.
-    `note` says what is waited for, empty where nothing is.
+    its vector; `index` is starting, chroma, or why there is none. `catalog` is current; newer, once
+    a newer Kernlore has migrated it and this one may go on; or too_new, where it may not. `note`
+    says what is waited for, empty where nothing is.
     """
 
     ready: bool
@@ -223,6 +235,10 @@ class Background:
             lambda: services.embedder.fingerprint,
             follow=self._follow,
         )
+        self._near: NearIndex | None = None
+        self._watch = StoreWatch(
+            services.blobs, self._load_builtin, services.finish_deletions, lambda: self._near
+        )
 
     def start(self) -> None:
         """Register the built-in hardware, then load, read and embed in the background."""
@@ -232,12 +248,17 @@ class Background:
         if loaded_by_newer(services.catalog, product_version()) is None:
             self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
         repair_lexical(services.catalog)
+        if services.settings.chroma_url:
+            parse_address(services.settings.chroma_url)
         self._thread.start()
         self._in_memory.start()
+        if services.settings.chroma_url or not services.blobs.near:
+            self._watch.start()
 
     def stop(self) -> None:
         """End the thread and close the services; no job is left running."""
         self._stop.set()
+        self._watch.stop()
         self._in_memory.stop()
         self._thread.join(timeout=STOP_SECONDS)
         if self._worker is not None:
@@ -251,27 +272,33 @@ class Background:
         jobs = services.jobs.counts()
         loaded = self._loaded.is_set()
         busy = jobs.get("queued", 0) + jobs.get("running", 0)
-        ready = loaded and embedded == passages and not busy and self._index_state == "chroma"
         state = self._index_state
+        if self._near is not None and self._near.away is not None:
+            state = f"away: {self._near.away.message}"
+        ready = loaded and embedded == passages and not busy and state == "chroma"
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
-        full = self._worker is not None and self._worker.full
         schema = services.catalog.schema_state().state
-        note = f"There is no space to read documents. {FREE}" if full else _NOTES[schema]
-        ready = ready and schema != TOO_NEW
+        waits = " ".join(self._waits())
+        note = " ".join(filter(None, (waits, _NOTES[schema])))
+        ready = ready and not waits and schema != TOO_NEW
         return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
+
+    def _waits(self) -> Iterator[str]:
+        """What is waited for."""
+        if self._worker is not None and self._worker.full:
+            yield f"There is no space to read documents. {FREE}"
+        if (away := self._watch.files_away) is not None:
+            yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
+        if self._near is not None and (away := self._near.away) is not None:
+            yield f"Vectors are searched in memory, or not at all: {away.message}. {away.hint}"
 
     def _run(self) -> None:
         services = self._services
         services.embedder.prepare()
         with services.parser_pool() as parsers:
             worker = self._worker = services.worker(parsers, self._on_vectors)
-            try:
-                services.load_builtin(self._specs)
-            except KernloreError as error:
-                log.error("built-in knowledge cannot be loaded", reason=error.message)
-                raise
-            self._loaded.set()
+            self._load_builtin()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
@@ -280,27 +307,46 @@ class Background:
                 self._open_index()
                 worker.run(self._stop)
 
+    def _load_builtin(self) -> bool:
+        """Whether the built-in knowledge is loaded; what an earlier start has loaded answers while
+        the store of files is away.
+        """
+        services = self._services
+        try:
+            services.load_builtin(self._specs)
+        except StoreAway as error:
+            log.warning("built-in knowledge is loaded later", reason=error.message)
+            self._watch.lose_files(error)
+            if services.vectors()[1]:
+                self._loaded.set()
+            return False
+        except KernloreError as error:
+            log.error("built-in knowledge cannot be loaded", reason=error.message)
+            raise
+        self._loaded.set()
+        return True
+
     def _open_index(self) -> None:
         """Open Chroma, check that it answers, bring it up to the catalog."""
         from kb.index.chroma import ChromaIndex
-        from kb.index.near import NearIndex, state_of
+        from kb.index.near import NearIndex
 
         services = self._services
+        model, settings = services.embedder.fingerprint, services.settings
+        chroma = ChromaIndex(
+            services.catalog, model, settings.data_dir / "chroma", settings.chroma_url
+        )
+        near = NearIndex(services.catalog, model, chroma)
         try:
-            followed = state_of(services.catalog)
-            index = ChromaIndex(
-                services.catalog,
-                services.embedder.fingerprint,
-                services.settings.data_dir / "chroma",
-                services.settings.chroma_url,
-            )
-            index.open_or_rebuild()
+            near.catch_up()
+        except StoreAway as error:
+            log.warning("searching without Chroma until it answers", reason=error.message)
         except KernloreError as error:
             self._index_state = f"failed: {error.message}"
             log.error("no vector index; answering from the catalog", reason=error.message)
             return
-        model = services.embedder.fingerprint
-        services.__dict__["index"] = NearIndex(services.catalog, model, index, followed)
+        services.__dict__["index"] = near
+        self._near = near if settings.chroma_url else None
         self._index_state = "chroma"
 
     def _follow(self) -> None:

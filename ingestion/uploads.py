@@ -18,9 +18,10 @@ from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
+from kb.catalog.knowledge import erasure
 from kb.catalog.knowledge.identity import Outcome, Source, own_source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
-from kb.ids import DocumentId, JobId
+from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
 MAX_NAME = 200
@@ -135,7 +136,9 @@ class Uploads:
         access.check_change(hardware, name)
         category = self._category(upload.category, hardware)
         group = _group(upload.group)
-        key = self._blobs.put(upload.data)  # the SHA-256 of the bytes
+        with self._catalog.read() as connection:
+            erasures = erasure.count(connection)
+        key = self._stored(upload)
         source = Source(
             source_key=self._source_key(upload, name, category, hardware),
             title=(upload.title or "").strip() or title_from_name(name),
@@ -152,8 +155,8 @@ class Uploads:
             access_scope=upload.access_scope,
         )
         with self._catalog.write() as connection:
-            # Again, under the lock: a deletion may have removed the same file since.
-            self._blobs.put(upload.data)
+            if erasure.may_have_gone(connection, key, erasures):
+                self._blobs.put(upload.data)
             registered = register(connection, own_source(connection, source))
             job_id = None
             if registered.version_id is not None:
@@ -175,6 +178,17 @@ class Uploads:
             elif group is not None:
                 self._jobs.join_group(connection, registered.document_id, group)
         return Submitted(registered.document_id, job_id, registered.outcome, name, group)
+
+    def _stored(self, upload: Upload) -> str:
+        """Store the bytes; their key. What is built in is sent with each start and each command: a
+        store on a server is not asked about what it was given before.
+        """
+        key = sha256(upload.data)
+        if upload.origin == BUILTIN and not self._blobs.near:
+            with self._catalog.read() as connection:
+                if erasure.in_use(connection, key):
+                    return key
+        return self._blobs.put(upload.data)
 
     def _pipeline_for(self, hardware: Sequence[str]) -> str:
         """Names and kernels are read in the languages of a chip's own toolchains, so the same bytes

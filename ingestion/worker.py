@@ -29,6 +29,7 @@ from ingestion.elements import ParsedDocument
 from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.job_report import internal_error, progress_of
+from ingestion.left_behind import READ, retry_read, take_over
 from ingestion.next_texts import next_texts
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
@@ -49,20 +50,17 @@ from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
-from kb.errors import Conflict, KernloreError, StoreFull
+from kb.errors import Conflict, KernloreError, StoreAway, StoreFull
 from kb.ids import new_id
 from kb.jobs import keep_lease
-from kb.liveness import forget_dead, lives, living
+from kb.liveness import forget_dead, living
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
-ATTEMPTS = 3  # of a job whose worker was killed, which may be the document's doing
 # Passages a transaction: as many as take about EMBED_SECONDS. An upload waits for the batch at
 # hand, and larger ones encode hardly faster.
 EMBED_SECONDS = 3.0
 FIRST_BATCH, LARGEST_BATCH = 64, 512
-
-_READ = ("current", "superseded")  # states of a version whose passages are stored
 
 log = structlog.get_logger(__name__)
 
@@ -100,6 +98,7 @@ class Worker:
         self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
         self._living = False
         self._full = False
+        self._away: StoreAway | None = None
         self._unsettled = False  # whether jobs are running whose end could not be written
         self._looked = False  # at what others have left
         self._released = threading.Event()
@@ -117,15 +116,22 @@ class Worker:
                     stop.wait(FAILED_PAUSE)
                     continue
                 if not worked:
-                    stop.wait(FAILED_PAUSE if self.full else idle_seconds)
+                    stop.wait(FAILED_PAUSE if self.full or self.away else idle_seconds)
 
     @property
     def full(self) -> bool:
         """Whether it waits for space on the disk."""
         return self._full
 
+    @property
+    def away(self) -> StoreAway | None:
+        """Why the stored files cannot be had, where reading waits for them."""
+        return self._away
+
     def drain(self) -> None:
-        """Work until nothing is queued and nothing waits."""
+        """Work until nothing is queued and nothing waits, or what is queued cannot be had: see
+        `away`.
+        """
         with self.alive():
             while self._step():
                 pass
@@ -164,10 +170,25 @@ class Worker:
             self._parts.jobs.release(self._owner, but=self._waiting)
             self._unsettled = False
         self._expire()
-        read = self._read_queued(uploads_alone=True)
+        read = self._files_answer() and self._read_queued(uploads_alone=True)
         embedded = self._embed_batch()
         self._finish_embedded()
-        return read or embedded
+        return (read and self._away is None) or embedded
+
+    def _files_answer(self) -> bool:
+        """Whether files can be read. They are taken to be there until reading one says otherwise;
+        vectors are made meanwhile.
+        """
+        if self._away is None:
+            return True
+        try:
+            self._parts.blobs.check()
+        except StoreAway as error:
+            self._away = error
+            return False
+        log.info("the store of files answers again")
+        self._away = None
+        return True
 
     @contextmanager
     def alive(self) -> Iterator[None]:
@@ -197,36 +218,11 @@ class Worker:
         return self._parts.catalog.data_dir
 
     def _expire(self) -> None:
-        """Take what dead workers left, here or on another machine: it is queued again, to be
-        embedded where it was read. What has killed workers ATTEMPTS times fails.
-        """
-        parts = self._parts
-        for job_id in parts.jobs.expire(lambda owner: lives(self._data_dir, owner), _fail_version):
-            if parts.jobs.get(job_id).attempts < ATTEMPTS:
-                with suppress(Conflict):  # another replica or a person was first
-                    parts.jobs.retry(job_id)
+        take_over(self._parts.catalog, self._parts.jobs)
         if not self._looked:
             self._looked = True
-            self._retry_read()
+            retry_read(self._parts.catalog, self._parts.jobs)
             forget_dead(self._data_dir)
-
-    def _retry_read(self) -> None:
-        """Queue jobs that failed although their document was read, as earlier versions left them
-        when a process was stopped while it embedded.
-        """
-        with self._parts.catalog.read() as connection:
-            read = set(
-                connection.execute(
-                    sa.select(t.document_versions.c.id).where(
-                        t.document_versions.c.state.in_(_READ)
-                    )
-                ).scalars()
-            )
-        for job in self._parts.jobs.in_state("failed"):
-            lost = (job.error or {}).get("code") == "lease_expired"
-            if lost and job.payload.get("version_id") in read:
-                with suppress(Conflict):  # another replica was first
-                    self._parts.jobs.retry(job.id)
 
     # -- reading
 
@@ -236,7 +232,7 @@ class Worker:
         """
         deadline = time.monotonic() + seconds
         worked = False
-        while not self._released.is_set() and (not worked or time.monotonic() < deadline):
+        while self._may_read() and (not worked or time.monotonic() < deadline):
             alone = uploads_alone and self._upload_waits()
             job = self._parts.jobs.claim(("ingest",), self._owner, self._lease, none_behind=alone)
             if job is None:
@@ -244,6 +240,9 @@ class Worker:
             worked = True
             self._read(job)
         return worked
+
+    def _may_read(self) -> bool:
+        return self._away is None and not self._released.is_set()
 
     def _upload_waits(self) -> bool:
         """Whether a document that a person sent is read here and not yet embedded."""
@@ -255,6 +254,10 @@ class Worker:
             self._read_version(job, version_id)
         except Conflict as error:  # the lease ran out; whoever took over will finish
             log.warning("job lost", job=job.id, reason=error.message)
+        except StoreAway as error:  # says nothing about the document
+            log.warning("reading waits", job=job.id, reason=error.message)
+            self._away = error
+            self._parts.jobs.release(self._owner, but=self._waiting)
         except KernloreError as error:
             self._fail(job, version_id, error.as_json())
         except Exception as error:  # the job boundary: recorded, never swallowed
@@ -264,7 +267,7 @@ class Worker:
     def _read_version(self, job: Job, version_id: str) -> None:
         parts = self._parts
         version = self._version(version_id)
-        if job.kept is not None and version.state in _READ:
+        if job.kept is not None and version.state in READ:
             self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
             return
         hardware = sorted(version.declared["hardware"])
@@ -472,8 +475,3 @@ class Worker:
                     self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=reason)
 
         self._record(write)
-
-
-def _fail_version(connection: sa.Connection, job: Job) -> None:
-    """Not staged any more: the same file may be sent again and is then read."""
-    versions.fail(connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})})

@@ -16,6 +16,7 @@ do next.
     |-- ParseFailed             422  parse_failed        a document could not be read
     |-- TooManyRequests         429  too_many_requests   a caller is over its limit a minute
     |-- Unavailable             503  unavailable         a part that is needed is not there
+    |   |-- StoreAway           503  store_away          a store on a server does not answer
     |   `-- Overloaded          503  overloaded          too many requests at once
     |-- StoreError              500  store_error         the catalog is damaged, or newer than this
     |   `-- StoreFull           507  disk_full           no space to write in the data directory
@@ -167,6 +168,14 @@ class Unavailable(KernloreError):
     """A part that is needed is not there."""
 
     code, status = "unavailable", 503
+
+
+class StoreAway(Unavailable):
+    """A server that holds files or vectors does not answer, or refuses. What waits for it is tried
+    again; nothing fails for good.
+    """
+
+    code = "store_away"
 
 
 class Overloaded(Unavailable):

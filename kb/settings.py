@@ -43,12 +43,15 @@ class Settings(BaseSettings):
         " postgresql+psycopg://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the data directory.",
     )
     chroma_url: str | None = Field(
-        None, description="URL of a Chroma server. Default: Chroma inside the service's process."
+        None,
+        repr=False,
+        description="URL of a Chroma server: http://HOST:8000, with USER:PASSWORD@ and"
+        " ?tenant=T&database=D where needed. Default: Chroma inside the service's process.",
     )
     blob_url: str | None = Field(
         None,
-        description="fsspec URL of the store of uploaded files and artifacts."
-        " Default: DATA_DIR/blobs.",
+        description="URL of the store of uploaded files and artifacts, such as s3://BUCKET/PREFIX;"
+        " credentials are those of AWS_ACCESS_KEY_ID and so on. Default: DATA_DIR/blobs.",
     )
 
     # The service

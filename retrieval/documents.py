@@ -17,7 +17,7 @@ from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.proposed_recipes import RecipeStatus
 from kb.embedding import embedding_text
-from kb.errors import InvalidRequest, NotFound, nearest
+from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, ANY, CATEGORIES, AccessScope
 from retrieval.diagnose.signals import load_signals
@@ -118,8 +118,14 @@ def delete_document(
     """
     document = base.documents.get(document_id, access_scope=access_scope)
     base.documents.delete(document_id, access_scope=access_scope)
-    erased = erase(base.catalog, base.blobs)
     answer: Json = {"id": document_id, "deleted": True}
+    try:
+        erased = erase(base.catalog, base.blobs)
+    except StoreAway as error:
+        answer["note"] = (
+            f"No answer has it any more. Its stored file is removed later: {error.message}."
+        )
+        return answer
     if document.origin == "builtin":
         answer["note"] = "It is built in: the next start loads it again while its file exists."
     elif not erased:

@@ -11,6 +11,7 @@ from retrieval.context import Context
 # The most that words alone give a section of a chip (see signal_sections): more says that its
 # heading, its text or a move names the signal.
 WORDS_ALONE = 1.0
+NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
 
 def hints_of(
@@ -18,14 +19,12 @@ def hints_of(
     context: Context,
     excerpts: Sequence[Excerpt],
     by_signal: bool,
-    dense_ready: bool,
+    words_only: str,
 ) -> tuple[str, ...]:
-    """The hints of an answer. `by_signal` says that nothing but a signal was given, `dense_ready`
-    that every passage has its vector.
+    """The hints of an answer. `by_signal` says that nothing but a signal was given, `words_only`
+    why vectors had no part in it, empty where they had.
     """
-    words_only = small = ""
-    if not dense_ready:
-        words_only = "Not every passage has its vector yet: this was found by words alone."
+    small = ""
     if not any(block.citation for block in context.shown):
         most = material.request.max_tokens
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."

@@ -6,6 +6,7 @@ Knows nothing about HTTP."""
 
 from __future__ import annotations
 
+import copy
 import functools
 import hashlib
 import threading
@@ -24,13 +25,13 @@ from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Embedder, Vectors
+from kb.errors import StoreAway
 from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
 from kb.predicates import Value
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
-from retrieval.answer import Answer, ContextPart, Excerpt, Move
+from retrieval.answer import Answer, Move
 from retrieval.composer import (
-    Composed,
     Material,
     Remember,
     compose,
@@ -43,7 +44,7 @@ from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.excerpts import make_excerpts
-from retrieval.hints import hints_of
+from retrieval.hints import NO_VECTORS_YET, hints_of
 from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
@@ -57,6 +58,7 @@ from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 from retrieval.stages import stage
+from retrieval.whole_answer import answer_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # answers to keys, of one state of the catalog or several
@@ -102,6 +104,7 @@ class Retriever:
         self._embedder = embedder
         self._index = index
         self._dense_ready = dense_ready
+        self._why_words = NO_VECTORS_YET
         self._withheld_share = withheld_share
         self._signals = load_signals()
         self._layout = load_layout()
@@ -116,7 +119,17 @@ class Retriever:
     @stage("other")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
-        equal `context`. Raises InvalidRequest, UnknownHardware and UnknownSignal."""
+        equal `context`; without a vector index that is needed it is found by words, and says so.
+        Raises InvalidRequest, UnknownHardware and UnknownSignal."""
+        try:
+            return self._retrieve(request)
+        except StoreAway as error:
+            by_words = copy.copy(self)
+            by_words._dense_ready = lambda: False
+            by_words._why_words = f"This was found by words alone: {error.message}."
+            return by_words._retrieve(request)
+
+    def _retrieve(self, request: RetrieveRequest) -> Answer:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._chips(request))
@@ -152,8 +165,9 @@ class Retriever:
             task = task_of(request, conclusion.verdict, self._signals)
             composed = compose(connection, material, task, self._layout)
             catalog_revision = revision_of(connection)
-        hints = hints_of(material, composed.context, excerpts, by_signal, self._dense_ready())
-        answer = replace(_answer(material, composed, excerpts, choice, hints), profile=profile)
+        why_words = "" if self._dense_ready() else self._why_words
+        hints = hints_of(material, composed.context, excerpts, by_signal, why_words)
+        answer = replace(answer_of(material, composed, excerpts, choice, hints), profile=profile)
         ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
         shown = list(dict.fromkeys([*ids, *composed.context.passages]))
         self._record(request, answer, shown, catalog_revision, started)
@@ -464,35 +478,6 @@ class Retriever:
                 "access_scope": request.access_scope.owner,
             }
         )
-
-
-def _answer(
-    material: Material,
-    composed: Composed,
-    excerpts: Sequence[Excerpt],
-    choice: Choice,
-    hints: tuple[str, ...],
-) -> Answer:
-    context = composed.context
-    return Answer(
-        retrieval_id=new_id("ret"),
-        diagnosis=material.verdict,
-        hardware=material.hardware,
-        excerpts=tuple(excerpts),
-        skills=choice.answers,
-        moves=tuple(material.moves),
-        context=context.text,
-        context_tokens=context.tokens,
-        skills_withheld=choice.withheld,
-        hints=hints,
-        task=composed.task,
-        context_stable=context.stable,
-        context_actions=context.actions,
-        parts=tuple(
-            ContextPart(b.kind, b.id, b.tokens, b.citation) for b in context.shown if b.citation
-        ),
-        unknown_names=tuple(name.as_json() for name in composed.unknown),
-    )
 
 
 def _unchanged(ranked: list[Ranked]) -> list[Ranked]:

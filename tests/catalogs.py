@@ -10,7 +10,7 @@ from pathlib import Path
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
-from tests import postgresql
+from tests import postgresql, store_servers
 
 
 @cache
@@ -57,4 +57,5 @@ def copy_data_dir(source: Path, target: Path, *, symlinks: bool = False) -> Path
     shutil.copytree(source, target, dirs_exist_ok=True, symlinks=symlinks)
     if postgresql.EVERYWHERE:
         postgresql.server().copy_directory(source, target)
+    store_servers.copy_directory(source, target)
     return target

@@ -37,7 +37,8 @@ from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
-from tests import postgresql
+from tests import chroma_server as chroma_server_module
+from tests import postgresql, seaweed, store_servers
 from tests.catalogs import fresh_data_dir
 from tests.shared import copy_knowledge, place_models
 
@@ -93,6 +94,8 @@ def pytest_configure() -> None:
     """
     if postgresql.EVERYWHERE:
         postgresql.use_everywhere()
+    if store_servers.EVERYWHERE:
+        store_servers.use_everywhere()
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -114,6 +117,7 @@ def pytest_configure() -> None:
 
 def pytest_unconfigure() -> None:
     postgresql.stop()
+    store_servers.stop()
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -143,6 +147,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.xdist_group(group))
         if postgresql.EVERYWHERE and item.get_closest_marker("embedded"):
             item.add_marker(pytest.mark.skip("it is about SQLite"))
+        if store_servers.EVERYWHERE and item.get_closest_marker("in_data_dir"):
+            item.add_marker(pytest.mark.skip("it is about files in the data directory"))
         if group in SERVICES.values():
             item.add_marker(pytest.mark.slow)
             seconds[group] = 200
@@ -279,6 +285,18 @@ def postgres() -> postgresql.Server:
     return postgresql.server_or_skip()
 
 
+@pytest.fixture(scope="session")
+def chroma_server() -> chroma_server_module.ChromaServer:
+    """A Chroma server; a test that asks for it is skipped where none can be started."""
+    return chroma_server_module.server_or_skip()
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> seaweed.S3Server:
+    """An S3 server; a test that asks for it is skipped where none can be started."""
+    return seaweed.server_or_skip()
+
+
 @pytest.fixture
 def data_dir(tmp_path: Path) -> Path:
     return tmp_path / "data"
@@ -376,7 +394,8 @@ def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> I
         cwd=ROOT,
         env=os.environ
         | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)}
-        | postgresql.environment_of(folder / "data"),
+        | postgresql.environment_of(folder / "data")
+        | store_servers.environment_of(folder / "data"),
         stdout=output,
         stderr=subprocess.STDOUT,
     )

@@ -21,7 +21,7 @@ ALLOWED = {
 }
 MAX_MODULE = 500
 MAX_FUNCTION = 60
-CHROMA_OWNER = Path("kb/index/chroma.py")
+CHROMA_OWNER = Path("kb/index/chroma_client.py")
 # Templates of recipes, no Python until they are filled.
 LIBRARY = Path("skills/library")
 # What the exploits run: read as text, and executed in runners only.

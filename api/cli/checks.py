@@ -20,8 +20,9 @@ from api.services import Services, open_services
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.meta import revision
 from kb.catalog.tables import knowledge as t
-from kb.errors import Conflict, KernloreError, NotFound
+from kb.errors import Conflict, KernloreError, NotFound, StoreAway
 from kb.ids import sha256
+from kb.index.chroma_client import Server
 from kb.private import open_to_others
 from kb.scope import ALL_ACCESS
 from kb.service_lock import ServiceLock, running_service
@@ -70,6 +71,7 @@ def of_directory(settings: Settings) -> Iterator[Check]:
         return
     try:
         yield _disk(settings)
+        yield from _guarded("stores", lambda: _stores(services))
         yield from _guarded("catalog", lambda: _catalog(services))
         yield from _guarded("lexical index", lambda: _lexical(services))
         yield from _guarded("embedder", lambda: _embedder(services))
@@ -121,6 +123,29 @@ def _disk(settings: Settings) -> Check:
     return Check(
         "disk", free >= FREE_MIB, detail, f"Free some space: below {FREE_MIB} MiB writes fail."
     )
+
+
+def _stores(services: Services) -> Check:
+    """Where everything is kept, and whether what is on servers answers."""
+    settings, away = services.settings, []
+    vectors = "Chroma in the data directory"
+    if settings.chroma_url:
+        server = Server(settings.chroma_url)
+        vectors = f"Chroma at {server.address.name}"
+        away += _not_answering(server.check)
+    away += _not_answering(services.blobs.check)
+    places = f"catalog {services.catalog.name}, vectors {vectors}, files {services.blobs.name}"
+    reasons = "; ".join(error.message for error in away)
+    hints = " ".join(error.hint for error in away)
+    return Check("stores", not away, f"{places}{'; ' if away else ''}{reasons}", hints)
+
+
+def _not_answering(check: Callable[[], None]) -> list[StoreAway]:
+    try:
+        check()
+    except StoreAway as error:
+        return [error]
+    return []
 
 
 def _catalog(services: Services) -> Check:
@@ -179,7 +204,7 @@ def _originals(services: Services) -> Check:
 
 def _is_whole(services: Services, key: str) -> bool:
     try:
-        return sha256(services.blobs.get(key)) == key
+        return sha256(services.blobs.get_unchecked(key)) == key
     except NotFound:
         return False
 

@@ -22,6 +22,7 @@ from kb.backup import archive
 from kb.backup.archive import CATALOG, MANIFEST, SUMS
 from kb.backup.write import Progress, changed_settings, check_embedded
 from kb.blobs import Blobs
+from kb.catalog import store_id
 from kb.catalog.engine import Catalog, open_catalog
 from kb.catalog.jobs import Jobs
 from kb.catalog.schema import check_revision
@@ -191,6 +192,8 @@ def _brought_forward(staging: Path, before: str, now: Path) -> tuple[str, int]:
     try:
         requeued = _queue_again(catalog)
         _follow_problems(catalog, before, now)
+        with catalog.write() as connection:
+            store_id.forget(connection)
         with catalog.read() as connection:
             schema = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
     finally:

@@ -173,7 +173,7 @@ def _packed(
             writer.add_file(CATALOG, copy)
             for key in sorted(sizes):
                 try:
-                    data = blobs.get(key)
+                    data = blobs.get_unchecked(key)
                 except NotFound as error:
                     if key in snapshot.blob_keys:
                         raise _Gone from error

@@ -26,6 +26,11 @@ def put(connection: Connection, key: str, value: Any) -> None:
         connection.execute(meta.insert().values(key=key, value=value, updated_at=clock.now()))
 
 
+def remove(connection: Connection, key: str) -> None:
+    """Forget the value; one that is not there is no error."""
+    connection.execute(meta.delete().where(meta.c.key == key))
+
+
 def revision(connection: Connection) -> int:
     """The catalog's revision; 0 for a new catalog."""
     return int(get(connection, "revision") or 0)

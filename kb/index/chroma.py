@@ -6,17 +6,16 @@ unfiltered query. Everything in it is derived: `sync` makes it equal to the cata
 embedding anything, `probe` finds a directory that can no longer be read and `rebuild` makes a new
 one. An entry's id is the passage's id and a digest of its vector, so a corrected text is another
 entry. Two processes on one directory serve deleted vectors, so only the service opens it
-(`kb.service_lock`).
+(`kb.service_lock`). On a server, services of one catalog share its collections, and those of
+another catalog are left alone. `kb.index.chroma_client` connects.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-import shutil
-import threading
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,12 +25,13 @@ import structlog
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
-from kb.errors import Unavailable
-from kb.ids import new_id
-from kb.private import private_folder
+from kb.catalog.store_id import store_id
+from kb.index.chroma_client import Chroma, Directory, Server, Unreadable, not_found
 from kb.scope import ALL_ACCESS, AccessScope
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
+SERVER_BATCH = 1_000  # and a server at most 40 MB
+PAGE, COLLECTIONS = 50_000, 500  # ids, and collections, that are listed at once
 SEARCH_BREADTH = 200  # of the HNSW graph: no less than the rows that ranking asks for
 PROBED = 100  # passages of a scope among which the probe looks for one that is indexed
 
@@ -47,32 +47,12 @@ class SyncReport:
     removed: int
 
 
-class _Unreadable(Exception):
-    """Chroma cannot read what it wrote."""
-
-
-@contextmanager
-def _reading() -> Iterator[None]:
-    """Turns everything that an unreadable directory makes Chroma raise into `_Unreadable`."""
-    from chromadb.errors import ChromaError
-
-    try:
-        yield
-    # A missing table or a half-started system surfaces as any of these.
-    except (ChromaError, AttributeError, KeyError, ValueError, OSError, RuntimeError) as error:
-        raise _Unreadable(f"{type(error).__name__}: {error}") from error
-    except BaseException as error:
-        # A panic in Chroma's Rust part is no Exception and its class cannot be imported.
-        if type(error).__name__ != "PanicException":
-            raise
-        raise _Unreadable(f"panic: {error}") from error
-
-
 class ChromaIndex:
-    """The service's vector index. `url` names a Chroma server; without it the directory is opened
-    in this process.
+    """The service's vector index. `url` names a Chroma server, which other services may use too;
+    without it the directory is opened in this process.
 
-    Connects when it is first used; `open_or_rebuild` is how a service starts it.
+    Connects when it is first used; `open_or_rebuild` is how a service starts it. On a server,
+    everything here raises StoreAway where that does not answer.
     """
 
     def __init__(
@@ -80,44 +60,28 @@ class ChromaIndex:
     ) -> None:
         self._catalog = catalog
         self._model = model
-        self._directory = directory
-        self._url = url
-        self._stores: dict[str, Any] = {}
-        # Chroma's embedded client is not safe against a collection deleted under a query.
-        self._lock = threading.RLock()
-        self._connected: Any = None
-
-    @property
-    def _client(self) -> Any:
-        with self._lock:
-            if self._connected is None:
-                self._connected = self._connect()
-            return self._connected
+        self._server = Server(url) if url else None
+        self._directory = Directory(directory)
+        self._chroma: Chroma = self._server or self._directory
+        self._stores: dict[tuple[str, bool], Any] = {}  # by collection and whether it is written to
+        self._prefix = ""
 
     def open_or_rebuild(self) -> SyncReport:
         """Make the index readable and equal to the catalog; an unreadable directory is replaced."""
+        if self._server is not None:
+            self._stores.clear()  # somebody may have made the collections anew
+            return self.sync() if self.probe() else self.rebuild()
         try:
-            with _reading():
+            with self._chroma.faults():
                 return self.sync() if self.probe() else self.rebuild()
-        except _Unreadable as error:
-            if self._url:
-                raise Unavailable(
-                    f"the Chroma server {self._url} does not answer: {error}",
-                    hint="Start it, or unset KERNLORE_CHROMA_URL to use the embedded index.",
-                ) from error
+        except Unreadable as error:
             log.warning("vector index cannot be opened, rebuilding it", error=str(error))
             return self.rebuild()
 
-    def _connect(self) -> Any:
-        import chromadb
-        from chromadb.config import Settings
-
-        settings = Settings(anonymized_telemetry=False)
-        if self._url:
-            host, _, port = re.sub(r"^https?://", "", self._url).rstrip("/").partition(":")
-            return chromadb.HttpClient(host=host, port=int(port or 8000), settings=settings)
-        private_folder(self._directory)
-        return chromadb.PersistentClient(str(self._directory), settings=settings)
+    def check(self) -> None:
+        """Raise StoreAway where a server does not answer."""
+        if self._server is not None:
+            self._server.check()
 
     # -- asking
 
@@ -132,9 +96,9 @@ class ChromaIndex:
         with self._catalog.read() as connection:
             wanted = scopes if scopes is not None else embeddings.hardware_scopes(connection)
         try:
-            with _reading():
+            with self._chroma.faults():
                 scores = self._nearest(wanted, vector, limit, access_scope)
-        except _Unreadable as error:
+        except Unreadable as error:
             log.warning("vector index cannot be read, rebuilding it", error=str(error))
             self.rebuild()
             scores = self._nearest(wanted, vector, limit, access_scope)
@@ -167,7 +131,12 @@ class ChromaIndex:
         return live, len(rounded) - len(live)
 
     def _nearest(
-        self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope
+        self,
+        scopes: Sequence[str],
+        vector: Vector,
+        limit: int,
+        access_scope: AccessScope,
+        writing: bool = False,
     ) -> dict[str, float]:
         """The nearest entries of the scopes, their passages live or not: entry id -> cosine.
 
@@ -175,10 +144,11 @@ class ChromaIndex:
         hit, which takes as long as finding them, and only ids and distances are wanted.
         """
         ids: dict[str, float] = {}
-        with self._lock:
+        with self._chroma.guard, self._served_faults():
             for scope in scopes:
-                store = self._existing_store(scope, access_scope)
+                store = self._existing_store(scope, access_scope, writing)
                 if store is None:
+                    self._check_unknown(scope)
                     continue
                 result = store.client.query(
                     query_embeddings=[vector], n_results=limit, include=["distances"]
@@ -186,6 +156,17 @@ class ChromaIndex:
                 pairs = zip(result["ids"][0], result["distances"][0], strict=True)
                 ids |= {entry: 1.0 - distance for entry, distance in pairs}
         return ids
+
+    def _check_unknown(self, scope: str) -> None:
+        """Raise StoreAway where a server has lost what it was given: nothing found there would be
+        taken for nothing there.
+        """
+        if self._server is None:
+            return
+        with self._catalog.read() as connection:
+            known = embeddings.hardware_scopes(connection)
+        if scope in known:
+            raise self._server.away(f"it has no collection for {scope}")
 
     # -- keeping it equal to the catalog
 
@@ -198,25 +179,42 @@ class ChromaIndex:
         added = removed = 0
         wanted = live if scopes is None else sorted(set(scopes))
         for scope in wanted:
+            # What is there is looked at before the catalog: of an entry that another service has
+            # added, the passage is then seen too, and the entry stays.
+            present = self._present(scope)
             with self._catalog.read() as connection:
                 vectors = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
-            with self._lock:
-                new, gone = self._sync_scope(scope, vectors)
+            with self._chroma.guard, self._served_faults():
+                new, gone = self._sync_scope(scope, vectors, present)
             added, removed = added + new, removed + gone
         return SyncReport(len(wanted), added, removed)
 
-    def _sync_scope(self, scope: str, vectors: ScopeVectors) -> tuple[int, int]:
+    def _present(self, scope: str) -> set[str]:
+        """The entries of a scope's collection."""
+        entries: set[str] = set()
+        with self._chroma.guard, self._served_faults():
+            collection = self._store(scope, ALL_ACCESS).client
+            while page := collection.get(include=[], limit=PAGE, offset=len(entries))["ids"]:
+                before = len(entries)
+                entries.update(page)
+                if len(page) < PAGE or len(entries) == before:
+                    break
+        return entries
+
+    def _sync_scope(
+        self, scope: str, vectors: ScopeVectors, present: Collection[str]
+    ) -> tuple[int, int]:
         from llama_index.core.schema import TextNode
 
         store = self._store(scope, ALL_ACCESS)
         collection = store.client
-        present = set(collection.get(include=[])["ids"])
         entries = _entries(vectors)
-        gone = sorted(present - set(entries))
-        for start in range(0, len(gone), BATCH):
-            collection.delete(ids=gone[start : start + BATCH])
+        gone = sorted(set(present) - set(entries))
+        batch = SERVER_BATCH if self._chroma.served else BATCH
+        for start in range(0, len(gone), batch):
+            collection.delete(ids=gone[start : start + batch])
         new = [n for n, entry in enumerate(entries) if entry not in present]
-        for start in range(0, len(new), BATCH):
+        for start in range(0, len(new), batch):
             nodes = [
                 TextNode(
                     id_=entries[n],
@@ -224,19 +222,39 @@ class ChromaIndex:
                     embedding=vectors.matrix[n].tolist(),
                     metadata={"hardware": scope},
                 )
-                for n in new[start : start + BATCH]
+                for n in new[start : start + batch]
             ]
             store.add(nodes)
+        if new and self._chroma.served:
+            # The graph of what was added is made by the first who asks, which may take longer than
+            # a request waits.
+            collection.query(query_embeddings=[vectors.matrix[new[0]]], n_results=1, include=[])
         return len(new), len(gone)
 
     def _drop_unknown(self, live: Sequence[str]) -> None:
         """Collections of scopes, models or dimensions that nothing refers to any more."""
         keep = {self._name(scope, ALL_ACCESS) for scope in live}
-        with self._lock:
-            for collection in self._client.list_collections():
-                if collection.name not in keep:
-                    self._client.delete_collection(collection.name)
-                    self._stores.pop(collection.name, None)
+        for name in self._own_collections():
+            if name not in keep:
+                self._delete(name)
+
+    def _own_collections(self) -> list[str]:
+        """The names of what this index has made, on a server that others may use too."""
+        names: list[str] = []
+        with self._chroma.guard, self._served_faults():
+            client = self._chroma.client(writing=True)
+            while page := client.list_collections(limit=COLLECTIONS, offset=len(names)):
+                names += [collection.name for collection in page]
+                if len(page) < COLLECTIONS:
+                    break
+        return [name for name in names if name.startswith(f"kl-{self._own_prefix()}")]
+
+    def _delete(self, name: str) -> None:
+        with self._chroma.guard, self._served_faults():
+            with suppress(not_found()):  # another service did
+                self._chroma.client(writing=True).delete_collection(name)
+            for writing in (False, True):
+                self._stores.pop((name, writing), None)
 
     def probe(self) -> bool:
         """Whether every collection can be read and finds a passage it holds by its vector.
@@ -249,9 +267,9 @@ class ChromaIndex:
             with self._catalog.read() as connection:
                 vectors = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
             try:
-                with _reading():
+                with self._chroma.faults():
                     nearest = self._probe_scope(scope, vectors)
-            except _Unreadable as error:
+            except Unreadable as error:
                 log.warning("vector index cannot be read", scope=scope, error=str(error))
                 return False
             if nearest is not None and nearest < 0.99:
@@ -261,86 +279,77 @@ class ChromaIndex:
 
     def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
         """How near the scope's collection finds an entry it holds; None when it holds none."""
-        with self._lock:
-            store = self._existing_store(scope, ALL_ACCESS)
+        with self._chroma.guard:
+            store = self._existing_store(scope, ALL_ACCESS, writing=True)
             if store is None or not vectors.ids:
                 return None
             entries = _entries(vectors)[:PROBED]
             held = set(store.client.get(ids=entries, include=[])["ids"])
         for entry, vector in zip(entries, vectors.matrix, strict=False):
             if entry in held:
-                scores = self._nearest([scope], vector, 5, ALL_ACCESS)
+                scores = self._nearest([scope], vector, 5, ALL_ACCESS, writing=True)
                 return max(scores.values(), default=0.0)
         return None
 
     def rebuild(self) -> SyncReport:
         """A fresh index from the catalog's vectors; nothing is embedded again."""
-        with self._lock:
+        with self._chroma.guard:
             self._stores.clear()
-            if self._url:
-                for collection in self._client.list_collections():
-                    self._client.delete_collection(collection.name)
+            if self._chroma.served:
+                for name in self._own_collections():
+                    self._delete(name)
             else:
-                self._disconnect()
-                self._discard_directory()
+                self._directory.discard()
         return self.sync()
-
-    def _disconnect(self) -> None:
-        from chromadb.api.shared_system_client import SharedSystemClient
-
-        if self._connected is not None:
-            self._connected.close()
-            self._connected = None
-        # A client that failed to start stays in Chroma's cache and would be handed out again.
-        SharedSystemClient.clear_system_cache()
-
-    def _discard_directory(self) -> None:
-        """Move the directory away first: whatever of it is still open cannot touch the new one."""
-        if self._directory.exists():
-            broken = self._directory.with_name(f"{self._directory.name}.{new_id('old')}")
-            self._directory.rename(broken)
-            shutil.rmtree(broken, ignore_errors=True)
 
     def close(self) -> None:
         """Release the index; the next use opens it again."""
-        with self._lock:
+        with self._chroma.guard:
             self._stores.clear()
-            if not self._url:
-                self._disconnect()
+            self._chroma.disconnect()
+
+    def _served_faults(self) -> AbstractContextManager[None]:
+        """What a server raises, as StoreAway. Of a directory, its callers see to it."""
+        return self._chroma.faults() if self._chroma.served else nullcontext()
 
     # -- collections
+
+    def _own_prefix(self) -> str:
+        """What the names on a server begin with: several catalogs may have collections there."""
+        if self._chroma.served and not self._prefix:
+            self._prefix = f"{store_id(self._catalog)}-"
+        return self._prefix
 
     def _name(self, scope: str, access_scope: AccessScope) -> str:
         """Letters and digits of the scope for people, a hash of all three parts for identity."""
         key = hashlib.sha256(
             f"{scope}\x1f{self._model}\x1f{access_scope.owner}".encode()
         ).hexdigest()
-        return f"kl-{re.sub(r'[^a-z0-9]+', '-', scope.lower())[:40].strip('-')}-{key[:16]}"
+        readable = re.sub(r"[^a-z0-9]+", "-", scope.lower())[:40].strip("-")
+        return f"kl-{self._own_prefix()}{readable}-{key[:16]}"
 
-    def _existing_store(self, scope: str, access_scope: AccessScope) -> Any:
-        from chromadb.errors import NotFoundError
-
+    def _existing_store(self, scope: str, access_scope: AccessScope, writing: bool) -> Any:
         name = self._name(scope, access_scope)
-        if name not in self._stores:
+        if (name, writing) not in self._stores:
             try:
-                self._stores[name] = _store_of(
-                    self._client.get_collection(name, embedding_function=None)
+                self._stores[name, writing] = _store_of(
+                    self._chroma.client(writing).get_collection(name, embedding_function=None)
                 )
-            except NotFoundError:
+            except not_found():
                 return None
-        return self._stores[name]
+        return self._stores[name, writing]
 
     def _store(self, scope: str, access_scope: AccessScope) -> Any:
         name = self._name(scope, access_scope)
-        if name not in self._stores:
-            collection = self._client.get_or_create_collection(
+        if (name, True) not in self._stores:
+            collection = self._chroma.client(writing=True).get_or_create_collection(
                 name,
                 embedding_function=None,
                 configuration={"hnsw": {"space": "cosine", "ef_search": SEARCH_BREADTH}},
                 metadata={"hardware": scope, "model": self._model},
             )
-            self._stores[name] = _store_of(collection)
-        return self._stores[name]
+            self._stores[name, True] = _store_of(collection)
+        return self._stores[name, True]
 
 
 def _entries(vectors: ScopeVectors) -> list[str]:

@@ -1,5 +1,6 @@
 """Nearest passages for a service: exactly, over the columns that it keeps in memory; through Chroma
-where they are not there yet, or where a request is about more passages than that is fast for.
+where they are not there yet, or where a request is about more passages than that is fast for. While
+a Chroma server does not answer, exactly for all that is in memory or small.
 
 In a store of 37,858 passages a request about one chip takes 3 ms in this way, and 14 by two queries
 of Chroma's graphs (benchmarks/results/retrieval_latency.md). The time of the first grows with the
@@ -16,20 +17,25 @@ from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import structlog
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.kept import made, put_made
-from kb.catalog.knowledge import candidates
+from kb.catalog.knowledge import candidates, embeddings
 from kb.catalog.knowledge.candidates import Columns
 from kb.catalog.knowledge.embeddings import Vector
+from kb.errors import StoreAway
 from kb.index.chroma import ChromaIndex, SyncReport
 from kb.index.exact import ExactIndex, nearest
 from kb.scope import ALL_ACCESS, AccessScope
 
 EXACT_UP_TO = 60_000  # passages
 _KEPT_AS = "rows of scopes"
+
+log = structlog.get_logger(__name__)
+
 Ranges = tuple[tuple[int, int], ...]
 
 
@@ -51,8 +57,9 @@ class ScopeRows:
 
 
 class NearIndex:
-    """A service's vector index. `chroma` is open and was made equal to the catalog in the state
-    `followed` (`state_of`), and is kept so by this process and by `follow`.
+    """A service's vector index. `catch_up` opens Chroma, and again after its server was away;
+    until then Chroma is not asked. In the state `followed` (`state_of`) it was equal to the
+    catalog, and is kept so by this process and by `follow`.
     """
 
     def __init__(
@@ -69,6 +76,32 @@ class NearIndex:
         self._exact = ExactIndex(catalog, model)
         self._followed = followed
         self._exact_up_to = exact_up_to
+        self._away: StoreAway | None = None
+        self._lost = 0  # how many times Chroma did not answer
+
+    @property
+    def away(self) -> StoreAway | None:
+        """Why Chroma is not asked; None where it is."""
+        return self._away
+
+    def catch_up(self) -> SyncReport:
+        """Make Chroma equal to the catalog and ask it from now on. Raises StoreAway."""
+        lost, followed = self._lost, state_of(self._catalog)
+        try:
+            report = self._chroma.open_or_rebuild()
+        except StoreAway as error:
+            self._lose(error)
+            raise
+        if self._lost == lost:  # else a change of the meantime may be missing
+            self._away, self._followed = None, followed
+        return report
+
+    def check(self) -> None:
+        """Find out whether a server still answers; see `away`."""
+        try:
+            self._chroma.check()
+        except StoreAway as error:
+            self._lose(error)
 
     def query(
         self,
@@ -77,21 +110,62 @@ class NearIndex:
         limit: int,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> dict[int, float]:
-        """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
+        """The nearest passages of the scopes (None: all), best first: seq -> cosine. Raises
+        StoreAway where Chroma is needed and does not answer.
+        """
         with self._catalog.read() as connection:
             columns = candidates.in_memory(connection, self._model)
             scope_rows = _of(connection, columns) if columns is not None else None
             behind = self._catalog.on_server and candidates.state(connection) != self._followed
         if columns is not None and scope_rows is not None:
             ranges = scope_rows.of(scopes, access_scope.owner)
-            if sum(stop - start for part in ranges for start, stop in part) <= self._exact_up_to:
+            count = sum(stop - start for part in ranges for start, stop in part)
+            if count <= self._exact_up_to or self._away is not None:
                 return nearest(_cosines(columns, ranges, vector), limit)
-        index = self._exact if behind else self._chroma
-        return index.query(scopes, vector, limit, access_scope)
+        if behind:
+            return self._exact.query(scopes, vector, limit, access_scope)
+        if self._away is None:
+            try:
+                return self._chroma.query(scopes, vector, limit, access_scope)
+            except StoreAway as error:
+                self._lose(error)
+                if columns is not None and scope_rows is not None:
+                    return nearest(_cosines(columns, ranges, vector), limit)
+        return self._without_chroma(scopes, vector, limit, access_scope)
 
-    def sync(self, scopes: Iterable[str] | None = None) -> SyncReport:
-        """Bring Chroma up to the catalog."""
-        return self._chroma.sync(scopes)
+    def _without_chroma(
+        self,
+        scopes: Sequence[str] | None,
+        vector: Vector,
+        limit: int,
+        access_scope: AccessScope,
+    ) -> dict[int, float]:
+        """From the catalog's vectors, where they are not too many to be read for a request."""
+        with self._catalog.read() as connection:
+            embedded, _ = embeddings.counts(connection, self._model)
+        away = self._away
+        if away is not None and embedded > self._exact_up_to:
+            raise away
+        return self._exact.query(scopes, vector, limit, access_scope)
+
+    def sync(self, scopes: Iterable[str] | None = None) -> SyncReport | None:
+        """Bring Chroma up to the catalog; None where it does not answer: `catch_up` does it then.
+        The vectors are in the catalog.
+        """
+        if self._away is not None:
+            self._lost += 1  # what is catching up now may have passed these scopes already
+            return None
+        try:
+            return self._chroma.sync(scopes)
+        except StoreAway as error:
+            self._lose(error)
+            return None
+
+    def _lose(self, error: StoreAway) -> None:
+        if self._away is None:
+            log.warning("searching without Chroma", reason=error.message)
+        self._lost += 1
+        self._away = error
 
     def follow(self) -> bool:
         """Bring Chroma up to what other replicas have stored; whether there was anything. Where so
@@ -103,7 +177,8 @@ class NearIndex:
         few = columns is not None and len(columns.seqs) <= self._exact_up_to
         if not self._catalog.on_server or state == self._followed or few:
             return False
-        self._chroma.sync()
+        if self.sync() is None:
+            return False
         self._followed = state
         return True
 

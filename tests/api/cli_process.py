@@ -24,7 +24,7 @@ import pytest
 import structlog
 
 from api.cli.main import main
-from tests.postgresql import environment_of
+from tests import postgresql, store_servers
 from tests.shared import place_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -107,7 +107,7 @@ def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: st
     """One command line in an interpreter of its own, as a shell starts it."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("KERNLORE_")}
     if data is not None:
-        environment |= environment_of(data)
+        environment |= _stores_of(data)
     done = subprocess.run(
         [*COMMAND, *map(str, arguments), *_data_option(data)],
         cwd=ROOT,
@@ -119,6 +119,10 @@ def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: st
     )
     assert "Traceback" not in done.stderr, done.stderr
     return Ran(done.returncode, done.stdout, done.stderr)
+
+
+def _stores_of(data: Path) -> dict[str, str]:
+    return postgresql.environment_of(data) | store_servers.environment_of(data)
 
 
 def _data_option(data: Path | None) -> list[str]:
@@ -186,9 +190,10 @@ def document_of(data: Path, title: str) -> str:
 
 
 @contextmanager
-def serving(data: Path, knowledge: Path) -> Iterator[str]:
+def serving(data: Path, knowledge: Path, *, ready: bool = True) -> Iterator[str]:
     """The URL of a real service on a data directory, with the built-in knowledge of a folder. It is
-    stopped at the end; what it prints lies beside the directory.
+    stopped at the end; what it prints lies beside the directory. With `ready` it has made all that
+    it has to, else it only accepts requests.
     """
     port = free_port()
     with (
@@ -200,24 +205,25 @@ def serving(data: Path, knowledge: Path) -> Iterator[str]:
             cwd=ROOT,
             stdout=out,
             stderr=errors,
-            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)} | environment_of(data),
+            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)} | _stores_of(data),
         )
     url = f"http://127.0.0.1:{port}"
     try:
-        _wait_until_ready(url, process)
+        _wait_until_ready(url, process, ready)
         yield url
     finally:
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0
 
 
-def _wait_until_ready(url: str, process: subprocess.Popen[bytes]) -> None:
+def _wait_until_ready(url: str, process: subprocess.Popen[bytes], ready: bool) -> None:
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         assert process.poll() is None, "the service ended"
         try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
-                if json.load(answer)["ready"]:
+            route = "readyz" if ready else "healthz"
+            with urllib.request.urlopen(f"{url}/{route}", timeout=5) as answer:
+                if json.load(answer).get("ready", not ready):
                     return
         except (urllib.error.URLError, OSError):
             pass

@@ -21,7 +21,7 @@ from kb.backup.archive import verify
 from tests.api.cli_process import kernlore, serving
 from tests.shared import FINISHED_CANDIDATES, copy_knowledge, finished_run, place_models
 
-pytestmark = [pytest.mark.slow(seconds=30), pytest.mark.embedded]
+pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=30), pytest.mark.embedded]
 
 DOCUMENTS = ("guidance/memory-bound.md", "hardware/h100/tuning.md")
 MANUAL = """# Copies of the H100

@@ -18,7 +18,7 @@ from tests.api.cli_process import free_port, kernlore
 from tests.api.conftest import URL, wait_until_ready
 from tests.shared import copy_knowledge
 
-pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.embedded]
+pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=10), pytest.mark.embedded]
 
 QUESTION = {"query": "coalesce the accesses of a memory bound kernel", "hardware": "h100"}
 

@@ -26,7 +26,7 @@ from tests.shared import copy_knowledge
 if TYPE_CHECKING:
     from tests.conftest import Store
 
-pytestmark = [pytest.mark.slow(seconds=20), pytest.mark.embedded]
+pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=20), pytest.mark.embedded]
 
 MANUAL = "# Manual\n\n## Loads\n\nThe persimmon unit issues two loads per clock.\n"
 MOUNT = 'mount -t tmpfs -o size=48m tmpfs "$0" && exec "$@"'

@@ -92,6 +92,7 @@ def without_id(answer: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in answer.items() if name != "retrieval_id"}
 
 
+@pytest.mark.in_data_dir
 @pytest.mark.skipif(EVERYWHERE, reason="it moves the file of an embedded catalog")
 def test_a_store_that_was_moved_answers_as_before(
     data: Path,  # noqa: F811

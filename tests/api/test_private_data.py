@@ -18,7 +18,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from tests.api.cli_process import kernlore
 from tests.shared import place_models
 
-pytestmark = [pytest.mark.slow(seconds=5), pytest.mark.embedded]
+pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=5), pytest.mark.embedded]
 
 
 def rights(path: Path) -> int:

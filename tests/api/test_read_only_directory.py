@@ -19,6 +19,7 @@ from tests.api.cli_process import COMMAND, ROOT, free_port
 from tests.api.test_full_disk import namespaces
 
 pytestmark = [
+    pytest.mark.in_data_dir,
     pytest.mark.embedded,
     pytest.mark.slow(seconds=20),
     pytest.mark.skipif(not namespaces(), reason="no mount namespace of our own"),

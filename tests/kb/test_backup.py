@@ -38,7 +38,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from tests.catalogs import fresh_data_dir
 from tests.conftest import Store
 
-pytestmark = [pytest.mark.slow(seconds=12), pytest.mark.embedded]
+pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=12), pytest.mark.embedded]
 
 ROOT = Path(__file__).resolve().parents[2]
 MANUAL = "# Tiles\n\nA tile of 64 rows is copied by one instruction.\n"

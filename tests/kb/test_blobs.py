@@ -10,6 +10,8 @@ import pytest
 from kb.blobs import Blobs, open_blobs
 from kb.errors import NotFound
 
+pytestmark = pytest.mark.in_data_dir
+
 
 def files(folder: Path) -> list[Path]:
     return [path for path in folder.rglob("*") if path.is_file()]

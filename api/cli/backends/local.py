@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
 from api.cli.output import note
-from kb.errors import PayloadTooLarge, StoreError, Unavailable
+from kb.errors import PayloadTooLarge, StoreAway, StoreError, Unavailable
 from kb.plain import plain
 from kb.private import open_to_others
 from kb.scope import ALL_ACCESS
@@ -147,7 +147,7 @@ class LocalTarget:
         """
         services = self.services
         if running_service(self.settings.data_dir) is None:  # which sees to them itself
-            changed = services.load_builtin().changed
+            changed = self._load_builtin(say)
             unread = services.documents.unread("builtin", ("staged",))
             if changed or unread:
                 say(f"reading {max(changed, unread)} built-in documents into the data directory")
@@ -165,6 +165,14 @@ class LocalTarget:
                 " `kernlore ingest --builtin` has made the rest, knowledge is found by words and"
                 " tags alone"
             )
+
+    def _load_builtin(self, say: Callable[[str], None]) -> int:
+        """Number of documents that are to be read."""
+        try:
+            return self.services.load_builtin().changed
+        except StoreAway as error:  # what was loaded before still answers
+            say(f"the built-in knowledge is as it was last loaded: {error.message}. {error.hint}")
+            return 0
 
     def _submit(self, upload: Any) -> Json:
         submitted: Json = plain(self.services.uploads.submit(upload))
@@ -228,6 +236,9 @@ class LocalTarget:
             from kb.catalog.faults import full
 
             raise full("no space to read a document")
+        for worker in self._workers:
+            if unfinished and worker.away is not None:
+                raise worker.away
         if stopped and unfinished:
             raise StoreError(
                 "reading stopped before every document was read",

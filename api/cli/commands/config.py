@@ -59,6 +59,6 @@ def show_(
 
 
 def _plain_value(name: str, value: Any) -> Any:
-    if name == "catalog" and value is not None:
+    if name in ("catalog", "chroma_url", "blob_url") and value is not None:
         return without_password(value)
     return str(value) if isinstance(value, Path) else value

@@ -18,8 +18,10 @@ from kb.catalog import meta
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.knowledge import lexical
 from kb.catalog.tables import knowledge as t
+from kb.errors import StoreAway
 
 _OWED = "erasures_owed"  # keys of stored files; None: nothing
+_COUNT = "erasures"  # how many times stored files were removed
 
 
 def owe(connection: Connection, blob_keys: Collection[str]) -> None:
@@ -37,21 +39,51 @@ def unused(connection: Connection, blob_keys: Collection[str]) -> list[str]:
     return sorted(set(blob_keys) - used)
 
 
+def in_use(connection: Connection, blob_key: str) -> bool:
+    """Whether the key is the file of a version."""
+    return not unused(connection, [blob_key])
+
+
+def count(connection: Connection) -> int:
+    """How many times stored files were removed."""
+    return int(meta.get(connection, _COUNT) or 0)
+
+
+def may_have_gone(connection: Connection, blob_key: str, count_before: int) -> bool:
+    """Whether a file that was stored when the count was `count_before` may have been removed since.
+    Asked in a transaction that writes, it holds until its end.
+    """
+    return count(connection) != count_before or blob_key in (meta.get(connection, _OWED) or ())
+
+
+def is_owed(catalog: Catalog) -> bool:
+    """Whether a deletion has left something to `erase`."""
+    with catalog.read() as connection:
+        return meta.get(connection, _OWED) is not None
+
+
 def erase(catalog: Catalog, blobs: Blobs) -> bool:
     """Finish all deletions. False where another process still reads the catalog as it was before:
-    the log keeps the text until the next call.
+    the log keeps the text until the next call. Raises StoreAway where the files cannot be removed
+    now; the next call does.
     """
-    with catalog.read() as connection:
-        if meta.get(connection, _OWED) is None:
-            return True
+    if not is_owed(catalog):
+        return True
+    away: StoreAway | None = None
     # Under the write lock: nobody may store the same file again between the look and the removal.
     with catalog.write() as connection:
         owed = meta.get(connection, _OWED) or ()
-        for key in unused(connection, owed):
-            blobs.delete(key)
+        try:
+            for key in unused(connection, owed):
+                blobs.delete(key)
+        except StoreAway as error:
+            away = error  # the words go all the same
+        meta.put(connection, _COUNT, count(connection) + 1)
         lexical.merge(connection)
     if not catalog.empty_log():
         return False
+    if away is not None:
+        raise away
     with catalog.write() as connection:
         if meta.get(connection, _OWED) == owed:  # else something was deleted meanwhile
             meta.put(connection, _OWED, None)

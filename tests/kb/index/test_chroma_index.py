@@ -20,7 +20,7 @@ from kb.embedding import LocalEmbedder, Vectors
 from kb.index.chroma import ChromaIndex
 from tests.catalogs import copy_data_dir
 
-pytestmark = pytest.mark.slow(seconds=10)
+pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.in_data_dir]
 
 if TYPE_CHECKING:
     from tests.conftest import Store

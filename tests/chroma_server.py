@@ -1,0 +1,137 @@
+"""A real Chroma server for the tests: what `chroma run` starts. One for a process, where each who
+asks has a database of its own. It keeps what was stored when it is killed.
+
+With KERNLORE_TEST_CHROMA=server every vector index is on it (`make test-stores`).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from tests.ports import free_ports
+
+EVERYWHERE = os.environ.get("KERNLORE_TEST_CHROMA", "") == "server"
+START_SECONDS = 60.0
+# The program of `chroma`, without three seconds of imports before it.
+_RUN = "import sys, chromadb_rust_bindings as chroma; chroma.cli(['chroma', *sys.argv[1:]])"
+
+
+class Unstartable(Exception):
+    """Why there is no server."""
+
+
+class ChromaServer:
+    """A server on loopback, with its data in a folder of its own."""
+
+    def __init__(self) -> None:
+        self.folder = Path(tempfile.mkdtemp(prefix="kl-chroma-"))
+        self.port = free_ports(1)[0]
+        self._process: subprocess.Popen[bytes] | None = None
+        self._databases: dict[Path, str] = {}
+        try:
+            self.start()
+        except Unstartable:
+            self.remove()
+            raise
+
+    @property
+    def url(self) -> str:
+        """Of the server, with its first database."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        arguments = ["--path", str(self.folder / "data"), "--port", str(self.port)]
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", _RUN, "run", "--host", "127.0.0.1", *arguments],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
+                self.stop()
+                raise Unstartable(f"the Chroma server does not start: {last}")
+            time.sleep(0.05)
+
+    def _answers(self) -> bool:
+        try:
+            return httpx.get(f"{self.url}/api/v2/heartbeat", timeout=2).is_success
+        except httpx.HTTPError:
+            return False
+
+    def database(self, base: str | None = None) -> str:
+        """A new database; its URL. `base` is that of a proxy before the server."""
+        name = f"t{uuid4().hex}"
+        route = f"{self.url}/api/v2/tenants/default_tenant/databases"
+        httpx.post(route, json={"name": name}, timeout=10).raise_for_status()
+        return f"{base or self.url}/?database={name}"
+
+    def of_directory(self, data_dir: Path) -> str:
+        """The URL of the database of a data directory, which is made where there is none yet."""
+        place = data_dir.absolute()
+        if place not in self._databases:
+            self._databases[place] = self.database()
+        return self._databases[place]
+
+    def collections(self, url: str) -> list[str]:
+        """The names of the collections in a database of `database`."""
+        route = f"{self.url}/api/v2/tenants/default_tenant/databases"
+        name = url.rpartition("=")[2]
+        listed = httpx.get(f"{route}/{name}/collections", timeout=10).raise_for_status().json()
+        return sorted(collection["name"] for collection in listed)
+
+    def stop(self) -> None:
+        """Kill it, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=START_SECONDS)
+            self._process = None
+
+    def remove(self) -> None:
+        """Stop it and remove all that it has."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_once: list[ChromaServer | Unstartable] = []
+
+
+def server() -> ChromaServer:
+    """The server of this process. Raises Unstartable."""
+    if not _once:
+        try:
+            _once.append(ChromaServer())
+        except Unstartable as reason:
+            _once.append(reason)
+    if isinstance(_once[0], Unstartable):
+        raise _once[0]
+    return _once[0]
+
+
+def server_or_skip() -> ChromaServer:
+    """The server; where it cannot be started, the test is skipped."""
+    try:
+        return server()
+    except Unstartable as reason:
+        pytest.skip(str(reason))
+
+
+def stop() -> None:
+    """At the end of the process."""
+    if _once and isinstance(_once[0], ChromaServer):
+        _once[0].remove()

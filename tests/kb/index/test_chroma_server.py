@@ -1,0 +1,278 @@
+"""The vector index on a real Chroma server: shared, gone, slow, emptied, and back again."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import httpx
+import pytest
+
+from kb.catalog.moving import copy_catalog
+from kb.catalog.store_id import store_id
+from kb.errors import InvalidRequest, StoreAway
+from kb.index import chroma_client
+from kb.index.chroma import ChromaIndex
+from kb.index.chroma_client import Server, parse_address
+from kb.index.near import NearIndex
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.chroma_server import ChromaServer
+from tests.faulty_proxy import FaultyProxy
+from tests.kb.index.test_chroma_index import MANUAL, QUERY, no_encoding, texts  # noqa: F401
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+pytestmark = pytest.mark.slow(seconds=15)
+
+
+@pytest.fixture
+def proxy(chroma_server: ChromaServer) -> Iterator[FaultyProxy]:
+    faulty = FaultyProxy(chroma_server.port)
+    yield faulty
+    faulty.close()
+
+
+@pytest.fixture
+def url(chroma_server: ChromaServer, proxy: FaultyProxy) -> str:
+    """Of a database of its own, through the proxy."""
+    return chroma_server.database(proxy.url)
+
+
+@pytest.fixture
+def filled(store: Store) -> Store:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    return store
+
+
+def opened(store: Store, url: str) -> ChromaIndex:
+    return ChromaIndex(store.catalog, store.embedder.fingerprint, store.data_dir / "chroma", url)
+
+
+def near_of(store: Store, url: str, exact_up_to: int = 0) -> NearIndex:
+    """An index that needs Chroma for whatever it is asked, as a large store does."""
+    fingerprint = store.embedder.fingerprint
+    return NearIndex(store.catalog, fingerprint, opened(store, url), exact_up_to=exact_up_to)
+
+
+def test_it_finds_what_exact_search_finds(filled: Store, url: str) -> None:
+    index = opened(filled, url)
+    report = index.open_or_rebuild()
+    assert (report.collections, report.added) == (1, 5)
+    assert texts(filled, index) == texts(filled)
+    assert not (filled.data_dir / "chroma").exists()
+    again = opened(filled, url).open_or_rebuild()
+    assert (again.added, again.removed) == (0, 0)
+
+
+def test_what_is_deleted_leaves_the_server(filled: Store, url: str) -> None:
+    index = opened(filled, url)
+    index.open_or_rebuild()
+    more = filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h100",))
+    assert index.sync(["h100"]).added == 5
+    filled.documents.delete(more.document_id)
+    assert index.sync(["h100"]).removed == 5
+
+
+def test_services_of_one_catalog_share_its_collections(
+    filled: Store, url: str, chroma_server: ChromaServer
+) -> None:
+    first, second = opened(filled, url), opened(filled, url)
+    assert first.open_or_rebuild().added == 5 and second.open_or_rebuild().added == 0
+    filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h100",))
+    first.sync(["h100"])
+    assert texts(filled, second) == texts(filled)
+    assert len(chroma_server.collections(url)) == 1
+    first.rebuild()  # the collections of the second are gone
+    near = NearIndex(filled.catalog, filled.embedder.fingerprint, second, exact_up_to=100)
+    assert texts(filled, near) == texts(filled) and near.away is not None
+    near.catch_up()
+    assert near.away is None and texts(filled, second) == texts(filled)
+
+
+def test_another_catalog_on_the_server_is_left_alone(
+    filled: Store,
+    make_store: Callable[[Path], Store],
+    tmp_path: Path,
+    url: str,
+    chroma_server: ChromaServer,
+) -> None:
+    other = make_store(tmp_path / "other")
+    other.ingest("manual.md", MANUAL.replace("chip", "card"), hardware=("h100",))
+    mine, theirs = opened(filled, url), opened(other, url)
+    mine.open_or_rebuild()
+    theirs.open_or_rebuild()
+    assert mine.rebuild().added == 5 and mine.open_or_rebuild().removed == 0
+    assert texts(other, theirs) == texts(other)
+    assert len(chroma_server.collections(url)) == 2
+
+
+def test_a_copied_catalog_is_another_store(
+    filled: Store, tmp_path: Path, make_store: Callable[[Path], Store]
+) -> None:
+    from kb.catalog import open_catalog
+
+    before = store_id(filled.catalog)
+    copied = open_catalog(tmp_path / "copied")
+    copy_catalog(filled.catalog, copied)
+    assert store_id(copied) != before == store_id(filled.catalog)
+    copied.close()
+
+
+def test_gone_and_back_nothing_is_lost_or_embedded_again(
+    filled: Store,
+    url: str,
+    chroma_server: ChromaServer,
+    no_encoding: list[object],  # noqa: F811
+) -> None:
+    near = near_of(filled, url)
+    near.catch_up()
+    before = texts(filled, near)
+    chroma_server.stop()
+    try:
+        with pytest.raises(StoreAway) as away:
+            texts(filled, near)
+        assert f"{url.partition('/?')[0]} does not answer" in away.value.message
+        assert near.sync(["h100"]) is None and near.away is not None
+        with pytest.raises(StoreAway):
+            near.catch_up()
+        encoded = len(no_encoding)
+        filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h100",))
+        ingested = len(no_encoding)
+    finally:
+        chroma_server.start()
+    report = near.catch_up()
+    assert report.added == 5 and near.away is None
+    assert texts(filled, near) == texts(filled) != before
+    assert ingested > encoded and len(no_encoding) == ingested
+
+
+def test_an_answer_by_words_says_so(filled: Store, url: str, chroma_server: ChromaServer) -> None:
+    """Where more vectors than can be read for a request are neither in memory nor to be had."""
+    near = near_of(filled, url)
+    near.catch_up()
+    retriever = Retriever(filled.catalog, filled.registry, filled.embedder, lambda: near)
+    asked = RetrieveRequest(query=QUERY, hardware="h100")
+    whole = retriever.retrieve(asked)
+    chroma_server.stop()
+    try:
+        by_words = retriever.retrieve(asked)
+    finally:
+        chroma_server.start()
+    near.catch_up()
+    again = retriever.retrieve(asked)
+    retriever.close()
+    said = [hint for hint in by_words.hints if "by words alone: the Chroma server" in hint]
+    assert len(said) == 1 and by_words.excerpts
+    assert again.context == whole.context and again.hints == whole.hints
+    assert not any("words alone" in hint for hint in whole.hints)
+
+
+def test_an_emptied_server_is_filled_again(
+    filled: Store, url: str, chroma_server: ChromaServer
+) -> None:
+    near = near_of(filled, url)
+    near.catch_up()
+    name = chroma_server.collections(url)[0]
+    database = url.rpartition("=")[2]
+    route = f"{chroma_server.url}/api/v2/tenants/default_tenant/databases/{database}"
+    httpx.delete(f"{route}/collections/{name}").raise_for_status()
+    with pytest.raises(StoreAway):
+        texts(filled, near)
+    assert near.catch_up().added == 5
+    assert texts(filled, near) == texts(filled)
+
+
+@pytest.mark.parametrize("mode", ["refuse", "silent", "cut"])
+def test_a_server_that_does_not_answer_costs_one_wait(
+    filled: Store,
+    url: str,
+    proxy: FaultyProxy,
+    mode: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chroma_client, "ASKING_SECONDS", 0.5)
+    monkeypatch.setattr(chroma_client, "WRITING_SECONDS", 0.5)
+    monkeypatch.setattr("tests.faulty_proxy.CUT_BYTES", 10)
+    near = near_of(filled, url, exact_up_to=100)
+    near.catch_up()
+    proxy.set(mode)  # type: ignore[arg-type]
+    assert texts(filled, near) == texts(filled)  # from the catalog's vectors
+    assert near.away is not None
+    asked = proxy.connections
+    assert texts(filled, near) == texts(filled)
+    assert proxy.connections == asked  # not asked again until it has caught up
+    with pytest.raises(StoreAway):
+        near.catch_up()
+    proxy.set("pass")
+    near.catch_up()
+    near.check()
+    assert near.away is None and texts(filled, near) == texts(filled)
+
+
+def test_a_slow_server_is_waited_for(filled: Store, url: str, proxy: FaultyProxy) -> None:
+    near = near_of(filled, url)
+    near.catch_up()
+    proxy.delay_seconds = 0.4
+    assert texts(filled, near) == texts(filled) and near.away is None
+
+
+def test_who_asks_and_who_adds_have_limits_of_their_own(url: str) -> None:
+    server = Server(url)
+    limits = [server.client(writing)._server._session.timeout.read for writing in (False, True)]
+    assert limits == [chroma_client.ASKING_SECONDS, chroma_client.WRITING_SECONDS]
+    server.disconnect()
+
+
+def test_a_database_that_is_not_there_is_named(filled: Store, chroma_server: ChromaServer) -> None:
+    with pytest.raises(StoreAway, match=r"Database \[nowhere\] not found"):
+        opened(filled, f"{chroma_server.url}/?database=nowhere").open_or_rebuild()
+
+
+def test_more_than_one_page_of_entries(
+    filled: Store, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kb.index.chroma.PAGE", 2)
+    monkeypatch.setattr("kb.index.chroma.COLLECTIONS", 1)
+    monkeypatch.setattr("kb.index.chroma.SERVER_BATCH", 2)
+    filled.ingest("more.md", MANUAL.replace("chip", "card"), hardware=("h200",))
+    assert opened(filled, url).open_or_rebuild().added == 10
+    again = opened(filled, url).open_or_rebuild()
+    assert (again.added, again.removed) == (0, 0)
+    assert opened(filled, url).rebuild().added == 10
+
+
+ADDRESSES = {
+    "http://db.example": ("db.example", 8000, False),
+    "db.example:9000": ("db.example", 9000, False),
+    "https://db.example/": ("db.example", 443, True),
+    "http://[::1]:8001": ("[::1]", 8001, False),
+}
+
+
+@pytest.mark.parametrize("given", ADDRESSES)
+def test_addresses(given: str) -> None:
+    address = parse_address(given)
+    assert (address.host, address.port, address.ssl) == ADDRESSES[given]
+
+
+def test_credentials_go_into_a_header_and_nowhere_else() -> None:
+    address = parse_address("https://me:se%40cret@db.example/?tenant=t&database=d")
+    assert (address.tenant, address.database) == ("t", "d")
+    pair = base64.b64encode(b"me:se@cret").decode()
+    assert address.headers == {"Authorization": f"Basic {pair}"}
+    assert "cret" not in repr(address) + address.name and pair not in repr(address)
+
+
+BAD = ("ftp://me:secret@h", "http://me:secret@h:port", "http://me:secret@h/path", "http://h?x=1")
+
+
+@pytest.mark.parametrize("bad", BAD)
+def test_a_url_that_names_no_server_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        parse_address(bad)
+    assert "KERNLORE_CHROMA_URL" in refused.value.hint
+    assert "secret" not in refused.value.message + refused.value.hint

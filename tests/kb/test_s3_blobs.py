@@ -1,0 +1,299 @@
+"""Files in a bucket of a real S3 server: refused, gone, slow, damaged, and back again."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from fsspec.registry import _registry as fsspec_registry
+
+from ingestion.uploads import Upload
+from kb import blobs as blobs_module
+from kb.backup.restore import restore_backup
+from kb.backup.write import write_backup
+from kb.blobs import Blobs
+from kb.catalog.knowledge import erasure
+from kb.catalog.knowledge.erasure import erase
+from kb.errors import InvalidRequest, NotFound, StoreAway, StoreError, Unavailable
+from kb.ids import sha256
+from kb.settings import Settings
+from tests.faulty_proxy import FaultyProxy
+from tests.seaweed import KEY, READER, SECRET, S3Server
+
+if TYPE_CHECKING:
+    from tests.conftest import Store
+
+pytestmark = pytest.mark.slow(seconds=12)
+MANUAL = "# Manual\n\n## Loads\n\nThe quince unit loads 16 bytes a clock.\n"
+
+
+@pytest.fixture
+def proxy(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
+    """Between the product and the server."""
+    faulty = FaultyProxy(s3_server.port)
+    for name, value in s3_server.environment(faulty.url).items():
+        monkeypatch.setenv(name, value)
+    yield faulty
+    faulty.close()
+
+
+@pytest.fixture
+def url(s3_server: S3Server, proxy: FaultyProxy) -> str:
+    return s3_server.folder_of_bucket()
+
+
+@pytest.fixture
+def blobs(url: str) -> Blobs:
+    return Blobs(url)
+
+
+@pytest.fixture
+def on_s3(store: Store, url: str) -> Store:
+    """A store whose files are in the bucket."""
+    store.blobs = Blobs(url)
+    return store
+
+
+def away(call: Callable[[], object]) -> StoreAway:
+    with pytest.raises(StoreAway) as refused:
+        call()
+    said = refused.value.message + refused.value.hint
+    assert refused.value.status == 503 and refused.value.hint
+    assert SECRET not in said and READER[1] not in said
+    return refused.value
+
+
+def test_it_holds_what_was_put(blobs: Blobs, s3_server: S3Server) -> None:
+    assert blobs.sizes() == {}
+    data = bytes(range(256)) * 1000
+    key = blobs.put(data)
+    assert key == blobs.put(data) == sha256(data)
+    assert blobs.get(key) == data and blobs.sizes() == {key: len(data)}
+    assert blobs.put(b"") in blobs.sizes() and blobs.get(sha256(b"")) == b""
+    blobs.delete(key)
+    blobs.delete(key)
+    with pytest.raises(NotFound, match="no stored file"):
+        blobs.get(key)
+    assert list(blobs.sizes()) == [sha256(b"")]
+
+
+def test_a_write_is_one_request_and_seen_whole(blobs: Blobs, s3_server: S3Server) -> None:
+    key = blobs.put(b"x" * (101 << 20))  # s3fs sends more than 100 MiB in parts
+    assert list(blobs.sizes()) == [key]
+    stored = s3_server.files().info(blobs._path(key))
+    assert "-" not in stored["ETag"]  # that of an upload in parts has one
+
+
+def test_what_is_damaged_is_not_handed_out(blobs: Blobs, s3_server: S3Server) -> None:
+    key = blobs.put(b"manual" * 100)
+    files, path = s3_server.files(), blobs._path(key)
+    for damage in (b"manual", b"x" * 600):
+        files.pipe_file(path, damage)
+        with pytest.raises(StoreError, match="is damaged"):
+            blobs.get(key)
+        assert blobs.get_unchecked(key) == damage
+    files.pipe_file(path, b"manual")
+    blobs.put(b"manual" * 100)  # sent again, what was cut off is whole
+    assert blobs.get(key) == b"manual" * 100
+
+
+def test_a_bucket_that_is_not_there_is_named(blobs: Blobs) -> None:
+    key = blobs.put(b"manual")
+    wrong = Blobs("s3://no-such-bucket-of-kernlore/prefix")
+    calls: tuple[Callable[[], object], ...] = (
+        wrong.check,
+        wrong.sizes,
+        lambda: wrong.put(b"manual"),
+        lambda: wrong.get(key),
+        lambda: wrong.delete(key),
+    )
+    for call in calls:
+        error = away(call)
+        assert "no-such-bucket-of-kernlore" in error.message and "bucket" in error.hint
+
+
+WRONG = {
+    "secret": (KEY, "another"),
+    "key": ("nobody", SECRET),
+    "none": ("", ""),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_credentials_that_are_refused(
+    blobs: Blobs, url: str, what: str, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    key = blobs.put(b"manual")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for name, value in zip(
+        ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), WRONG[what], strict=True
+    ):
+        monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name)
+    refused = Blobs(url)
+    for call in (refused.check, lambda: refused.get(key), lambda: refused.put(b"other")):
+        error = away(call)
+        assert "refuses the credentials" in error.message and "AWS_ACCESS_KEY_ID" in error.hint
+
+
+def test_who_may_only_read(blobs: Blobs, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    key = blobs.put(b"manual")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", READER[0])
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", READER[1])
+    reader = Blobs(url)
+    assert reader.get(key) == b"manual"
+    assert "AccessDenied" in away(lambda: reader.put(b"other")).message
+    assert "AccessDenied" in away(lambda: reader.delete(key)).message
+    assert blobs.get(key) == b"manual"
+
+
+@pytest.mark.parametrize("mode", ["refuse", "silent", "cut"])
+def test_a_server_that_does_not_answer(
+    url: str, proxy: FaultyProxy, mode: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blobs_module, "ANSWER_SECONDS", 1)
+    blobs = Blobs(url)
+    key = blobs.put(b"x" * 100_000)
+    proxy.set(mode)  # type: ignore[arg-type]
+    assert "does not answer" in away(lambda: blobs.get(key)).message
+    if mode != "cut":
+        away(lambda: blobs.put(b"other"))
+        away(blobs.check)
+    proxy.set("pass")
+    assert blobs.get(key) == b"x" * 100_000 and list(blobs.sizes()) == [key]
+
+
+def test_a_slow_server_is_waited_for(blobs: Blobs, proxy: FaultyProxy) -> None:
+    proxy.delay_seconds = 0.3
+    assert blobs.get(blobs.put(b"manual")) == b"manual"
+
+
+def test_a_killed_server_has_it_all_when_it_is_back(blobs: Blobs, s3_server: S3Server) -> None:
+    key = blobs.put(b"manual")
+    s3_server.stop()
+    try:
+        away(lambda: blobs.get(key))
+        away(lambda: blobs.put(b"other"))
+    finally:
+        s3_server.start()
+    assert blobs.get(key) == b"manual" and list(blobs.sizes()) == [key]
+
+
+def test_credentials_in_the_url_are_refused_without_repeating_them() -> None:
+    with pytest.raises(InvalidRequest) as refused:
+        Blobs("s3://me:secret@bucket/prefix")
+    assert "secret" not in refused.value.message + refused.value.hint.replace("SECRET", "")
+    with pytest.raises(InvalidRequest, match="names none"):
+        Blobs("nonsense://bucket")
+
+
+def test_without_the_package_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "s3fs", None)
+    monkeypatch.delitem(fsspec_registry, "s3", raising=False)
+    with pytest.raises(Unavailable) as refused:
+        Blobs("s3://bucket")
+    assert "kernlore[s3]" in refused.value.hint
+
+
+# -- documents
+
+
+def test_a_document_waits_for_its_file(on_s3: Store, proxy: FaultyProxy) -> None:
+    submitted = on_s3.submit("manual.md", MANUAL, hardware=("h100",))
+    worker = on_s3.worker()
+    proxy.set("refuse")
+    worker.drain()
+    job = on_s3.job(submitted)
+    assert (job.state, job.attempts, job.error) == ("queued", 0, None)
+    assert worker.away is not None and on_s3.by_words("quince") == []
+    worker.drain()
+    assert on_s3.job(submitted).state == "queued"
+    proxy.set("pass")
+    worker.drain()
+    assert on_s3.job(submitted).state == "ready" and worker.away is None
+    assert len(on_s3.by_words("quince")) == 1
+
+
+def test_vectors_are_made_while_files_are_away(on_s3: Store, proxy: FaultyProxy) -> None:
+    first = on_s3.submit("manual.md", MANUAL, hardware=("h100",))
+    worker = on_s3.worker()
+    worker.read_all(threading.Event())
+    second = on_s3.submit("other.md", MANUAL.replace("quince", "medlar"), hardware=("h100",))
+    proxy.set("refuse")
+    worker.drain()
+    assert [on_s3.job(s).state for s in (first, second)] == ["ready", "queued"]
+    proxy.set("pass")
+    worker.drain()
+    assert on_s3.job(second).state == "ready"
+
+
+def test_a_lost_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3Server) -> None:
+    lost = on_s3.submit("lost.md", MANUAL, hardware=("h100",))
+    cut = on_s3.submit("cut.md", MANUAL.replace("quince", "medlar"), hardware=("h100",))
+    on_s3.blobs.delete(sha256(MANUAL))
+    s3_server.files().pipe_file(on_s3.blobs._path(sha256(MANUAL.replace("quince", "medlar"))), b"#")
+    on_s3.worker().drain()
+    errors = [on_s3.job(submitted).error or {} for submitted in (lost, cut)]
+    assert [error["code"] for error in errors] == ["not_found", "store_error"]
+    again = on_s3.ingest("lost.md", MANUAL, hardware=("h100",))
+    assert on_s3.job(again).state == "ready"
+
+
+def test_an_upload_without_a_store_leaves_nothing(on_s3: Store, proxy: FaultyProxy) -> None:
+    proxy.set("refuse")
+    away(lambda: on_s3.submit("manual.md", MANUAL, hardware=("h100",)))
+    assert on_s3.rows("documents") == on_s3.rows("jobs") == 0
+
+
+def test_what_is_built_in_is_stored_once(on_s3: Store, proxy: FaultyProxy) -> None:
+    upload = Upload("a.md", MANUAL.encode(), origin="builtin", source_key="builtin/a.md")
+    on_s3.uploads.submit(upload)
+    proxy.set("refuse")
+    assert on_s3.uploads.submit(upload).outcome == "unchanged"  # nobody was asked
+
+
+def test_a_deletion_is_finished_when_the_files_answer(on_s3: Store, proxy: FaultyProxy) -> None:
+    document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    on_s3.documents.delete(document)
+    proxy.set("refuse")
+    away(lambda: erase(on_s3.catalog, on_s3.blobs))
+    assert erasure.is_owed(on_s3.catalog) and on_s3.by_words("quince") == []
+    proxy.set("pass")
+    assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]
+    assert erase(on_s3.catalog, on_s3.blobs)
+    assert on_s3.blobs.sizes() == {} and not erasure.is_owed(on_s3.catalog)
+
+
+def test_a_file_that_is_sent_while_it_is_removed_is_there(
+    on_s3: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
+    on_s3.documents.delete(document)
+    uploads = on_s3.uploads
+    stored = uploads._stored
+
+    def stored_and_removed(upload: Upload) -> str:
+        key = stored(upload)
+        erase(on_s3.catalog, on_s3.blobs)
+        assert on_s3.blobs.sizes() == {}
+        return key
+
+    monkeypatch.setattr(uploads, "_stored", stored_and_removed)
+    uploads.submit(Upload("manual.md", MANUAL.encode(), hardware=("h100",)))
+    assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]
+
+
+@pytest.mark.embedded
+def test_a_backup_has_the_files_of_the_bucket_and_restores_them(
+    on_s3: Store, url: str, s3_server: S3Server, tmp_path: Path
+) -> None:
+    on_s3.ingest("manual.md", MANUAL, hardware=("h100",))
+    backup = write_backup(Settings(data_dir=on_s3.data_dir, blob_url=url), tmp_path / "b.tar")
+    assert backup.contents.damaged == ()
+    there = s3_server.folder_of_bucket()
+    restore_backup(backup.path, Settings(data_dir=tmp_path / "new", blob_url=there))
+    assert Blobs(there).get(sha256(MANUAL)) == MANUAL.encode()
+    assert not (tmp_path / "new" / "blobs").exists()

