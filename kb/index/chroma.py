@@ -63,13 +63,15 @@ class ChromaIndex:
         self._server = Server(url) if url else None
         self._directory = Directory(directory)
         self._chroma: Chroma = self._server or self._directory
-        self._stores: dict[tuple[str, bool], Any] = {}  # by collection and whether it is written to
+        self._collections: dict[
+            tuple[str, bool], Any
+        ] = {}  # by collection and whether it is written to
         self._prefix = ""
 
     def open_or_rebuild(self) -> SyncReport:
         """Make the index readable and equal to the catalog; an unreadable directory is replaced."""
         if self._server is not None:
-            self._stores.clear()  # somebody may have made the collections anew
+            self._collections.clear()  # somebody may have made the collections anew
             return self.sync() if self.probe() else self.rebuild()
         try:
             with self._chroma.faults():
@@ -146,11 +148,11 @@ class ChromaIndex:
         ids: dict[str, float] = {}
         with self._chroma.guard, self._served_faults():
             for scope in scopes:
-                store = self._existing_store(scope, access_scope, writing)
-                if store is None:
+                collection = self._existing(scope, access_scope, writing)
+                if collection is None:
                     self._check_unknown(scope)
                     continue
-                result = store.client.query(
+                result = collection.query(
                     query_embeddings=[vector], n_results=limit, include=["distances"]
                 )
                 pairs = zip(result["ids"][0], result["distances"][0], strict=True)
@@ -193,7 +195,7 @@ class ChromaIndex:
         """The entries of a scope's collection."""
         entries: set[str] = set()
         with self._chroma.guard, self._served_faults():
-            collection = self._store(scope, ALL_ACCESS).client
+            collection = self._collection(scope, ALL_ACCESS)
             while page := collection.get(include=[], limit=PAGE, offset=len(entries))["ids"]:
                 before = len(entries)
                 entries.update(page)
@@ -204,10 +206,7 @@ class ChromaIndex:
     def _sync_scope(
         self, scope: str, vectors: ScopeVectors, present: Collection[str]
     ) -> tuple[int, int]:
-        from llama_index.core.schema import TextNode
-
-        store = self._store(scope, ALL_ACCESS)
-        collection = store.client
+        collection = self._collection(scope, ALL_ACCESS)
         entries = _entries(vectors)
         gone = sorted(set(present) - set(entries))
         batch = SERVER_BATCH if self._chroma.served else BATCH
@@ -215,16 +214,7 @@ class ChromaIndex:
             collection.delete(ids=gone[start : start + batch])
         new = [n for n, entry in enumerate(entries) if entry not in present]
         for start in range(0, len(new), batch):
-            nodes = [
-                TextNode(
-                    id_=entries[n],
-                    text=vectors.ids[n],  # the text itself is the catalog's
-                    embedding=vectors.matrix[n].tolist(),
-                    metadata={"hardware": scope},
-                )
-                for n in new[start : start + batch]
-            ]
-            store.add(nodes)
+            _add(collection, scope, entries, vectors, new[start : start + batch])
         if new and self._chroma.served:
             # The graph of what was added is made by the first who asks, which may take longer than
             # a request waits.
@@ -254,7 +244,7 @@ class ChromaIndex:
             with suppress(not_found()):  # another service did
                 self._chroma.client(writing=True).delete_collection(name)
             for writing in (False, True):
-                self._stores.pop((name, writing), None)
+                self._collections.pop((name, writing), None)
 
     def probe(self) -> bool:
         """Whether every collection can be read and finds a passage it holds by its vector.
@@ -280,11 +270,11 @@ class ChromaIndex:
     def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
         """How near the scope's collection finds an entry it holds; None when it holds none."""
         with self._chroma.guard:
-            store = self._existing_store(scope, ALL_ACCESS, writing=True)
-            if store is None or not vectors.ids:
+            collection = self._existing(scope, ALL_ACCESS, writing=True)
+            if collection is None or not vectors.ids:
                 return None
-            entries = _entries(vectors)[:PROBED]
-            held = set(store.client.get(ids=entries, include=[])["ids"])
+            entries = _entries(vectors, PROBED)
+            held = set(collection.get(ids=entries, include=[])["ids"])
         for entry, vector in zip(entries, vectors.matrix, strict=False):
             if entry in held:
                 scores = self._nearest([scope], vector, 5, ALL_ACCESS, writing=True)
@@ -294,7 +284,7 @@ class ChromaIndex:
     def rebuild(self) -> SyncReport:
         """A fresh index from the catalog's vectors; nothing is embedded again."""
         with self._chroma.guard:
-            self._stores.clear()
+            self._collections.clear()
             if self._chroma.served:
                 for name in self._own_collections():
                     self._delete(name)
@@ -305,7 +295,7 @@ class ChromaIndex:
     def close(self) -> None:
         """Release the index; the next use opens it again."""
         with self._chroma.guard:
-            self._stores.clear()
+            self._collections.clear()
             self._chroma.disconnect()
 
     def _served_faults(self) -> AbstractContextManager[None]:
@@ -328,39 +318,59 @@ class ChromaIndex:
         readable = re.sub(r"[^a-z0-9]+", "-", scope.lower())[:40].strip("-")
         return f"kl-{self._own_prefix()}{readable}-{key[:16]}"
 
-    def _existing_store(self, scope: str, access_scope: AccessScope, writing: bool) -> Any:
+    def _existing(self, scope: str, access_scope: AccessScope, writing: bool) -> Any:
         name = self._name(scope, access_scope)
-        if (name, writing) not in self._stores:
+        if (name, writing) not in self._collections:
             try:
-                self._stores[name, writing] = _store_of(
-                    self._chroma.client(writing).get_collection(name, embedding_function=None)
-                )
+                client = self._chroma.client(writing)
+                collection = client.get_collection(name, embedding_function=None)
             except not_found():
                 return None
-        return self._stores[name, writing]
+            self._collections[name, writing] = collection
+        return self._collections[name, writing]
 
-    def _store(self, scope: str, access_scope: AccessScope) -> Any:
+    def _collection(self, scope: str, access_scope: AccessScope) -> Any:
         name = self._name(scope, access_scope)
-        if (name, True) not in self._stores:
-            collection = self._chroma.client(writing=True).get_or_create_collection(
+        if (name, True) not in self._collections:
+            self._collections[name, True] = self._chroma.client(
+                writing=True
+            ).get_or_create_collection(
                 name,
                 embedding_function=None,
                 configuration={"hnsw": {"space": "cosine", "ef_search": SEARCH_BREADTH}},
                 metadata={"hardware": scope, "model": self._model},
             )
-            self._stores[name, True] = _store_of(collection)
-        return self._stores[name, True]
+        return self._collections[name, True]
 
 
-def _entries(vectors: ScopeVectors) -> list[str]:
-    """Entry ids of the passages, in order."""
+def _entries(vectors: ScopeVectors, most: int | None = None) -> list[str]:
+    """Entry ids of the passages, in order; of the first `most` alone."""
     return [
         f"{passage_id}.{hashlib.blake2b(vector.tobytes(), digest_size=6).hexdigest()}"
-        for passage_id, vector in zip(vectors.ids, vectors.matrix, strict=True)
+        for passage_id, vector in zip(vectors.ids[:most], vectors.matrix[:most], strict=True)
     ]
 
 
-def _store_of(collection: Any) -> Any:
+def _add(
+    collection: Any,
+    scope: str,
+    entries: Sequence[str],
+    vectors: ScopeVectors,
+    places: Sequence[int],
+) -> None:
+    """Add the entries in these places. llama-index takes seconds to load, and an index that has
+    all of its entries, which is the usual start, does without it.
+    """
+    from llama_index.core.schema import TextNode
     from llama_index.vector_stores.chroma import ChromaVectorStore
 
-    return ChromaVectorStore(chroma_collection=collection)
+    nodes = [
+        TextNode(
+            id_=entries[n],
+            text=vectors.ids[n],  # the text itself is the catalog's
+            embedding=vectors.matrix[n].tolist(),
+            metadata={"hardware": scope},
+        )
+        for n in places
+    ]
+    ChromaVectorStore(chroma_collection=collection).add(nodes)
