@@ -39,7 +39,8 @@ def use_everywhere() -> None:
         os.environ.update(seaweed.server().environment())
         blobs._folder_of = seaweed.server().of_directory
     if chroma_server.EVERYWHERE:
-        chosen = chroma.ChromaIndex.__init__
+        index_class: Any = chroma.ChromaIndex
+        chosen = index_class.__init__
 
         def opened(
             index: Any, catalog: Any, model: str, directory: Path, url: str | None = None
@@ -47,7 +48,7 @@ def use_everywhere() -> None:
             url = url or chroma_server.server().of_directory(directory.parent)
             chosen(index, catalog, model, directory, url)
 
-        chroma.ChromaIndex.__init__ = opened  # type: ignore[method-assign]
+        index_class.__init__ = opened
     given: Callable[..., Any] = jobs.environment
 
     def environment(settings: Any) -> dict[str, str]:

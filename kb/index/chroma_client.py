@@ -201,7 +201,8 @@ class Server(Chroma):
             """
 
             def get_user_identity(self) -> Any:
-                self._server._session.timeout = limits
+                api: Any = self._server
+                api._session.timeout = limits
                 return super().get_user_identity()
 
         settings = _settings()
