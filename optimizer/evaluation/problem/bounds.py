@@ -195,7 +195,7 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
     step = max(1, PIECE // width) if ours.device.type == "cpu" else max(1, bound.rows)
     apart = [
         torch.sub(left, right).abs_().amax(dim=1)
-        for left, right in zip(*(t.split(step) for t in rows), strict=True)
+        for left, right in zip(*(torch.split(t, step) for t in rows), strict=True)
     ]
     # A NaN anywhere makes this false.
     limit = 2 * min(bound.allowed, bound.quantile_allowed)
