@@ -202,10 +202,10 @@ class PreparedCase:
         sizes = [bound.reference.numel() for bound in bounds]
         numbers = [places(draw, sizes) for draw in ours.draws]
         each = [torch.tensor(of_output) for of_output in zip(*numbers, strict=True)]
-        sides = [_elements(bounds, block) for block in (ours, theirs)]
-        if sides[0] is None or sides[1] is None:
+        read, expected = _elements(bounds, ours), _elements(bounds, theirs)
+        if read is None or expected is None:
             return "its process did not read the outputs of every timed call"
-        for bound, at, mine, wanted in zip(bounds, each, *sides, strict=True):
+        for bound, at, mine, wanted in zip(bounds, each, read, expected, strict=True):
             if bound.kind != "index" and not agree(mine, wanted, at, bound):
                 return f"{bound.name} of a timed call is wrong at some of the elements looked at"
         return None

@@ -186,7 +186,7 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
 def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
     """Whether two outputs are so near each other that no closer look is needed: twice what one of
     them may be off. The exact comparison takes ten times as long."""
-    if not ours.is_floating_point():
+    if not ours.is_floating_point() or not ours.numel():
         return torch.equal(ours, theirs)
     if bound.kind != "float" or bound.scale is None or ours.dtype != torch.float32:
         return False
@@ -195,11 +195,11 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
     step = max(1, PIECE // width) if ours.device.type == "cpu" else max(1, bound.rows)
     apart = [
         torch.sub(left, right).abs_().amax(dim=1)
-        for left, right in zip(*(t.split(step) for t in rows), strict=True)
+        for left, right in zip(*(torch.split(t, step) for t in rows), strict=True)
     ]
     # A NaN anywhere makes this false.
     limit = 2 * min(bound.allowed, bound.quantile_allowed)
-    return not apart or bool((torch.cat(apart) / bound.scale).max() <= limit)
+    return bool((torch.cat(apart) / bound.scale).max() <= limit)
 
 
 def agree(ours: torch.Tensor, theirs: torch.Tensor, at: torch.Tensor, bound: Bound) -> bool:
@@ -280,6 +280,8 @@ def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
 
 def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
     """Where either is not finite there is no distance: `compare` has looked at those before."""
+    if not golden.numel():
+        return _Errors(torch.empty(0), torch.zeros(1), 1)
     pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
     piece = PIECE if golden.device.type == "cpu" else max(1, golden.numel())
     values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
@@ -289,10 +291,7 @@ def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _
     ):
         distance = torch.sub(ours, wanted).abs_().div_(size)
         largest.append(to.copy_(distance.nan_to_num_(nan=0.0, posinf=0.0)).amax())
-    return _Errors(values, torch.stack(largest), piece) if golden.numel() else _NO_ERRORS
-
-
-_NO_ERRORS = _Errors(torch.empty(0), torch.zeros(1), 1)
+    return _Errors(values, torch.stack(largest), piece)
 
 
 def _all_finite(values: torch.Tensor) -> bool:

@@ -227,6 +227,7 @@ def _identities() -> tuple[int, ...]:
             torch.Tensor.add_,
             torch.Tensor.split,
             torch.mul,
+            torch.split,
             torch.empty,
         )
     )

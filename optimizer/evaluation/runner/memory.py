@@ -231,7 +231,7 @@ def _fill(place: torch.Tensor, values: torch.Tensor, move: Move | None) -> None:
     if move is None:
         copy(place, values)
         return
-    for to, some in zip(place.split(ONE_THREAD), values.split(ONE_THREAD), strict=True):
+    for to, some in zip(*(torch.split(t, ONE_THREAD) for t in (place, values)), strict=True):
         torch.mul(some, move.factor, out=to).add_(move.term)
 
 

@@ -98,7 +98,7 @@ class Runner:
             # Compared and sent in this frame, which no candidate can replace.
             intact = True
             for holder, name, function, code in watched:
-                if holder.get(name) is not function or function.__code__ is not code:
+                if function.__code__ is not code or holder.get(name) is not function:
                     intact = False
             reply = self._guarded(answers[message["op"]], message, fds)
             if 40 in self._without:
@@ -274,7 +274,7 @@ class Runner:
             self._last, took, wall = clock.time(call, first)
             # In this frame, which ran before the candidate: a function could deny its replacement.
             for holder, name, function, code in watched:
-                if holder.get(name) is not function or function.__code__ is not code:
+                if function.__code__ is not code or holder.get(name) is not function:
                     patched = True
             times.append(took)
             walls.append(wall)

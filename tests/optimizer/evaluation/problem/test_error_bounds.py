@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from optimizer.evaluation.problem.bounds import Pointed, allowed, compare, within
+from optimizer.evaluation.problem.bounds import Pointed, allowed, compare, plainly_equal, within
 
 LONG = 65_536
 
@@ -148,6 +148,8 @@ def test_scalars_and_nothing_have_bounds_too() -> None:
     assert not passes(one * 1.01, one.double(), one, 8)
     empty = torch.empty(0, 4)
     assert passes(empty, empty.double(), empty, 1)
+    bound = allowed(empty.double(), empty, "float", "float32", 1)
+    assert plainly_equal(empty, empty, bound)
 
 
 def test_a_short_look_and_a_full_one_agree() -> None:
