@@ -361,10 +361,10 @@ def _add(
     """Add the entries in these places. llama-index takes seconds to load, and an index that has
     all of its entries, which is the usual start, does without it.
     """
-    from llama_index.core.schema import TextNode
+    from llama_index.core.schema import BaseNode, TextNode
     from llama_index.vector_stores.chroma import ChromaVectorStore
 
-    nodes = [
+    nodes: list[BaseNode] = [
         TextNode(
             id_=entries[n],
             text=vectors.ids[n],  # the text itself is the catalog's

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestion import worker as worker_module
+from ingestion.left_behind import ATTEMPTS
 from ingestion.uploads import Submitted
-from ingestion.worker import ATTEMPTS
 from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
