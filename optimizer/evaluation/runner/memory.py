@@ -109,9 +109,6 @@ SPARSE_SHARE = 0.75  # of the calls: a key of two elements then misses the chang
 # Values are drawn nearer to one of them, by so many of 256 parts: any of it can be told exactly.
 SHRINK = range(2, 33)
 LOOKED_AT = 32  # values of a bank, to tell numbers that vary from a few that repeat
-# What a call of torch does in one thread. Several threads wait for each other, which on a machine
-# with other work took longer than the copy, and the candidate's time begins right after it.
-ONE_THREAD = 1 << 15
 # Of a GPU's inputs, so many tensors, and up to so many elements in each, get their last values when
 # the stream reaches the call.
 LATE_TENSORS, LATE = 4, 256
@@ -229,19 +226,9 @@ def _move(bank: torch.Tensor, chosen: Random) -> Move | None:
 
 def _fill(place: torch.Tensor, values: torch.Tensor, move: Move | None) -> None:
     if move is None:
-        copy(place, values)
-        return
-    for to, some in zip(*(torch.split(t, ONE_THREAD) for t in (place, values)), strict=True):
-        torch.mul(some, move.factor, out=to).add_(move.term)
-
-
-def copy(place: torch.Tensor, values: torch.Tensor) -> None:
-    """Copy values, in one thread where that can be."""
-    plain = place.device.type == values.device.type == "cpu" and place.dtype == values.dtype
-    if plain and place.is_contiguous() and values.is_contiguous():
-        _memmove(place.data_ptr(), values.data_ptr(), place.numel() * place.element_size())
-    else:
         place.copy_(values)
+    else:
+        torch.mul(values, move.factor, out=place).add_(move.term)
 
 
 def _places(flat: torch.Tensor, chosen: Random, spread: bool) -> torch.Tensor:
@@ -303,7 +290,7 @@ def check(
 
 
 FEW_PAGES = 64  # up to here, reading one by one is faster than a call of torch
-_read, _memmove = ctypes.string_at, ctypes.memmove
+_read = ctypes.string_at
 
 
 def touch(result: Any) -> None:
@@ -332,7 +319,7 @@ def touch(result: Any) -> None:
 def store(values: Sequence[torch.Tensor], into: Sequence[torch.Tensor]) -> None:
     """Copy the outputs into shared memory."""
     for value, place in zip(values, into, strict=True):
-        copy(place, value.detach())
+        place.copy_(value.detach())
 
 
 _runtime: Callable[[], Any] = torch.cuda.cudart

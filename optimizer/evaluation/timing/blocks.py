@@ -55,7 +55,7 @@ CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopp
 QUIET = {"cpu": 0.05, "cuda": 100.0}
 # Aimed length of a block, by kind of device: an interrupt or a neighbour takes milliseconds of a
 # processor; a GPU is nobody else's meanwhile.
-BLOCK_MS = {"cpu": 20.0, "cuda": 15.0}
+BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
 CLOCKS = (1, 2, 13)  # what it flags
@@ -87,7 +87,7 @@ class TimingPolicy:
 
     block_ms: float | None = None
     min_pairs: int = 6
-    max_pairs: int = 36
+    max_pairs: int = 24
     narrow: float = 0.02
     between: float | None = None
     threads: int = 0
