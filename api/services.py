@@ -11,6 +11,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -35,7 +36,7 @@ from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
-from kb.errors import KernloreError, StoreAway
+from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
 from kb.index.in_memory import KeptInMemory
 from kb.scope import AccessScope
@@ -262,7 +263,8 @@ class Background:
         self._in_memory.stop()
         self._thread.join(timeout=STOP_SECONDS)
         if self._worker is not None:
-            self._worker.release()
+            with suppress(Unavailable):  # a newer Kernlore has the catalog; leases run out
+                self._worker.release()
         self._services.close()
 
     def readiness(self) -> Readiness:
@@ -288,7 +290,8 @@ class Background:
         """What is waited for."""
         if self._worker is not None and self._worker.full:
             yield f"There is no space to read documents. {FREE}"
-        if (away := self._watch.files_away) is not None:
+        refused = self._worker.away if self._worker is not None else None
+        if (away := self._watch.files_away or refused) is not None:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
         if self._near is not None and (away := self._near.away) is not None:
             yield f"Vectors are searched in memory, or not at all: {away.message}. {away.hint}"

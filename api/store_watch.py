@@ -9,10 +9,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import structlog
-from sqlalchemy.exc import DBAPIError
 
 from kb.blobs import Blobs
-from kb.errors import KernloreError, StoreAway
+from kb.errors import StoreAway
 
 if TYPE_CHECKING:
     from kb.index.near import NearIndex
@@ -68,7 +67,7 @@ class StoreWatch:
             try:
                 self._look_at_files()
                 self._look_at_vectors()
-            except (KernloreError, DBAPIError):  # the catalog's server may be away too
+            except Exception:  # the thread's boundary: the catalog's server may be away too
                 log.warning("stores cannot be looked at now", exc_info=True)
             near = self._near()
             away = self._files_away or (near is not None and near.away)

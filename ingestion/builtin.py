@@ -58,9 +58,14 @@ def loaded_by_newer(catalog: Catalog, version: str) -> str | None:
     return None
 
 
-def _release(version: str) -> tuple[int, ...]:
-    """The numbers of a version, by which releases are ordered."""
-    return tuple(map(int, re.findall(r"\d+", version.partition("+")[0])))
+def _release(version: str) -> tuple[tuple[int, ...], bool]:
+    """The numbers of a version, by which releases are ordered; a candidate comes before its
+    release.
+    """
+    public = version.partition("+")[0]
+    numbers = re.match(r"[\d.]*", public)
+    release = numbers[0] if numbers else ""
+    return tuple(int(number) for number in release.split(".") if number), release == public
 
 
 def load_builtin(

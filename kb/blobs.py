@@ -62,9 +62,16 @@ class Blobs:
         key = sha256(data)
         path = self._path(key)
         with self._answering():
-            if not self._fs.exists(path) or self._fs.info(path)["size"] != len(data):
+            if self._size(path) != len(data):
                 self._write(path, data)
         return key
+
+    def _size(self, path: str) -> int | None:
+        """Bytes of a stored file, None where there is none."""
+        try:
+            return int(self._fs.info(path)["size"])
+        except FileNotFoundError:
+            return None
 
     def _write(self, path: str, data: bytes) -> None:
         if self._whole:

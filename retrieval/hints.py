@@ -11,6 +11,7 @@ from retrieval.context import Context
 # The most that words alone give a section of a chip (see signal_sections): more says that its
 # heading, its text or a move names the signal.
 WORDS_ALONE = 1.0
+NO_INDEX = "The vector index does not answer: this was found by words alone."
 NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
 
 

@@ -44,7 +44,7 @@ from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.excerpts import make_excerpts
-from retrieval.hints import NO_VECTORS_YET, hints_of
+from retrieval.hints import NO_INDEX, NO_VECTORS_YET, hints_of
 from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
 from retrieval.moves import fitting_moves
@@ -123,11 +123,14 @@ class Retriever:
         Raises InvalidRequest, UnknownHardware and UnknownSignal."""
         try:
             return self._retrieve(request)
-        except StoreAway as error:
-            by_words = copy.copy(self)
-            by_words._dense_ready = lambda: False
-            by_words._why_words = f"This was found by words alone: {error.message}."
-            return by_words._retrieve(request)
+        except StoreAway:  # `/readyz` says which and why
+            return self._without_vectors()._retrieve(request)
+
+    def _without_vectors(self) -> Retriever:
+        """This retriever for one answer by words. It shares all that is kept."""
+        by_words = copy.copy(self)
+        by_words._dense_ready, by_words._why_words = lambda: False, NO_INDEX
+        return by_words
 
     def _retrieve(self, request: RetrieveRequest) -> Answer:
         started = time.perf_counter()

@@ -129,8 +129,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         for task in periodic:
             task.cancel()
-        services.keys.flush()
-        background.stop()
+        try:
+            services.keys.flush()
+        finally:
+            background.stop()
 
 
 async def _flush_uses(services: Services) -> None:

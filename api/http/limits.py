@@ -30,6 +30,7 @@ class Limits:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
+        self._exchanged = False  # with other replicas
         self._most = {
             "request": settings.requests_per_minute,
             "upload": settings.uploads_per_minute,
@@ -65,18 +66,23 @@ class Limits:
                 details={"retry_after_seconds": seconds, "limit": most},
             )
         self._left[(who, kind)] = (left - 1, now)
-        self._own[(who, kind)] += 1
+        if self._exchanged:
+            self._own[(who, kind)] += 1
         if len(self._left) > MOST_CALLERS:
             self._forget(now)
 
     def own(self) -> Counts:
-        """What was counted here since the last call, for the other replicas."""
+        """What was counted here since the last call, for the other replicas; from the first call
+        on.
+        """
+        self._exchanged = True
         own, self._own = self._own, Counter()
         return own
 
     def keep(self, own: Counts) -> None:
         """The exchange failed: count these again the next time."""
-        self._own.update(own)
+        if len(self._own) < MOST_CALLERS:
+            self._own.update(own)
 
     def learn(self, totals: Counts, own: Counts) -> None:
         """Take what others have counted off the shares. `totals` are those of all replicas, with

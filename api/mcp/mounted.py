@@ -9,6 +9,7 @@ from importlib import import_module
 from importlib.util import find_spec
 
 import httpx
+import structlog
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -17,6 +18,8 @@ from kb.errors import Unavailable
 from kb.settings import Settings
 
 PATH = "/mcp"
+
+log = structlog.get_logger(__name__)
 
 
 def check_installed() -> None:
@@ -56,6 +59,7 @@ class Mounted:
             yield
             return
         self._app, ending = asyncio.get_running_loop().create_future(), asyncio.Event()
+        self._asked.clear()
         serving = asyncio.create_task(self._serve(self._app, app, settings, ending))
         try:
             yield
@@ -88,7 +92,7 @@ class Mounted:
                 async def ready() -> httpx.AsyncClient:
                     return client
 
-                server = build(HttpRoutes(ready))
+                server = await asyncio.to_thread(build, HttpRoutes(ready))
                 # No session is kept, so a restart of the service is not noticed. The middleware of
                 # the service has checked names and origins, by its own settings.
                 server.streamable_http_app(
@@ -102,7 +106,12 @@ class Mounted:
                 async with server.session_manager.run():
                     opened.set_result(server.session_manager.asgi_app)
                     await ending.wait()
-        except Exception as error:  # whoever asked is answered
-            if opened.done():
-                raise
-            opened.set_exception(error)
+        except Exception as error:  # whoever asks is told, until the service starts again
+            log.exception("the tools cannot be opened")
+            if not opened.done():
+                opened.set_exception(
+                    Unavailable(
+                        f"the tools for agents cannot be opened: {type(error).__name__}",
+                        hint="The log has the reason; start the service again once it is gone.",
+                    )
+                )

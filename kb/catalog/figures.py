@@ -37,8 +37,10 @@ class Figures:
 def figures_of(catalog: Catalog) -> Figures:
     """The figures now, of one moment."""
     with catalog.read() as connection:
+        # One that is queued again waits since then.
+        queued_at = sa.func.coalesce(jobs.c.heartbeat_at, jobs.c.created_at)
         oldest = connection.execute(
-            sa.select(sa.func.min(jobs.c.created_at)).where(jobs.c.state == "queued")
+            sa.select(sa.func.min(queued_at)).where(jobs.c.state == "queued")
         ).scalar()
         cost = connection.execute(sa.select(sa.func.sum(runs.c.cost_usd))).scalar()
         return Figures(

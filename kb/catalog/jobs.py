@@ -20,7 +20,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
+from kb.catalog.engine import Catalog, portions
 from kb.catalog.tables.jobs import jobs
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
@@ -313,13 +313,15 @@ class Jobs:
             return {subject for subject in connection.execute(query).scalars() if subject}
 
     def renew(self, owner: str, lease_seconds: float) -> None:
-        """Renew the lease of every job that this worker still owns."""
+        """Renew the lease of every job that this worker still owns. What it writes itself at this
+        moment waits for the next time: rows that are locked in two orders would be a deadlock.
+        """
+        mine = sa.select(jobs.c.id).where(jobs.c.state == "running", jobs.c.lease_owner == owner)
+        renewed = {"heartbeat_at": clock.now(), "lease_expires_at": clock.after(lease_seconds)}
         with self._catalog.write(rows_only=True) as connection:
-            connection.execute(
-                jobs.update()
-                .where(jobs.c.state == "running", jobs.c.lease_owner == owner)
-                .values(heartbeat_at=clock.now(), lease_expires_at=clock.after(lease_seconds))
-            )
+            ids = list(connection.execute(mine.with_for_update(skip_locked=True)).scalars())
+            for some in portions(ids):
+                connection.execute(jobs.update().where(jobs.c.id.in_(some)).values(**renewed))
 
     def finish(
         self,
@@ -422,7 +424,7 @@ class Jobs:
             changed = connection.execute(
                 jobs.update()
                 .where(jobs.c.id == job_id, jobs.c.state == "failed")
-                .values(state="queued", error=None, finished_at=None)
+                .values(state="queued", error=None, finished_at=None, heartbeat_at=clock.now())
             )
             if changed.rowcount != 1:
                 raise Conflict(

@@ -24,7 +24,7 @@ from kb import clock
 from kb.catalog import meta
 from kb.catalog.engine import Catalog
 from kb.catalog.tables.keys import api_keys, key_sessions
-from kb.errors import InvalidRequest, NotFound
+from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import KeyId, new_id, sha256
 
 Role = Literal["reader", "writer", "curator", "admin"]
@@ -203,7 +203,7 @@ class Keys:
                     connection.execute(
                         api_keys.update().where(api_keys.c.id == key_id).values(last_used_at=moment)
                     )
-        except OperationalError:  # locked, or the disk is full: no reason to refuse a caller
+        except (OperationalError, Unavailable):  # locked, a full disk, or a newer catalog
             log.warning("the last use of keys waits to be stored", keys=len(used))
             with self._lock:
                 self._used = {**used, **self._used}

@@ -166,8 +166,8 @@ class ChromaIndex:
         if self._server is None:
             return
         with self._catalog.read() as connection:
-            known = embeddings.hardware_scopes(connection)
-        if scope in known:
+            held = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
+        if held.ids:
             raise self._server.away(f"it has no collection for {scope}")
 
     # -- keeping it equal to the catalog

@@ -122,9 +122,7 @@ class NearIndex:
             count = sum(stop - start for part in ranges for start, stop in part)
             if count <= self._exact_up_to or self._away is not None:
                 return nearest(_cosines(columns, ranges, vector), limit)
-        if behind:
-            return self._exact.query(scopes, vector, limit, access_scope)
-        if self._away is None:
+        if self._away is None and not behind:
             try:
                 return self._chroma.query(scopes, vector, limit, access_scope)
             except StoreAway as error:
@@ -143,9 +141,11 @@ class NearIndex:
         """From the catalog's vectors, where they are not too many to be read for a request."""
         with self._catalog.read() as connection:
             embedded, _ = embeddings.counts(connection, self._model)
-        away = self._away
-        if away is not None and embedded > self._exact_up_to:
-            raise away
+        if embedded > self._exact_up_to:
+            raise self._away or StoreAway(
+                "the vector index is catching up with other replicas",
+                hint="Ask again; until then answers go by words.",
+            )
         return self._exact.query(scopes, vector, limit, access_scope)
 
     def sync(self, scopes: Iterable[str] | None = None) -> SyncReport | None:
@@ -171,11 +171,13 @@ class NearIndex:
         """Bring Chroma up to what other replicas have stored; whether there was anything. Where so
         few passages are live that every request is answered exactly, Chroma is left as it is.
         """
+        if not self._catalog.on_server:
+            return False
         with self._catalog.read() as connection:
             state = candidates.state(connection)
             columns = candidates.in_memory(connection, self._model)
         few = columns is not None and len(columns.seqs) <= self._exact_up_to
-        if not self._catalog.on_server or state == self._followed or few:
+        if state == self._followed or few:
             return False
         if self.sync() is None:
             return False

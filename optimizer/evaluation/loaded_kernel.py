@@ -337,23 +337,29 @@ class LoadedKernel:
         busy = self._runner.busy_ns() - busy
         if self._mirror is not None:
             self._mirror.replay(seed, calls)
-        self.called_ns += sum(reply["walls_ns"])
-        return Block(
-            times=tuple(reply["times_ns"]),
-            walls=tuple(reply["walls_ns"]),
-            spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
-            refresh_ns=reply["refresh_ns"],
-            touch_ns=reply["touch_ns"],
-            total_ns=reply["total_ns"],
-            wall_ns=wall,
-            waited_ns=waited,
-            delayed_ns=delayed,
-            busy_ns=busy,
-            threads=(reply["threads"][0], reply["threads"][1]),
-            patched=reply["patched"],
-            draws=tuple(draws[1:]),
-            looks=tuple(bytes.fromhex(look) for look in reply["looks"]),
-        )
+        try:
+            self.called_ns += sum(reply["walls_ns"])
+            return Block(
+                times=tuple(reply["times_ns"]),
+                walls=tuple(reply["walls_ns"]),
+                spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
+                refresh_ns=reply["refresh_ns"],
+                touch_ns=reply["touch_ns"],
+                total_ns=reply["total_ns"],
+                wall_ns=wall,
+                waited_ns=waited,
+                delayed_ns=delayed,
+                busy_ns=busy,
+                threads=(reply["threads"][0], reply["threads"][1]),
+                patched=reply["patched"],
+                draws=tuple(draws[1:]),
+                looks=tuple(bytes.fromhex(look) for look in reply["looks"]),
+            )
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            # A candidate can replace what writes the answer; it does not end the supervisor.
+            raise RunnerForged(
+                f"an answer of another form: {error!r}", reply, self._runner.log
+            ) from error
 
     @property
     def outputs(self) -> list[torch.Tensor]:

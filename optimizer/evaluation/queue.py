@@ -15,7 +15,7 @@ import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from optimizer.evaluation.bundle import Bundle
 
 WAITING = 32  # more would wait for many minutes
+ATTEMPTS = 3  # of services that end while they carry one out
 SECONDS = 1800.0  # for one evaluation, whose own deadlines do not cover the problem's code
 STOP_SECONDS = 10.0
 
@@ -181,8 +182,9 @@ class EvaluationQueue:
                 f"{waiting} evaluations are waiting already",
                 hint="Send it again when one of them has ended.",
             )
+        accepted = self.get(identity)
         self._worker.wake()
-        return self.get(identity)
+        return replace(accepted, state="queued", started_at=None)  # it may have begun by now
 
     def get(self, job_id: str) -> EvaluationJob:
         """How far a submission is. Raises NotFound."""
@@ -232,9 +234,13 @@ class EvaluationQueue:
 
     def _work(self) -> bool:
         """Carry out the oldest submission; False where none waits."""
+        self._rows.requeue(self._owner)  # what could not be ended when the catalog was away
         stored = self._rows.claim(self._owner, self._lease) or self._taken_over()
         if stored is None:
             return False
+        if stored.attempts > ATTEMPTS:
+            self._rows.end(stored.id, self._owner, "failed", error=error_json(_deadly(stored.id)))
+            return True
         self._keep_leases()
         try:
             result = self._evaluated(submission_from_json(stored.submission))
@@ -345,6 +351,15 @@ class _CommandError(KernloreError):
     def __init__(self, body: Mapping[str, Any]) -> None:
         super().__init__(body["message"], hint=body["hint"], details=body["details"])
         self.code = body["code"]
+
+
+def _deadly(job_id: str) -> InternalError:
+    return InternalError(
+        f"this evaluation has ended {ATTEMPTS} services that carried it out",
+        hint="It may take more memory than there is, or hang the device: evaluate it by itself with"
+        " `kernlore evaluate`.",
+        details={"evaluation_id": job_id},
+    )
 
 
 def _defect(job_id: str) -> InternalError:

@@ -18,6 +18,7 @@ from typing import Any
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import REFERENCE, Row
 from kb.errors import NotFound
+from optimizer.evaluation.problem.shapes import SIZES
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, knowledge_from_json
 from optimizer.search.propose import roles_of
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
@@ -35,7 +36,9 @@ def question_of(query: Query) -> str:
         query.language,
         query.dtype,
     ]
-    parts += [query.hardware, dict(query.problem), query.roles]
+    # Sizes of the case are the same for all points of a table.
+    quantities = {name: value for name, value in query.problem.items() if name not in SIZES}
+    parts += [query.hardware, quantities, query.roles]
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -56,7 +59,7 @@ def query_of(space: Space, row: Row) -> Query:
         run_id="",
         node=0,
         max_tokens=TOKENS,
-        problem=dict(evaluation.verdict.problem),
+        problem={**space.view.main.quantities, **evaluation.verdict.problem},
         roles=roles_of([RecipeSynthesizer(space.recipes, [language])], space.view),
     )
 

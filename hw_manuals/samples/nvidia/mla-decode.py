@@ -10,6 +10,8 @@ import torch
 import triton
 import triton.language as tl
 
+JOINED = 64  # columns that a program of the second kernel joins
+
 
 @triton.jit
 def mla_part_kernel(
@@ -71,10 +73,18 @@ def mla_part_kernel(
 
 
 @triton.jit
-def mla_join_kernel(sums_ptr, logs_ptr, out_ptr, parts, PARTS: tl.constexpr, LATENT: tl.constexpr):
+def mla_join_kernel(
+    sums_ptr,
+    logs_ptr,
+    out_ptr,
+    parts,
+    PARTS: tl.constexpr,
+    LATENT: tl.constexpr,
+    WIDTH: tl.constexpr,  # columns a program: hundreds of parts still fit in its registers
+):
     row = tl.program_id(0).to(tl.int64)
     p = tl.arange(0, PARTS)
-    d = tl.arange(0, LATENT)
+    d = tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
     logs = tl.load(logs_ptr + row * parts + p, mask=p < parts, other=float("-inf"))
     weight = tl.exp2(logs - tl.max(logs, axis=0))
     weight = weight / tl.sum(weight, axis=0)
@@ -117,7 +127,7 @@ def mla_decode(query, cache, table, lengths, scale, latent=512, rows=32, keys=32
         num_stages=2,
     )
     size = triton.next_power_of_2(parts)
-    mla_join_kernel[(batch * heads,)](
-        sums, logs, out, parts, PARTS=size, LATENT=latent, num_warps=4
+    mla_join_kernel[(batch * heads, latent // JOINED)](
+        sums, logs, out, parts, PARTS=size, LATENT=latent, WIDTH=JOINED, num_warps=4
     )
     return out

@@ -70,11 +70,15 @@ def erase(catalog: Catalog, blobs: Blobs) -> bool:
     if not is_owed(catalog):
         return True
     away: StoreAway | None = None
+    try:
+        blobs.check()  # a server that does not answer is waited for before anybody waits for us
+    except StoreAway as error:
+        away = error
     # Under the write lock: nobody may store the same file again between the look and the removal.
     with catalog.write() as connection:
         owed = meta.get(connection, _OWED) or ()
         try:
-            for key in unused(connection, owed):
+            for key in unused(connection, owed) if away is None else ():
                 blobs.delete(key)
         except StoreAway as error:
             away = error  # the words go all the same

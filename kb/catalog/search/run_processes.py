@@ -160,4 +160,7 @@ class RunMail:
                 )
             if row.candidate is not None:
                 raise Conflict(f"node {step} has a candidate", hint="Get the next context.")
-            connection.execute(run_mail.update().where(*chosen).values(candidate=dict(candidate)))
+            # The run has its own copy of the context, which quotes documents.
+            connection.execute(
+                run_mail.update().where(*chosen).values(candidate=dict(candidate), context={})
+            )

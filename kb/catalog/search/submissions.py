@@ -34,6 +34,7 @@ class StoredSubmission:
     created_at: str
     started_at: str | None
     finished_at: str | None
+    attempts: int
     result: Mapping[str, Any] | None
     error: Mapping[str, Any] | None
 
@@ -87,6 +88,9 @@ class Submissions:
     def claim(self, owner: str, lease_seconds: float) -> StoredSubmission | None:
         """Begin the oldest of the owner's that is queued, or none."""
         mine = sa.and_(t.c.state == "queued", t.c.lease_owner == owner)
+        with self._catalog.read() as connection:
+            if not connection.execute(sa.select(t.c.id).where(mine).limit(1)).scalar():
+                return None  # the usual case, which needs no write lock
         return self._begin(mine, owner, lease_seconds)
 
     def left(self) -> list[StoredSubmission]:
@@ -116,6 +120,7 @@ class Submissions:
                     lease_owner=owner,
                     lease_expires_at=clock.after(lease_seconds),
                     started_at=clock.now(),
+                    attempts=t.c.attempts + 1,
                 )
             )
             row = connection.execute(sa.select(*_COLUMNS).where(t.c.id == identity)).one()
@@ -129,6 +134,15 @@ class Submissions:
                 .where(t.c.state.in_(("queued", "running")), t.c.lease_owner == owner)
                 .values(lease_expires_at=clock.after(lease_seconds))
             )
+
+    def requeue(self, owner: str) -> None:
+        """Queue again what this owner began and could not end: it works on nothing now."""
+        left = sa.and_(t.c.state == "running", t.c.lease_owner == owner)
+        with self._catalog.read() as connection:
+            if not connection.execute(sa.select(t.c.id).where(left).limit(1)).scalar():
+                return  # the usual case, which needs no write lock
+        with self._catalog.write(rows_only=True) as connection:
+            connection.execute(t.update().where(left).values(state="queued", started_at=None))
 
     def end(
         self,

@@ -3,7 +3,7 @@ works on which run. The work itself is in `tables.search`."""
 
 from __future__ import annotations
 
-from sqlalchemy import Column, Float, Index, PrimaryKeyConstraint, String, Table
+from sqlalchemy import Column, Float, Index, PrimaryKeyConstraint, String, Table, text
 
 from kb.catalog.dialect import Integer
 from kb.catalog.tables._columns import id_column, json, metadata, scope, when
@@ -15,6 +15,7 @@ submissions = Table(
     Column("state", String, nullable=False),  # queued | running | ready | failed
     Column("lease_owner", String, nullable=True),  # of a queued one: who accepted it
     Column("lease_expires_at", String, nullable=True),
+    Column("attempts", Integer, nullable=False, server_default=text("0")),
     json("submission"),
     json("result", nullable=True),
     json("error", nullable=True),

@@ -201,7 +201,9 @@ class PreparedCase:
         bounds = self.expected(seed).bounds
         sizes = [bound.reference.numel() for bound in bounds]
         numbers = [places(draw, sizes) for draw in ours.draws]
-        each = [torch.tensor(of_output) for of_output in zip(*numbers, strict=True)]
+        each = [
+            torch.tensor(of_output, dtype=torch.long) for of_output in zip(*numbers, strict=True)
+        ]
         read, expected = _elements(bounds, ours), _elements(bounds, theirs)
         if read is None or expected is None:
             return "its process did not read the outputs of every timed call"

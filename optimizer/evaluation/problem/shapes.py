@@ -21,6 +21,12 @@ WINDOWS = {
     "dilation": "window_dilation",
     "groups": "channel_groups",
 }
+SIZES = frozenset(
+    {
+        *("rows", "row_length", *WINDOWS.values(), "query_length", "key_length", "attention_mask"),
+        *("product_count", "product_rows", "product_columns", "product_depth", "product_narrow"),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ def shape_quantities(signature: Signature, observed: Observed | None = None) -> 
             "product_rows": product.rows,
             "product_columns": product.columns,
             "product_depth": product.depth,
+            "product_narrow": min(product.rows, product.columns),
         }
     return quantities | _windows(observed.traits) | _attention(observed.traits)
 
@@ -83,15 +90,17 @@ def _rows(signature: Signature) -> Quantities:
 
 
 def _windows(traits: Mapping[str, Trait]) -> Quantities:
-    """The largest of each kind over the convolutions and poolings."""
-    sizes: dict[str, list[float]] = {}
-    for name, value in traits.items():
-        operator, _, argument = name.partition(".")
-        quantity = WINDOWS.get(argument.partition("[")[0])
-        slides = "conv" in operator or "pool" in operator
-        if slides and quantity and isinstance(value, int | float):
-            sizes.setdefault(quantity, []).append(value)
-    return {quantity: max(values) for quantity, values in sizes.items()}
+    """The largest of each kind over the convolutions; over the poolings where there are none."""
+    for kind in ("conv", "pool"):
+        sizes: dict[str, list[float]] = {}
+        for name, value in traits.items():
+            operator, _, argument = name.partition(".")
+            quantity = WINDOWS.get(argument.partition("[")[0])
+            if kind in operator and quantity and isinstance(value, int | float):
+                sizes.setdefault(quantity, []).append(value)
+        if sizes:
+            return {quantity: max(values) for quantity, values in sizes.items()}
+    return {}
 
 
 def _attention(traits: Mapping[str, Trait]) -> Quantities:

@@ -149,31 +149,40 @@ class Watched(NamedTuple):
     code: Any
 
 
-def remember() -> None:
-    """Take note of the runner's own functions, before any candidate is imported."""
-    _HARNESS.update(_harness())
-    _WATCHED.extend(
+class AsStarted(NamedTuple):
+    """The functions that a candidate must not replace, as they were before it was imported. Whoever
+    compares holds this itself: what a module holds, a candidate can empty.
+
+    `watched` is to be compared in a frame that runs already: what a candidate puts in place of a
+    function can put it back before anybody is called.
+    """
+
+    identities: tuple[int, ...]
+    harness: Mapping[str, int]
+    watched: tuple[Watched, ...]
+
+
+def as_started() -> AsStarted:
+    """Take note of them, before any candidate is imported."""
+    watched = tuple(
         Watched(vars(holder), member, function, function.__code__)
         for holder in _owners().values()
         for member, function in vars(holder).items()
         if hasattr(function, "__code__")
     )
+    return AsStarted(_identities(), _harness(), watched)
 
 
-def watched() -> tuple[Watched, ...]:
-    """The runner's functions as they were. To be compared in a frame that runs already: what a
-    candidate puts in place of a function can put it back before anybody is called."""
-    return tuple(_WATCHED)
-
-
-def replaced(harness: bool = True) -> bool:
-    """Whether a function that a candidate must not replace is no longer the one of the start: of
-    timing and comparison, and where `harness` says so, of the runner itself.
+def replaced(started: AsStarted, harness: bool = True) -> bool:
+    """Whether one of them is another now: of timing and comparison, and where `harness` says so, of
+    the runner itself.
     """
-    if _identities() != _ORIGINAL:
+    if _identities() != started.identities:
         return True
-    now = _harness() if harness else _HARNESS  # a module that is imported later replaces nothing
-    return any(now.get(name) != identity for name, identity in _HARNESS.items())
+    if not harness:
+        return False
+    now = _harness()  # a module that is imported later replaces nothing
+    return any(now.get(name) != identity for name, identity in started.harness.items())
 
 
 def _harness() -> dict[str, int]:
@@ -229,14 +238,12 @@ def _identities() -> tuple[int, ...]:
             torch.mul,
             torch.split,
             torch.empty,
+            os.read,
+            os.write,
+            ctypes.string_at,
+            ctypes._string_at,  # type: ignore[attr-defined]
         )
     )
-
-
-# Taken when the runner starts, long before a candidate is imported.
-_ORIGINAL = _identities()
-_HARNESS: dict[str, int] = {}
-_WATCHED: list[Watched] = []
 
 
 SPAN_NS = 1_000_000

@@ -217,8 +217,8 @@ def _move(bank: torch.Tensor, chosen: Random) -> Move | None:
     if bank.dtype not in (torch.float32, torch.float64):
         return None
     values = bank[places].tolist()
-    if not math.isfinite(values[0]) or len({*values}) < LOOKED_AT // 2:
-        return None
+    if not math.isfinite(values[0]) or len({*values}) < len({*places}):
+        return None  # a value that repeats, such as the zeros of a sparse input, means something
     if all(value == round(value) for value in values if math.isfinite(value)):
         return None
     return Move(1 - parts / 256, values[0] * parts / 256)

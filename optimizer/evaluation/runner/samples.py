@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -36,16 +35,20 @@ def read_elements(values: Sequence[torch.Tensor], draw: bytes) -> bytes:
     host, with any strides."""
     parts = []
     for value, numbers in zip(values, places(draw, [v.numel() for v in values]), strict=True):
-        begin, size, dense = value.data_ptr(), value.element_size(), value.is_contiguous()
+        if value.is_neg() or value.is_conj():  # its memory holds other values than it has
+            value = value.resolve_conj().resolve_neg()
+        begin, size = value.data_ptr(), value.element_size()
+        shape, stride = value.shape[::-1], value.stride()[::-1]
         for number in numbers:
-            at = number if dense else _offset(number, value)
+            at = _offset(number, shape, stride)  # dense or not, in the same time
             parts.append(_read(begin + at * size, size))
     return b"".join(parts)
 
 
-def _offset(number: int, value: Any) -> int:
+def _offset(number: int, shape: Sequence[int], strides: Sequence[int]) -> int:
+    """In elements, of the element with this number; the innermost dimension comes first."""
     offset = 0
-    for extent, stride in zip(reversed(value.shape), reversed(value.stride()), strict=True):
+    for extent, stride in zip(shape, strides, strict=True):
         number, index = divmod(number, extent)
         offset += index * stride
     return offset

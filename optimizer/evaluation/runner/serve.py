@@ -81,16 +81,18 @@ class Runner:
 
     def serve(self) -> None:
         """Answer requests until the supervisor leaves."""
+        # Held by this frame, which runs before any candidate is there.
+        started = clocks.as_started()
         answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
             "renew": self._renew,
             "inputs": self._inputs,
             "call": self._call,
-            "block": self._block,
+            "block": partial(self._block, started=started, read=os.read, write=os.write),
             "trace": self._trace,
         }
         self._wire.send({"ok": True, "ready": True, "pid": os.getpid()})
-        watched, send = clocks.watched(), self._wire.sender()
+        watched, send = started.watched, self._wire.sender()
         while True:
             message, fds = self._wire.receive()
             if message["op"] == "bye":
@@ -101,6 +103,9 @@ class Runner:
                 if function.__code__ is not code or holder.get(name) is not function:
                     intact = False
             reply = self._guarded(answers[message["op"]], message, fds)
+            for holder, name, function, code in watched:
+                if function.__code__ is not code or holder.get(name) is not function:
+                    intact = False
             if 40 in self._without:
                 self._wire.send(reply)
                 continue
@@ -244,8 +249,16 @@ class Runner:
         self._store(result)
         return {"ns": took, "wall_ns": wall, "threads": threading.active_count()}
 
-    def _block(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Time as many calls as the supervisor grants, each on fresh values.
+    def _block(
+        self,
+        message: dict[str, Any],
+        fds: list[int],
+        started: clocks.AsStarted,
+        read: Callable[[int, int], bytes],
+        write: Callable[[int, bytes], int],
+    ) -> Reply:
+        """Time as many calls as the supervisor grants, each on fresh values. `started`, `read` and
+        `write` are those of before the candidate was there.
 
         The number of calls is never in this process, so that no call can be distinguished from the
         last one, whose outputs are compared.
@@ -260,19 +273,19 @@ class Runner:
         began = clocks.now_ns()
         spans.leave()
         looks: list[str] = []
-        watched = clocks.watched() if self._without.isdisjoint((4, 13, 35, 40)) else ()
+        watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
         patched = False
         self._last = None
-        while self._another_call(looks):
-            started = clocks.now_ns()
+        while self._another_call(looks, read, write):
+            freshening = clocks.now_ns()
             first = self._freshened(seed, len(times))
             if self._device == "cuda":
                 torch.cuda.synchronize()
-            refreshed += clocks.now_ns() - started
+            refreshed += clocks.now_ns() - freshening
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
             self._last, took, wall = clock.time(call, first)
-            # In this frame, which ran before the candidate: a function could deny its replacement.
+            # In a frame that runs already: a function could deny its replacement.
             for holder, name, function, code in watched:
                 if function.__code__ is not code or holder.get(name) is not function:
                     patched = True
@@ -296,7 +309,7 @@ class Runner:
             "touch_ns": touched,
             "total_ns": total,
             "threads": [before, threading.active_count()],
-            "patched": patched or clocks.replaced(self._without.isdisjoint((13, 35))),
+            "patched": patched or clocks.replaced(started, self._without.isdisjoint((13, 35))),
         }
 
     def _freshened(self, seed: int, call: int) -> Callable[[], None] | None:
@@ -317,12 +330,17 @@ class Runner:
         touch(self._last)
         return clocks.now_ns() - started
 
-    def _another_call(self, looks: list[str]) -> bool:
+    def _another_call(
+        self,
+        looks: list[str],
+        read: Callable[[int, int], bytes],
+        write: Callable[[int, bytes], int],
+    ) -> bool:
         """Ask the supervisor whether the block goes on. The answer does not exist before, nor does
         the draw in it of the elements to read of the call that has ended; `looks` gets them."""
         if 32 not in self._without:
-            os.write(self._tokens, b"?")
-        token = os.read(self._tokens, 1 + DRAW_BYTES)
+            write(self._tokens, b"?")
+        token = read(self._tokens, 1 + DRAW_BYTES)
         looked_at = self._device == "cpu" and self._without.isdisjoint(EVERY_CALL)
         if self._last is not None and looked_at:
             values = check(self._last, self._expected, 3 not in self._without)
@@ -376,4 +394,3 @@ def join_threads() -> None:
 
 
 # Every module of the runner is imported by now, and no candidate.
-clocks.remember()

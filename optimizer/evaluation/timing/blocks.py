@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import random
+import secrets
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -270,7 +271,7 @@ def _pair(
     if calls == 1:
         calls = chance.choice((1, 2))
     calls = policy.calls or calls
-    secret = chance.getrandbits(64)
+    secret = secrets.randbits(64)  # of no generator whose other numbers a runner sees
     blocks = [side.run(seed, calls, policy.seconds, secret) for side in (first, second)]
     return blocks[0], blocks[1]
 

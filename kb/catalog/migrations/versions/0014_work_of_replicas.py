@@ -19,6 +19,7 @@ def upgrade() -> None:
         sa.Column("state", sa.String, nullable=False),
         sa.Column("lease_owner", sa.String, nullable=True),
         sa.Column("lease_expires_at", sa.String, nullable=True),
+        sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0")),
         sa.Column("submission", sa.JSON, nullable=False, server_default=sa.text("'{}'")),
         sa.Column("result", sa.JSON, nullable=True),
         sa.Column("error", sa.JSON, nullable=True),

@@ -9,6 +9,7 @@ import pytest
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import problem_terms
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.shapes import SIZES
 from optimizer.search.bench.local import problem_view
 from skills.format.skillfile import read_skill
 
@@ -66,9 +67,10 @@ KNOWN: dict[str, dict[str, float | str]] = {
         "product_rows": 15,
         "product_columns": 96,
         "product_depth": 24,
+        "product_narrow": 15,
     },
     PAIRS: {"product_count": 6, "product_rows": 10, "product_columns": 30, "product_depth": 20},
-    WINDOWS: {"window_stride": 3, "window_dilation": 2, "channel_groups": 4},
+    WINDOWS: {"window_stride": 2, "window_dilation": 2, "channel_groups": 4},
     MASKED: {"query_length": 1, "key_length": 40, "attention_mask": "tensor"},
     INTEGERS: {"rows": 4, "row_length": 7},
 }
@@ -81,7 +83,7 @@ def test_sizes_are_those_of_the_reference(tmp_path: Path, source: str, elsewhere
     path.write_text(HEAD + source, encoding="utf-8")
     sizes = problem_view(load_problem(path), "cpu", elsewhere).main.quantities
     assert sizes.items() >= KNOWN[source].items()
-    assert sizes.keys() <= problem_terms().quantities.keys()
+    assert sizes.keys() <= SIZES <= problem_terms().quantities.keys()
     if source is INTEGERS:
         assert sizes == KNOWN[INTEGERS]
 
