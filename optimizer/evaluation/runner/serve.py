@@ -257,11 +257,8 @@ class Runner:
         read: Callable[[int, int], bytes],
         write: Callable[[int, bytes], int],
     ) -> Reply:
-        """Time as many calls as the supervisor grants, each on fresh values. `started`, `read` and
-        `write` are those of before the candidate was there.
-
-        The number of calls is never in this process, so that no call can be distinguished from the
-        last one, whose outputs are compared.
+        """Time as many calls as the supervisor grants, each on fresh values; their number is never
+        in this process. `started`, `read` and `write` are those of before the candidate was there.
         """
         del fds
         call, clock, seed = self._call_kernel, self._clock, message["seed"]
