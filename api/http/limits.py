@@ -30,7 +30,6 @@ class Limits:
 
     def __init__(self, settings: Settings, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._exchanged = False  # with other replicas
         self._most = {
             "request": settings.requests_per_minute,
             "upload": settings.uploads_per_minute,
@@ -66,16 +65,13 @@ class Limits:
                 details={"retry_after_seconds": seconds, "limit": most},
             )
         self._left[(who, kind)] = (left - 1, now)
-        if self._exchanged:
+        if len(self._own) < MOST_CALLERS:  # one service alone exchanges nothing
             self._own[(who, kind)] += 1
         if len(self._left) > MOST_CALLERS:
             self._forget(now)
 
     def own(self) -> Counts:
-        """What was counted here since the last call, for the other replicas; from the first call
-        on.
-        """
-        self._exchanged = True
+        """What was counted here since the last call, for the other replicas."""
         own, self._own = self._own, Counter()
         return own
 

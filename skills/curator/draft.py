@@ -14,6 +14,7 @@ from typing import Any
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
 from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
+from optimizer.evaluation.problem.shapes import SIZES
 from skills.curator.contrast import rule_named
 from skills.curator.evidence import render
 from skills.curator.records import Change, ParameterChange
@@ -200,9 +201,11 @@ def predicate_of(
 
 def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
     """The range (lowest, highest) of each quantity over the rows that have it; only quantities that
-    predicates know."""
+    predicates know. Rows and their lengths are left out: bytes and the terms of a sum bound what was
+    measured, and with both a claim would hold for one shape alone.
+    """
     ranges = {}
-    for name in sorted(problem_terms().quantities):
+    for name in sorted(problem_terms().quantities.keys() - SIZES):
         values = [row.details.get("sizes", {}).get(name) for row in evidence]
         numbers = [float(v) for v in values if isinstance(v, int | float) and v > 0]
         if numbers:

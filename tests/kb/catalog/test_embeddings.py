@@ -27,7 +27,8 @@ def test_a_revision_embeds_only_what_changed(store: Store) -> None:
 def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
     for name, hardware in (("a.md", ("h100",)), ("b.md", ("h200",))):
         store.submit(name, MANUAL, hardware=hardware)
-    store.worker()._read_queued()
+    worker = store.worker()
+    worker._read_queued()
     model = store.embedder.fingerprint
     with store.catalog.read() as connection:
         missing = embeddings.missing(connection, model, 100)
@@ -38,7 +39,7 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
         assert [(left.texts, left.passages) for left in pending] == [(2, 2), (2, 2)]
         shas = [item.sha256 for item in missing]
         assert embeddings.text_scopes(connection, shas) == {"h100", "h200"}
-    store.worker().drain()
+    worker.drain()  # another worker leaves to it what it has read
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, model) == (4, 4)
         assert embeddings.counts(connection, "another model") == (0, 4)
