@@ -201,8 +201,8 @@ def predicate_of(
 
 def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
     """The range (lowest, highest) of each quantity over the rows that have it; only quantities that
-    predicates know. Rows and their lengths are left out: bytes and the terms of a sum bound what was
-    measured, and with both a claim would hold for one shape alone.
+    predicates know. Rows and their lengths are left out: bytes and the terms of a sum bound what
+    was measured, and with both a claim would hold for one shape alone.
     """
     ranges = {}
     for name in sorted(problem_terms().quantities.keys() - SIZES):
