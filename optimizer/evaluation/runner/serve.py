@@ -106,7 +106,7 @@ class Runner:
             for holder, name, function, code in watched:
                 if function.__code__ is not code or holder.get(name) is not function:
                     intact = False
-            if 40 in self._without:
+            if not self._without.isdisjoint((13, 40)):  # a replaced `send` is what they win by
                 self._wire.send(reply)
                 continue
             if not intact and self._without.isdisjoint((4, 13, 35)):
