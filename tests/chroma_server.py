@@ -16,18 +16,14 @@ from pathlib import Path
 from uuid import uuid4
 
 import httpx
-import pytest
 
+from tests.one_server import OneServer, Unstartable
 from tests.ports import free_ports
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_CHROMA", "") == "server"
 START_SECONDS = 60.0
 # The program of `chroma`, without three seconds of imports before it.
 _RUN = "import sys, chromadb_rust_bindings as chroma; chroma.cli(['chroma', *sys.argv[1:]])"
-
-
-class Unstartable(Exception):
-    """Why there is no server."""
 
 
 class ChromaServer:
@@ -108,30 +104,5 @@ class ChromaServer:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_once: list[ChromaServer | Unstartable] = []
-
-
-def server() -> ChromaServer:
-    """The server of this process. Raises Unstartable."""
-    if not _once:
-        try:
-            _once.append(ChromaServer())
-        except Unstartable as reason:
-            _once.append(reason)
-    if isinstance(_once[0], Unstartable):
-        raise _once[0]
-    return _once[0]
-
-
-def server_or_skip() -> ChromaServer:
-    """The server; where it cannot be started, the test is skipped."""
-    try:
-        return server()
-    except Unstartable as reason:
-        pytest.skip(str(reason))
-
-
-def stop() -> None:
-    """At the end of the process."""
-    if _once and isinstance(_once[0], ChromaServer):
-        _once[0].remove()
+_one = OneServer(ChromaServer)
+server, server_or_skip, stop = _one.get, _one.get_or_skip, _one.stop

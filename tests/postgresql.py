@@ -18,17 +18,13 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import pytest
+from tests.one_server import OneServer, Unstartable
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_CATALOG", "") == "postgresql"
 ROLE = "kernlore"
 TEMPLATE = "template_of_tests"  # migrated, empty
 START_SECONDS = 30.0
 _INITDB = ("-U", ROLE, "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync")
-
-
-class Unstartable(Exception):
-    """Why there is no server."""
 
 
 def _programs() -> Path:
@@ -176,21 +172,6 @@ class Server:
             self.drop(self._databases.pop(place))
 
 
-_once: list[Server | Unstartable] = []
-
-
-def server() -> Server:
-    """The server of this process. Raises Unstartable."""
-    if not _once:
-        try:
-            _once.append(_started())
-        except Unstartable as reason:
-            _once.append(reason)
-    if isinstance(_once[0], Unstartable):
-        raise _once[0]
-    return _once[0]
-
-
 def _started() -> Server:
     from kb.catalog.engine import open_catalog
 
@@ -207,18 +188,8 @@ def _started() -> Server:
     return running
 
 
-def server_or_skip() -> Server:
-    """The server; where it cannot be started, the test is skipped."""
-    try:
-        return server()
-    except Unstartable as reason:
-        pytest.skip(str(reason))
-
-
-def stop() -> None:
-    """At the end of the process."""
-    if _once and isinstance(_once[0], Server):
-        _once[0].remove()
+_one = OneServer(_started)
+server, server_or_skip, stop = _one.get, _one.get_or_skip, _one.stop
 
 
 def environment_of(data_dir: Path) -> dict[str, str]:

@@ -19,8 +19,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import pytest
-
+from tests.one_server import OneServer, Unstartable
 from tests.ports import free_ports
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_BLOBS", "") == "s3"
@@ -30,10 +29,6 @@ REGION = "us-east-1"
 BUCKET = "kernlore-tests"
 START_SECONDS = 40.0
 _PARTS = ("master", "volume", "filer", "s3")
-
-
-class Unstartable(Exception):
-    """Why there is no server."""
 
 
 def _identities() -> dict[str, Any]:
@@ -173,30 +168,5 @@ class S3Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-_once: list[S3Server | Unstartable] = []
-
-
-def server() -> S3Server:
-    """The server of this process. Raises Unstartable."""
-    if not _once:
-        try:
-            _once.append(S3Server())
-        except Unstartable as reason:
-            _once.append(reason)
-    if isinstance(_once[0], Unstartable):
-        raise _once[0]
-    return _once[0]
-
-
-def server_or_skip() -> S3Server:
-    """The server; where it cannot be started, the test is skipped."""
-    try:
-        return server()
-    except Unstartable as reason:
-        pytest.skip(str(reason))
-
-
-def stop() -> None:
-    """At the end of the process."""
-    if _once and isinstance(_once[0], S3Server):
-        _once[0].remove()
+_one = OneServer(S3Server)
+server, server_or_skip, stop = _one.get, _one.get_or_skip, _one.stop
