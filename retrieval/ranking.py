@@ -66,6 +66,13 @@ class VectorIndex(Protocol):
     one.
     """
 
+    @property
+    def generation(self) -> int:
+        """Grows whenever the index was changed apart from the catalog; what was found before is not
+        what is found after.
+        """
+        ...
+
     def query(
         self,
         scopes: Sequence[str] | None,

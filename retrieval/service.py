@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -21,6 +20,7 @@ from sqlalchemy import Connection
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.kept import look_up, revision_of
+from kb.catalog.knowledge import candidates
 from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
@@ -58,11 +58,12 @@ from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 from retrieval.stages import stage
-from retrieval.whole_answer import answer_of
+from retrieval.whole_answer import Asked, Written, answer_of, key_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
-REMEMBERED = 256  # answers to keys, of one state of the catalog or several
+REMEMBERED = 256  # stable parts of contexts
 MOST_PLACES, MOST_MOVES = 500, 2_000  # that are kept, of 50 KB and of 10 KB
+MOST_WRITTEN = 400  # parts of answers that are kept, of about 60 KB
 
 
 @dataclass(frozen=True)
@@ -104,12 +105,10 @@ class Retriever:
         self._embedder = embedder
         self._index = index
         self._dense_ready = dense_ready
-        self._why_words = NO_VECTORS_YET
+        self._why_no_vectors = NO_VECTORS_YET
         self._withheld_share = withheld_share
         self._signals = load_signals()
         self._layout = load_layout()
-        self._kept: dict[object, Any] = {}  # see _remembered
-        self._remembered_lock = threading.Lock()  # protects _kept
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
         self._samples = ScopeSamples(embedder.fingerprint)
@@ -129,7 +128,7 @@ class Retriever:
     def _without_vectors(self) -> Retriever:
         """This retriever for one answer by words. It shares all that is kept."""
         by_words = copy.copy(self)
-        by_words._dense_ready, by_words._why_words = lambda: False, NO_INDEX
+        by_words._dense_ready, by_words._why_no_vectors = lambda: False, NO_INDEX
         return by_words
 
     def _retrieve(self, request: RetrieveRequest) -> Answer:
@@ -140,41 +139,59 @@ class Retriever:
         with self._catalog.read() as connection:
             place = self._place(connection, request)
             scope, request = place.own, replace(request, language=place.language)
-            conclusion = self._conclude(request, place)
-            plan = self._plan(request, conclusion)
+            conclusion = self._conclude(connection, request, place)
             moves, choice = self._actions(connection, request, conclusion, scope)
-            in_order = self._order(connection, request, conclusion, scope, moves)
-            ranked = in_order(self._rank(connection, plan, scope.filter))
-            by_signal = not request.in_words and bool(conclusion.verdict.signals)
-            make = make_excerpts if request.in_words or request.metrics else section_excerpts
-            excerpts = make(connection, ranked, scope.filter, request.k)
-            material = Material(
-                request=request,
-                verdict=conclusion.verdict,
-                hardware=scope.named,
-                spec=scope.hardware,
-                toolchain=scope.toolchain,
-                lineage=scope.lineage,
-                scope=scope.filter,
-                by_category=self._by_category(connection, plan, scope.filter, ranked, in_order),
-                search=self._search,
-                embed=self._embed if self._dense_ready() else None,
-                moves=moves,
-                skills=choice.answers,
-                excluded=shown_before,
-                remember=self._remembered(connection),
-                signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
-            )
-            task = task_of(request, conclusion.verdict, self._signals)
-            composed = compose(connection, material, task, self._layout)
+            asked = Asked(request, conclusion, scope, moves, choice, shown_before)
+            written = self._written(connection, asked)
             catalog_revision = revision_of(connection)
-        why_words = "" if self._dense_ready() else self._why_words
-        hints = hints_of(material, composed.context, excerpts, by_signal, why_words)
-        answer = replace(answer_of(material, composed, excerpts, choice, hints), profile=profile)
-        ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
-        shown = list(dict.fromkeys([*ids, *composed.context.passages]))
-        self._record(request, answer, shown, catalog_revision, started)
+        answer = replace(answer_of(asked, written), profile=profile)
+        self._record(request, answer, written.shown, catalog_revision, started)
         return answer
+
+    def _written(self, connection: Connection, asked: Asked) -> Written:
+        """What documents say; kept for equal requests while catalog and index stay as they are."""
+        index = self._index()
+        state = (candidates.state(connection), id(index), index.generation, self._why_words())
+
+        def write(keys: Sequence[str]) -> dict[str, Written]:
+            return {key: self._write(connection, asked) for key in keys}
+
+        key = asked.key
+        return look_up(connection, "written", [key], write, state, MOST_WRITTEN)[key]
+
+    def _write(self, connection: Connection, asked: Asked) -> Written:
+        request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
+        plan = self._plan(request, asked.conclusion)
+        in_order = self._order(connection, asked)
+        ranked = in_order(self._rank(connection, plan, scope.filter))
+        by_signal = not request.in_words and bool(verdict.signals)
+        make = make_excerpts if request.in_words or request.metrics else section_excerpts
+        excerpts = make(connection, ranked, scope.filter, request.k)
+        material = Material(
+            request=request,
+            verdict=verdict,
+            hardware=scope.named,
+            spec=scope.hardware,
+            toolchain=scope.toolchain,
+            lineage=scope.lineage,
+            scope=scope.filter,
+            by_category=self._by_category(connection, plan, scope.filter, ranked, in_order),
+            search=self._search,
+            embed=self._embed if self._dense_ready() else None,
+            moves=asked.moves,
+            skills=asked.choice.answers,
+            excluded=asked.excluded,
+            remember=self._remembered(connection),
+            signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+        )
+        task = task_of(request, verdict, self._signals)
+        composed = compose(connection, material, task, self._layout)
+        hints = hints_of(material, composed.context, excerpts, by_signal, self._why_words())
+        return Written(composed, tuple(excerpts), hints)
+
+    def _why_words(self) -> str:
+        """Why vectors have no part in answers; empty where they have."""
+        return "" if self._dense_ready() else self._why_no_vectors
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:
         """An answer without excerpts and context: no document is searched, which is most of the
@@ -185,7 +202,7 @@ class Retriever:
         request, profile = with_profile(request, self._chips(request))
         with self._catalog.read() as connection:
             place = self._place(connection, request)
-            scope, conclusion = place.scope, self._conclude(request, place)
+            scope, conclusion = place.scope, self._conclude(connection, request, place)
             moves, choice = self._actions(connection, request, conclusion, scope)
             catalog_revision = revision_of(connection)
         answer = Answer(
@@ -267,10 +284,16 @@ class Retriever:
         return look_up(connection, "places", [key], read, most=MOST_PLACES)[key]
 
     @stage("diagnosis")
-    def _conclude(self, request: RetrieveRequest, place: _Place) -> Conclusion:
-        return self._diagnoser.conclude(
-            request, place.facts, place.scope.lineage, place.signatures, place.rules
-        )
+    def _conclude(
+        self, connection: Connection, request: RetrieveRequest, place: _Place
+    ) -> Conclusion:
+        def read(keys: Sequence[str]) -> dict[str, Conclusion]:
+            facts, lineage = place.facts, place.scope.lineage
+            made = self._diagnoser.conclude(request, facts, lineage, place.signatures, place.rules)
+            return dict.fromkeys(keys, made)
+
+        key = key_of(request)
+        return look_up(connection, "conclusions", [key], read, most=MOST_MOVES)[key]
 
     # -- search
 
@@ -310,26 +333,22 @@ class Retriever:
         )
 
     def _order(
-        self,
-        connection: Connection,
-        request: RetrieveRequest,
-        conclusion: Conclusion,
-        scope: RequestScope,
-        moves: Sequence[Move],
+        self, connection: Connection, asked: Asked
     ) -> Callable[[list[Ranked]], list[Ranked]]:
         """How a ranking is put in order: by sections where a signal is all that is known, with what
         defines the names in a log or a question first where there are words.
         """
+        request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
         if request.in_words:
             text = "\n".join(filter(None, (request.query, request.log)))
             if not text or scope.hardware is None:
                 return _unchanged
             cards = self._cards(connection, request, scope)
             return lambda ranked: by_names(connection, ranked, text, cards)
-        if not conclusion.verdict.signals:
+        if not verdict.signals:
             return _unchanged
-        signal = self._signals.get(conclusion.verdict.primary)
-        fitting = [move.id for move in moves]
+        signal = self._signals.get(verdict.primary)
+        fitting = [move.id for move in asked.moves]
         return lambda ranked: by_sections(
             connection,
             ranked,
@@ -377,20 +396,14 @@ class Retriever:
         return of
 
     def _remembered(self, connection: Connection) -> Remember:
-        """A memory of what depends on the catalog and a key alone: the part of contexts that stays,
-        which takes several searches."""
-        state = (revision_of(connection), self._dense_ready())
+        """A memory of what depends on the catalog and a key alone: the stable part of contexts."""
+        dense = self._dense_ready()
 
         def remember(key: tuple[object, ...], make: Callable[[], Any]) -> Any:
-            with self._remembered_lock:
-                if (state, key) in self._kept:
-                    return self._kept[(state, key)]
-            made = make()
-            with self._remembered_lock:
-                if len(self._kept) >= REMEMBERED:
-                    self._kept.clear()
-                self._kept[(state, key)] = made
-            return made
+            def read(_: Sequence[object]) -> dict[tuple[object, ...], Any]:
+                return {key: make()}
+
+            return look_up(connection, "contexts", [key], read, dense, REMEMBERED)[key]
 
         return remember
 

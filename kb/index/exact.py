@@ -25,6 +25,8 @@ State = tuple[int, int]
 class ExactIndex:
     """Answers from the catalog alone; always current."""
 
+    generation = 0  # it never changes apart from the catalog
+
     def __init__(self, catalog: Catalog, model: str) -> None:
         self._catalog = catalog
         self._model = model

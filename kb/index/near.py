@@ -78,6 +78,7 @@ class NearIndex:
         self._exact_up_to = exact_up_to
         self._away: StoreAway | None = None
         self._lost = 0  # how many times Chroma did not answer
+        self.generation = 0  # how many times Chroma was brought up to the catalog
 
     @property
     def away(self) -> StoreAway | None:
@@ -94,6 +95,7 @@ class NearIndex:
             raise
         if self._lost == lost:  # else a change of the meantime may be missing
             self._away, self._followed = None, followed
+        self.generation += 1
         return report
 
     def check(self) -> None:
@@ -156,10 +158,12 @@ class NearIndex:
             self._lost += 1  # what is catching up now may have passed these scopes already
             return None
         try:
-            return self._chroma.sync(scopes)
+            report = self._chroma.sync(scopes)
         except StoreAway as error:
             self._lose(error)
             return None
+        self.generation += 1
+        return report
 
     def _lose(self, error: StoreAway) -> None:
         if self._away is None:
