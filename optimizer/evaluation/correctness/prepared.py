@@ -264,7 +264,7 @@ class PreparedProblem:
                 tolerance=0.0 if self._settings.on(16) else USUAL_TOLERANCE,
                 nan_is_equal=not self._settings.on(20),
             )
-            opened = open_case(self._problem, case)
+            opened = open_case(self._problem, case, device=self._device)
             self._cases[case.name] = PreparedCase(opened, self._device, lenient)
         return self._cases[case.name]
 

@@ -45,6 +45,12 @@ COMPILER = {
 }
 
 
+# A candidate on a CPU sees no GPU of its machine. Torch's compiler looks for one when it is
+# imported, after which forks cannot use it, and then asks it for the state of its random numbers.
+NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
+ON_CPU = {**COMPILER, **NO_GPU}
+
+
 def threads_and_memory(threads: int) -> dict[str, str]:
     """Environment variables of every measuring process. `threads` is for OpenMP and MKL."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
@@ -180,7 +186,7 @@ class Zygote:
         """A zygote for all runners of the same settings. A request carries what a runner needs at
         its start, with socket, tokens and log, and whether torch's compiler is to be imported."""
         arguments = [str(threads), device]
-        environment = {**threads_and_memory(threads), **(COMPILER if device == "cpu" else {})}
+        environment = {**threads_and_memory(threads), **(ON_CPU if device == "cpu" else {})}
         return cls(RUNNER / "zygote.py", arguments, level, environment)
 
     @classmethod

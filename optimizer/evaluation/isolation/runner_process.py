@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Literal, NoReturn
 
 from optimizer.evaluation.isolation.launch import (
-    COMPILER,
+    ON_CPU,
     START_SECONDS,
     Forked,
     Launched,
@@ -130,7 +130,7 @@ class RunnerProcess:
             "TMPDIR": scratch,
             "TRITON_CACHE_DIR": f"{scratch}/triton",
             "TORCHINDUCTOR_CACHE_DIR": f"{scratch}/inductor",
-            **(COMPILER if self.settings.device == "cpu" else {}),
+            **(ON_CPU if self.settings.device == "cpu" else {}),
             **threads_and_memory(self.settings.threads),
             MARK: self._mark,
         }

@@ -6,8 +6,8 @@ Knows tensors, not problems.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ _OFFSETS = {torch.float64: 1e6, torch.float32: 1e3, torch.float16: 32.0, torch.b
 _DECADES = {torch.float64: 6.0, torch.float32: 6.0, torch.float16: 3.0, torch.bfloat16: 3.0}
 _SPREAD_SEED = 0x5EED
 MOST_KEPT = 2 * 2**30  # bytes of a draw that is kept
+DRAWN_SHARE = 1 / 8  # of a GPU's memory, which the values take with all that leads to them
 
 
 def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
@@ -63,23 +64,60 @@ def _numpy_seeded(seed: int) -> Iterator[None]:
 
 
 class LatestDraw:
-    """The values of the seed that was drawn last. Drawing a gigabyte takes seconds, and opening a
-    case asks for the values of one seed six times.
+    """The values of the seed that was drawn last. Drawing a gigabyte on a CPU takes seconds, and
+    opening a case asks for the values of one seed six times.
+
+    On a GPU it takes milliseconds. Inputs that take more than DRAWN_SHARE of its memory are drawn
+    on the CPU, and so is what cannot be made there, such as a sum with an array of numpy's. That is
+    decided once, at the first draw: a seed has the same values whenever it is drawn.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, device: str = "cpu") -> None:
+        self._device: str | None = None  # that draws; None until it is decided
+        self._wanted = device
         self._seed: int | None = None
         self._values: list[Any] = []
 
     def of(self, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
-        """What `draw` makes of the seed; more than MOST_KEPT bytes are drawn each time."""
+        """What `draw` makes of the seed, on the CPU; more than MOST_KEPT bytes are drawn each
+        time.
+        """
         if seed == self._seed:
             return self._values
         self._seed, self._values = None, []
-        values = draw(seed)
-        if sum(v.nbytes for v in values if isinstance(v, torch.Tensor)) <= MOST_KEPT:
+        if self._device is None:
+            self._device, values = self._first(seed, draw)
+        else:
+            values = _drawn_on(self._device, seed, draw)
+        if _bytes_of(values) <= MOST_KEPT:
             self._seed, self._values = seed, values
         return values
+
+    def _first(self, seed: int, draw: Callable[[int], list[Any]]) -> tuple[str, list[Any]]:
+        if self._wanted != "cpu":
+            with suppress(Exception):  # whatever it is: the CPU draws it, or says what is wrong
+                values = _drawn_on(self._wanted, seed, draw)
+                memory = torch.cuda.get_device_properties(self._wanted).total_memory
+                if _bytes_of(values) <= DRAWN_SHARE * memory:
+                    return self._wanted, values
+            torch.cuda.empty_cache()
+        return "cpu", draw(seed)
+
+
+def _bytes_of(values: Sequence[Any]) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
+
+
+def _drawn_on(device: str, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
+    """What `draw` makes on this device, whose memory is given back, on the CPU."""
+    if device == "cpu":
+        return draw(seed)
+    with torch.device(device), torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        made = draw(seed)
+    values = [v.cpu() if isinstance(v, torch.Tensor) else v for v in made]
+    del made
+    torch.cuda.empty_cache()
+    return values
 
 
 def distributed(

@@ -57,31 +57,33 @@ class Banks(NamedTuple):
     state: dict[str, torch.Tensor]
 
 
-def open_case(problem: Problem, case: Case, elsewhere: bool = False) -> OpenCase:
-    """Import the problem file with this case's constants. Raises InvalidRequest for whatever is
-    wrong with it. `elsewhere`: it runs on another machine; shapes are enough where they tell."""
-    return OpenCase(problem, case, elsewhere)
+def open_case(
+    problem: Problem, case: Case, elsewhere: bool = False, device: str = "cpu"
+) -> OpenCase:
+    """Import the problem file with this case's constants; `device` draws its inputs. Raises
+    InvalidRequest for whatever is wrong with it. `elsewhere`: shapes are enough where they tell."""
+    return OpenCase(problem, case, elsewhere, device)
 
 
 class OpenCase:
-    """One case of a problem, with its file imported. Every method that runs the file's code raises
-    InvalidRequest for whatever it raises."""
+    """One case of a problem, with its file imported. What that raises is InvalidRequest."""
 
-    def __init__(self, problem: Problem, case: Case, elsewhere: bool = False) -> None:
+    def __init__(self, problem: Problem, case: Case, elsewhere: bool, device: str) -> None:
         self.problem = problem
         self.case = case
-        self.imagines = elsewhere or not case.fits("cpu")  # by shapes, on arrays without memory
+        # By shapes, on arrays without memory: on a CPU it would take seconds.
+        self.imagines = elsewhere or device != "cpu" or not case.fits("cpu")
         self.source = substituted(problem, case.constants)
         self._module = import_problem(problem, case.constants)
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
         self.init_args: list[Any] = self._init_args()
         self._buffers: frozenset[str] = frozenset()  # names, known once a model was built
-        self._latest = LatestDraw()
+        self._latest = LatestDraw(device)
 
     # -- the model
 
     def _class(self) -> type[torch.nn.Module]:
-        model_class = self._module.__dict__.get("Model")
+        model_class = vars(self._module).get("Model")
         if isinstance(model_class, type) and issubclass(model_class, torch.nn.Module):
             return model_class
         raise InvalidRequest(
@@ -133,9 +135,7 @@ class OpenCase:
         attributes; the later wins."""
         bound = inspect.signature(self._class().__init__).bind(None, *self.init_args)
         bound.apply_defaults()
-        attributes = {
-            name.removeprefix("model."): value for name, value in self.attributes().items()
-        }
+        attributes = {n.removeprefix("model."): value for n, value in self.attributes().items()}
         named = {**vars(self._module), **bound.arguments, **attributes}
         return {
             name: value
@@ -454,8 +454,8 @@ class OpenCase:
         return [sensitivity(*pair) for pair in zip(goldens, results, strict=True)]
 
     def pointed(self, inputs: Sequence[torch.Tensor], device: str = "cpu") -> Pointed:
-        """The input that index outputs point into, moved to `device`; by default the last dimension
-        of the first input. Raises InvalidRequest where the policy names no input."""
+        """The input that index outputs point into, on `device`; by default the last dimension of
+        the first input. Raises InvalidRequest where the policy names no input."""
         into = self.problem.policy.index_into
         name, dim = next(iter(into.items()), (self.input_names[0], -1))
         if name not in self.input_names:

@@ -133,7 +133,7 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
 
 
 def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> CaseView:
-    opened = open_case(problem, case, elsewhere)
+    opened = open_case(problem, case, elsewhere, "cpu" if elsewhere else device)
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
@@ -227,7 +227,7 @@ class LocalBench:
         InvalidRequest where no kernel can be held against it.
         """
         case = self._timed()[0]
-        opened = open_case(self.problem, case)
+        opened = open_case(self.problem, case, device=self.device)
         check_reference(opened, self.device)
         source = opened.source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")

@@ -110,6 +110,16 @@ def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
     assert kernel.inputs_changed(10) == []
 
 
+def test_a_candidate_on_a_cpu_sees_no_gpu(
+    loaded: Calls, case: OpenCase, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else torch's compiler asks a GPU of the machine for its random state, which a fork cannot."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    work = "import os; x = x + (os.environ['CUDA_VISIBLE_DEVICES'] != '')"
+    _, kernel = loaded(work)
+    assert torch.equal(kernel.call(10)[0], case.inputs(1)[0] + 1)
+
+
 def test_nothing_outlives_its_runner(loaded: Calls) -> None:
     """A detached process with another session is found and ended all the same."""
     work = "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"

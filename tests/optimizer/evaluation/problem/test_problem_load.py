@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
+from optimizer.evaluation.problem.input_values import LatestDraw, seeded
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
@@ -444,3 +445,21 @@ def test_a_default_of_forward_is_no_input(write: Write) -> None:
     """)
     case = open_case(load_problem(path), Case("declared"))
     assert [t.name for t in case.signature.of("input")] == ["x"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="it is about what a GPU cannot draw")
+def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
+    """As on this machine, or where get_inputs takes arrays of numpy's: decided once."""
+    draws: list[int] = []
+
+    def draw(seed: int) -> list[torch.Tensor]:
+        draws.append(seed)
+        with seeded(seed):
+            return [torch.randn(3)]
+
+    latest, expected = LatestDraw("cuda"), draw(1)
+    for seed in (1, 1, 2):
+        values = latest.of(seed, draw)
+        assert values[0].device.type == "cpu"
+        assert torch.equal(values[0], expected[0]) == (seed == 1)
+    assert draws == [1, 1, 2]  # kept while the seed is the same
