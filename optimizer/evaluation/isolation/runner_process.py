@@ -21,8 +21,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from optimizer.evaluation.isolation.container import Contained, engine
 from optimizer.evaluation.isolation.launch import (
     COMPILER,
+    RUNNER,
     START_SECONDS,
     Forked,
     Launched,
@@ -95,15 +97,17 @@ class RunnerProcess:
         self.scratch = Path(tempfile.mkdtemp(prefix="kernlore-run-"))
         self._mark = secrets.token_hex(8)
         nonce = secrets.token_hex(16)
-        ours, theirs = socket.socketpair()
-        tokens, self._tokens = socket.socketpair()
-        self._tokens.settimeout(START_SECONDS)
         self._log = (self.scratch / "log").open("wb")
-        self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens.fileno())
-        theirs.close()
-        tokens.close()
-        self._socket = ours
-        self.wire = Wire(ours, nonce)
+        if settings.level == "container":
+            self._launched, self._socket, self._tokens = self._contained(nonce)
+        else:
+            self._socket, theirs = socket.socketpair()
+            tokens, self._tokens = socket.socketpair()
+            self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens.fileno())
+            theirs.close()
+            tokens.close()
+        self._tokens.settimeout(START_SECONDS)
+        self.wire = Wire(self._socket, nonce)
         self.readable = False  # whether this process may read the runner's memory
         self._ready = False
         self._stopped = False
@@ -123,6 +127,20 @@ class RunnerProcess:
         return Spawned(
             settings.level, arguments, self._environment(), self.scratch, log, (talk, tokens)
         )
+
+    def _contained(self, nonce: str) -> tuple[Launched, socket.socket, socket.socket]:
+        """Raises RunnerDied or RunnerHung where no runner comes out of the container."""
+        settings, log = self.settings, self._log.fileno()
+        arguments = [nonce, settings.device, str(settings.threads)]
+        program, environment = RUNNER / "__main__.py", self._environment()
+        launched = Contained(engine(), program, arguments, environment, self.scratch, log)
+        try:
+            talk, tokens = launched.meet(START_SECONDS)
+        except TimeoutError:
+            raise RunnerHung("no container started", self.log) from None
+        except EOFError:
+            raise RunnerDied("no container started", self.log) from None
+        return launched, talk, tokens
 
     def _environment(self) -> dict[str, str]:
         """Only what a compiler and torch need; caches lie in the scratch folder."""
