@@ -17,6 +17,7 @@ from typing import Literal
 
 from kb.errors import Unavailable
 from optimizer.evaluation.isolation.container import engine
+from optimizer.evaluation.runner.confine import landlock_abi
 
 Level = Literal["namespaces", "container", "process"]
 Wanted = Literal["auto", "namespaces", "container", "process"]
@@ -79,6 +80,23 @@ def level_for(wanted: Wanted, device: str = "cpu") -> Level:
             " docker) or process.",
         )
     return "process"
+
+
+def available() -> str:
+    """What this machine has, in words: the level that `auto` takes first."""
+    level = level_for("auto")
+    parts = [f"--isolation auto is {level}"]
+    if level == "process":
+        parts.append("kernels keep the network, because namespaces are not allowed")
+    elif not can_mount_proc():
+        parts.append("kernels for a GPU get process, because no namespace may mount /proc")
+    try:
+        parts.append(f"container: {engine()}")
+    except Unavailable:
+        parts.append("container: neither podman nor docker runs here")
+    abi = landlock_abi()
+    parts.append(f"Landlock {abi}" if abi else "no Landlock: files are kept apart by rights only")
+    return "; ".join(parts)
 
 
 def command(level: Level, argv: list[str]) -> list[str]:

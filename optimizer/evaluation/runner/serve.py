@@ -57,7 +57,7 @@ from optimizer.evaluation.runner.system_calls import forbid_calls
 from optimizer.evaluation.runner.wire import Wire, WireClosed
 
 JOIN_SECONDS = 5.0
-LATE_LOOK = 0.0003  # seconds after a call (without defence 45)
+LATE_LOOK = 0.003  # seconds after a call (without defence 45)
 COPIES = 9  # of the right results, where they are left in freed memory
 Reply = dict[str, Any]
 ARRAYS = ("inputs", "banks", "outputs")
