@@ -30,6 +30,10 @@ from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
 from optimizer.evaluation.toolchains.base import CACHE, Loader, Target
 
+READ_INSIDE = (
+    "its own process read the outputs of timed calls: this system lets no process read another's"
+    " memory"
+)
 ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and what they make
 
 
@@ -142,6 +146,8 @@ class CandidateProcesses:
             undo.pop_all()
         self.confined = tuple(reply["confined"])
         self.notes += reply["notes"]
+        if context.device == "cpu" and not runner.readable:
+            self.notes.append(READ_INSIDE)
         return kernel
 
     def _cache(self, runner: RunnerProcess) -> Path:
