@@ -149,17 +149,17 @@ class Mirror:
     def reset(self, sample: Sample) -> None:
         """Hold the values of another sample."""
         self._sample = sample
-        self._missing: list[tuple[int, int]] = []  # (seed, call), to be made
+        self._missing: list[int] = []  # seeds of calls whose values are to be made
         self._own: list[torch.Tensor] | None = None
 
-    def replay(self, calls: Sequence[tuple[int, int]]) -> None:
-        """Change the values as calls with these arguments (seed, call) of `refresh` did."""
+    def replay(self, seeds: Sequence[int]) -> None:
+        """Change the values as calls with these seeds changed them."""
         if not self._fresh:
             return
         if self._whole:  # what is replaced as a whole does not depend on the calls before
-            self._missing = [*calls[-1:]]
+            self._missing = [*seeds[-1:]]
         else:
-            self._missing += calls
+            self._missing += seeds
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -167,13 +167,13 @@ class Mirror:
         if self._missing and self._own is None:
             self._own = [value.clone() for value in self._sample.tensors]
         missing, self._missing = self._missing, []
-        for seed, call in missing:
+        for seed in missing:
             assert self._own is not None
             refresh(
                 self._own,
                 self._sample.banks,
                 seed,
-                call,
+                0,
                 self._spread,
                 self._whole,
                 moved=self._moved,
@@ -334,13 +334,13 @@ class LoadedKernel:
         values, which the runner is told call by call, and which elements are looked at. Raises as
         `load` does, and RunnerForged for times that cannot be."""
         self._poison()
-        drawn = _Drawn(seed, secret, calls, told=43 in self._without)
+        drawn = _Drawn(seed, secret, calls)
         ahead, look = 32 in self._without, self._looking()
         looks = self._looks(drawn.looks) if look == "outside" else None
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
         busy, worked = self._runner.busy_ns(), self._runner.worked_ns()
         began = time.perf_counter_ns()
-        self._runner.send({"op": "block", "seed": drawn.seed, "look": look})
+        self._runner.send({"op": "block", "look": look})
         patience = self._patience(seconds)
         self._runner.feed(drawn.tokens(look == "inside"), patience, looks, ahead)
         reply = self._checked(self._runner.await_answer(patience))
@@ -355,7 +355,7 @@ class LoadedKernel:
         busy = self._runner.busy_ns() - busy
         worked = self._runner.worked_ns() - worked
         if self._mirror is not None:
-            self._mirror.replay(drawn.calls)
+            self._mirror.replay(drawn.seeds)
         try:
             self.called_ns += sum(reply["walls_ns"])
             return Block(
@@ -435,16 +435,16 @@ class _Drawn:
     """What decides about a block: the seed of each call's values, and the draw of the elements that
     are looked at after it. From a part of either the rest cannot be known."""
 
-    def __init__(self, seed: int, secret: int, calls: int, told: bool) -> None:
-        """`told` has all seeds follow from the block's, which the runner is told before (without
-        defence 43)."""
+    def __init__(self, seed: int, secret: int, calls: int) -> None:
         name = f"{seed} {secret}".encode()
         words = hashlib.shake_256(name).digest(2 * calls * DRAW_BYTES)
         halves = [words[at : at + DRAW_BYTES] for at in range(0, len(words), DRAW_BYTES)]
         self._seeds, self.looks = halves[:calls], tuple(halves[calls:])
-        self.seed = seed if told else None
-        own = [(int.from_bytes(drawn, "little"), 0) for drawn in self._seeds]
-        self.calls = [(seed, call) for call in range(calls)] if told else own
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the calls, in their order."""
+        return [int.from_bytes(drawn, "little") for drawn in self._seeds]
 
     def tokens(self, told: bool) -> list[bytes]:
         """One for each call and one for the end. `told` puts the draws of the looks into them."""

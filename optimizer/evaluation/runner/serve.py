@@ -10,7 +10,6 @@ import ctypes
 import os
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -57,7 +56,6 @@ from optimizer.evaluation.runner.system_calls import forbid_calls
 from optimizer.evaluation.runner.wire import Wire, WireClosed
 
 JOIN_SECONDS = 5.0
-LATE_LOOK = 0.003  # seconds after a call (without defence 45)
 COPIES = 9  # of the right results, where they are left in freed memory
 Reply = dict[str, Any]
 ARRAYS = ("inputs", "banks", "outputs")
@@ -296,7 +294,7 @@ class Runner:
             if token[:1] != CALL:
                 break
             freshening = clocks.now_ns()
-            first = self._freshened(message["seed"], len(times), token)
+            first = self._freshened(seed_in(token))
             if self._device == "cuda":
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - freshening
@@ -333,17 +331,15 @@ class Runner:
             and (patched or clocks.replaced(started, self._without.isdisjoint((13, 35)))),
         }
 
-    def _freshened(self, seed: int | None, call: int, token: bytes) -> Callable[[], None] | None:
+    def _freshened(self, seed: int) -> Callable[[], None] | None:
         """Give the inputs fresh values; returns what is left to do on the stream of the call. The
-        seed comes with each call's token, or is that of the block."""
+        seed is that of the call alone: what later calls get is not in this process."""
         if not self._without.isdisjoint((7, 8)):
             return None
-        if seed is None:
-            seed, call = seed_in(token), 0
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
         late = self._device == "cuda" and self._without.isdisjoint((1, 37))
         moved = self._device == "cpu" and 38 not in self._without
-        left = refresh(self._targets, self._banks, seed, call, spread, whole, late, moved)
+        left = refresh(self._targets, self._banks, seed, 0, spread, whole, late, moved)
         return partial(finish, left) if left else None
 
     def _touch(self) -> int:
@@ -373,8 +369,6 @@ class Runner:
 
     def _shown(self, chance: int) -> bytes:
         """What the next request shows of them. `chance` is a number that nobody knew before."""
-        if 45 in self._without:
-            time.sleep(LATE_LOOK)
         self._kept = self._checked()  # until the supervisor has read them
         return show(self._kept, chance.to_bytes(DRAW_BYTES, "little"))
 

@@ -100,7 +100,7 @@ def test_an_honest_kernel_is_charged_nothing() -> None:
 
 
 def test_time_that_its_clock_misses_is_a_kernels_time() -> None:
-    """Row 44: shown as 200 us, worked for 260 us by the kernel's account."""
+    """Row 40: shown as 200 us, worked for 260 us by the kernel's account."""
     assert charged(200_000, 360_000, 360_000, 360_000) == pytest.approx(60_000, abs=6_000)
 
 

@@ -58,7 +58,7 @@ def test_a_conjugate_view_is_read_as_what_it_is() -> None:
 
 
 def test_outputs_that_change_after_the_call_are_late() -> None:
-    """Row 45: all of them, and those alone that were read when the call had ended."""
+    """All of them, or one that was read when the call had ended."""
     value = torch.zeros(1000)
     assert looked([value], lambda: value.fill_(1)).late == 1
     value = torch.zeros(1000)
