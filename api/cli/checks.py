@@ -64,6 +64,7 @@ def of_directory(settings: Settings) -> Iterator[Check]:
     """Check a data directory and this installation."""
     yield _versions()
     yield from _parsers()
+    yield from _guarded("isolation", _isolation)
     try:
         services = open_services(settings)
     except KernloreError as error:
@@ -102,6 +103,13 @@ def _versions() -> Check:
             missing.append(name)
     detail = ", ".join(installed) + (f"; missing: {', '.join(missing)}" if missing else "")
     return Check("versions", not missing, detail, "Install them: `make setup`.")
+
+
+def _isolation() -> Check:
+    """What keeps kernels apart here; a machine that has little of it evaluates all the same."""
+    from optimizer.evaluation.isolation.levels import available
+
+    return Check("isolation", True, available())
 
 
 def _parsers() -> Iterator[Check]:

@@ -333,7 +333,7 @@ class Attempt:
                     candidate=Side("candidate", runner, kernel),
                     policy=self._timing_policy,
                     compare=self._comparison(self.context.problem.case(case), kernel),
-                    looks=self._looks(self.context.problem.case(case)),
+                    looks=self._looks(self.context.problem.case(case), kernel, baseline.kernel),
                     seed=CHANCE.getrandbits(30),
                     on=self._settings.on,
                 )
@@ -394,11 +394,19 @@ class Attempt:
 
         return compare
 
-    def _looks(self, prepared: PreparedCase) -> CompareLooks:
-        """Of some elements of the outputs of every timed call, as both sides' runners read them."""
-        seed = self.seeds[0]
+    def _looks(
+        self, prepared: PreparedCase, kernel: LoadedKernel, reference: LoadedKernel
+    ) -> CompareLooks:
+        """Of some elements of the outputs and inputs of every timed call on both sides."""
+        seed, on = self.seeds[0], self._settings.on
 
         def compare(ours: Block, theirs: Block) -> str | None:
+            if on(2) and ours.late:
+                return f"outputs of {ours.late} timed calls changed after the calls had ended"
+            # Where the reference itself changes them, nobody is asked to keep them.
+            changed = on(43) and ours.inputs != theirs.inputs
+            if changed and reference.keeps_inputs(kernel.mirror):
+                return "it changed its inputs in a timed call"
             return prepared.looks_disagree(ours, theirs, seed)
 
         return compare

@@ -30,6 +30,10 @@ from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
 from optimizer.evaluation.toolchains.base import CACHE, Loader, Target
 
+READ_INSIDE = (
+    "its own process read the outputs of timed calls: this system lets no process read another's"
+    " memory"
+)
 ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and what they make
 
 
@@ -137,17 +141,21 @@ class CandidateProcesses:
                 limits=settings.limits(context.device),
                 flush_bytes=context.flush_bytes,
                 seconds=settings.load_seconds,
-                cache=self._cache() if loader.kind == "python" else None,
+                cache=self._cache(runner) if loader.kind == "python" else None,
             )
             undo.pop_all()
         self.confined = tuple(reply["confined"])
         self.notes += reply["notes"]
+        if context.device == "cpu" and not runner.readable:
+            self.notes.append(READ_INSIDE)
         return kernel
 
-    def _cache(self) -> Path:
+    def _cache(self, runner: RunnerProcess) -> Path:
         """Where the candidate's compilers keep their results, so that what the checked process
-        compiled is not compiled again in the timed one. No other evaluation ever sees it."""
-        folder = self._workdir / CACHE
+        compiled is not compiled again in the timed one. No other evaluation ever sees it. Two
+        containers have no folder in common that they may write to."""
+        contained = runner.settings.level == "container"
+        folder = (runner.scratch if contained else self._workdir) / CACHE
         folder.mkdir(exist_ok=True)
         return folder
 

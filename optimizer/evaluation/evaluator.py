@@ -253,7 +253,7 @@ class Evaluator:
             elif isinstance(attempt.toolchain, CommandToolchain):
                 # A program that reports no time will report none the next time either.
                 timing = "measured" if states == {"measured"} else "none"
-        own = self._level == "namespaces"
+        apart = self._level != "process"
         return Evaluation(
             key=attempt.key,
             problem=self.problem.name,
@@ -275,9 +275,9 @@ class Evaluator:
             log=attempt.log,
             metrics=attempt.metrics,
             isolation=Isolation(
-                network=own,
-                user_namespace=own,
-                pid_namespace=own,
+                network=apart,
+                user_namespace=self._level == "namespaces",
+                pid_namespace=apart,
                 limits=self.settings.limits(self.device),
                 level="+".join((self._level, *attempt.processes.confined)),
             ),

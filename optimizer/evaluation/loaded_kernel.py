@@ -7,12 +7,12 @@ cannot reach, so that any call can be checked against the reference.
 from __future__ import annotations
 
 import ctypes
-import random
+import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -22,9 +22,10 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerProcess,
     own_wait_ns,
 )
+from optimizer.evaluation.looks import Looks, outputs_of
 from optimizer.evaluation.problem.tensors import OpenCase
 from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
-from optimizer.evaluation.runner.samples import DRAW_BYTES
+from optimizer.evaluation.runner.samples import DRAW_BYTES, token
 from optimizer.evaluation.shared_arrays import SharedStore
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -34,6 +35,10 @@ SMALL_BYTES = 1 << 20
 COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block: the clock's warm-up
 WARM_SPANS = 3
 GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
+# Rows of the exploit table that looking at every call's outputs serves, and those without whose
+# defence the runner is told what will be looked at.
+EVERY_CALL = (2, 3, 9, 10, 32, 33, 36, 39)
+TOLD = (41, 42)
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -74,7 +79,9 @@ class Block:
     block; `delayed_ns` is how long the supervisor itself waited, so that it saw the end too late.
     `busy_ns` is processor time of the runner's main thread, by the kernel's account. `threads`
     counts Python threads before and after. `patched` says that timers or comparison functions were
-    replaced.
+    replaced. `worked_ns` is processor time of all of the runner's threads. `inputs` has the bytes
+    of some elements of what each call left in its inputs, and `late` counts calls whose outputs
+    changed after they had ended; both are there only where the supervisor looked itself.
     """
 
     times: tuple[int, ...]
@@ -91,6 +98,9 @@ class Block:
     patched: bool
     draws: tuple[bytes, ...] = ()
     looks: tuple[bytes, ...] = ()
+    inputs: tuple[bytes, ...] = ()
+    late: int = 0
+    worked_ns: int = 0
 
     @property
     def mean_ns(self) -> float:
@@ -139,17 +149,17 @@ class Mirror:
     def reset(self, sample: Sample) -> None:
         """Hold the values of another sample."""
         self._sample = sample
-        self._missing: list[tuple[int, int]] = []  # (seed, call), to be made
+        self._missing: list[int] = []  # seeds of calls whose values are to be made
         self._own: list[torch.Tensor] | None = None
 
-    def replay(self, seed: int, calls: int) -> None:
-        """Change the values as a block of so many calls with this seed changed them."""
+    def replay(self, seeds: Sequence[int]) -> None:
+        """Change the values as calls with these seeds changed them."""
         if not self._fresh:
             return
         if self._whole:  # what is replaced as a whole does not depend on the calls before
-            self._missing = [(seed, calls - 1)]
+            self._missing = [*seeds[-1:]]
         else:
-            self._missing += [(seed, call) for call in range(calls)]
+            self._missing += seeds
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -157,13 +167,13 @@ class Mirror:
         if self._missing and self._own is None:
             self._own = [value.clone() for value in self._sample.tensors]
         missing, self._missing = self._missing, []
-        for seed, call in missing:
+        for seed in missing:
             assert self._own is not None
             refresh(
                 self._own,
                 self._sample.banks,
                 seed,
-                call,
+                0,
                 self._spread,
                 self._whole,
                 moved=self._moved,
@@ -304,6 +314,12 @@ class LoadedKernel:
             if not same_bits(now, was)
         ]
 
+    def keeps_inputs(self, held: Mirror) -> bool:
+        """Whether the inputs, which the runner maps too, are what the mirror holds. Weights are the
+        runner's own."""
+        shared = self._shared["inputs"].arrays.tensors[: len(self._case.scalars)]
+        return all(map(same_bits, shared, held.tensors))
+
     @property
     def current(self) -> list[torch.Tensor]:
         """Inputs and weights as `inputs_changed` last saw them."""
@@ -314,20 +330,22 @@ class LoadedKernel:
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
 
     def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
-        """Time so many calls on fresh values; the mirror follows. `seed` decides the values, and
-        the runner knows it; `secret` which elements of each call's outputs are read, which it is
-        told call by call. Raises as `load` does, and RunnerForged for times that cannot be."""
+        """Time so many calls on fresh values; the mirror follows. `seed` and `secret` decide the
+        values, which the runner is told call by call, and which elements are looked at. Raises as
+        `load` does, and RunnerForged for times that cannot be."""
         self._poison()
+        drawn = _Drawn(seed, secret, calls)
+        ahead, look = 32 in self._without, self._looking()
+        looks = self._looks(drawn.looks) if look == "outside" else None
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
-        busy = self._runner.busy_ns()
+        busy, worked = self._runner.busy_ns(), self._runner.worked_ns()
         began = time.perf_counter_ns()
-        self._runner.send({"op": "block", "seed": seed})
+        self._runner.send({"op": "block", "look": look})
         patience = self._patience(seconds)
-        ahead = 32 in self._without
-        drawn = random.Random(secret)
-        draws = [drawn.randbytes(DRAW_BYTES) for _ in range(calls + 1)]
-        self._runner.feed(draws, patience, ahead)
+        self._runner.feed(drawn.tokens(look == "inside"), patience, looks, ahead)
         reply = self._checked(self._runner.await_answer(patience))
+        if looks is not None and looks.refused:
+            raise KernelFailed("refused", f"its outputs cannot be read: {looks.refused}")
         if not ahead:
             self._runner.finish_feeding()
         _check_times(reply, calls)
@@ -335,8 +353,9 @@ class LoadedKernel:
         waited = self._runner.waited_ns() - waited
         delayed = own_wait_ns() - delayed
         busy = self._runner.busy_ns() - busy
+        worked = self._runner.worked_ns() - worked
         if self._mirror is not None:
-            self._mirror.replay(seed, calls)
+            self._mirror.replay(drawn.seeds)
         try:
             self.called_ns += sum(reply["walls_ns"])
             return Block(
@@ -352,14 +371,28 @@ class LoadedKernel:
                 busy_ns=busy,
                 threads=(reply["threads"][0], reply["threads"][1]),
                 patched=reply["patched"],
-                draws=tuple(draws[1:]),
-                looks=tuple(bytes.fromhex(look) for look in reply["looks"]),
+                draws=drawn.looks,
+                looks=tuple(map(bytes.fromhex, reply["looks"]) if looks is None else looks.looks),
+                inputs=() if looks is None else tuple(looks.inputs),
+                late=0 if looks is None else looks.late,
+                worked_ns=worked,
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             # A candidate can replace what writes the answer; it does not end the supervisor.
             raise RunnerForged(
                 f"an answer of another form: {error!r}", reply, self._runner.log
             ) from error
+
+    def _looking(self) -> Literal["outside", "inside", ""]:
+        """Who looks at the outputs of every call: this process, the runner, or nobody."""
+        if self._runner.settings.device != "cpu" or not self._without.isdisjoint(EVERY_CALL):
+            return ""
+        told = not self._without.isdisjoint(TOLD) or not self._runner.readable
+        return "inside" if told else "outside"
+
+    def _looks(self, draws: Sequence[bytes]) -> Looks:
+        shared = self._shared["inputs"].arrays.tensors[: len(self._case.scalars)]
+        return Looks(self._runner.pid, outputs_of(self._expected), draws, shared)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
@@ -396,6 +429,30 @@ class LoadedKernel:
         memory may serve another kernel."""
         for shared in self._shared.values():
             self._store.give(shared, reusable)
+
+
+class _Drawn:
+    """What decides about a block: the seed of each call's values, and the draw of the elements that
+    are looked at after it. From a part of either the rest cannot be known."""
+
+    def __init__(self, seed: int, secret: int, calls: int) -> None:
+        name = f"{seed} {secret}".encode()
+        words = hashlib.shake_256(name).digest(2 * calls * DRAW_BYTES)
+        halves = [words[at : at + DRAW_BYTES] for at in range(0, len(words), DRAW_BYTES)]
+        self._seeds, self.looks = halves[:calls], tuple(halves[calls:])
+
+    @property
+    def seeds(self) -> list[int]:
+        """Of the calls, in their order."""
+        return [int.from_bytes(drawn, "little") for drawn in self._seeds]
+
+    def tokens(self, told: bool) -> list[bytes]:
+        """One for each call and one for the end. `told` puts the draws of the looks into them."""
+        nothing = bytes(DRAW_BYTES)
+        draws = [nothing, *(self.looks if told else [nothing] * len(self.looks))]
+        seeds = [*self._seeds, nothing]
+        last = len(seeds) - 1
+        return [token(n < last, *pair) for n, pair in enumerate(zip(seeds, draws, strict=True))]
 
 
 def _check_times(reply: Mapping[str, Any], calls: int) -> None:

@@ -107,6 +107,7 @@ class CaseTiming:
     cycles: int | None = None
     reason: str = ""
     spread: float = 0.0
+    charged_us: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,11 @@ def evaluate(
         list[str] | None, typer.Option(help="Evaluate only this case; repeat for more.")
     ] = None,
     isolation: Annotated[
-        str, typer.Option(help="How the kernel is isolated: auto, namespaces or process.")
+        str,
+        typer.Option(
+            help="How the kernel is isolated: auto, namespaces, container (podman or docker) or"
+            " process. `kernlore doctor` says what this machine has."
+        ),
     ] = "auto",
     knowledge: Annotated[
         bool, typer.Option(help="Also look up what is known about the result.")

@@ -23,11 +23,12 @@ class RunnerPool:
         self, settings: RunnerSettings, spare: int | None = None, fork: bool = True
     ) -> None:
         """`spare` is the number of runners that wait, by default that of the device. `fork` says
-        whether runners may be forked; otherwise each is an interpreter of its own."""
+        whether runners may be forked; otherwise, and in containers, each is an interpreter of its
+        own."""
         self._settings = settings
         self._spare = SPARES[settings.device] if spare is None else spare
         self._waiting: deque[RunnerProcess] = deque()
-        forks = fork and sys.platform.startswith("linux")
+        forks = fork and sys.platform.startswith("linux") and settings.level != "container"
         forked = (settings.threads, settings.level, settings.device)
         self._zygote = Zygote.kept(*forked) if forks else None
         self._enders = ThreadPoolExecutor(ENDERS, thread_name_prefix="end-runner")

@@ -16,13 +16,15 @@ import signal
 import socket
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
+from optimizer.evaluation.isolation.container import Contained, engine
 from optimizer.evaluation.isolation.launch import (
     ON_CPU,
+    RUNNER,
     START_SECONDS,
     Forked,
     Launched,
@@ -31,6 +33,7 @@ from optimizer.evaluation.isolation.launch import (
     threads_and_memory,
 )
 from optimizer.evaluation.isolation.levels import Level
+from optimizer.evaluation.looks import Looks, may_read
 from optimizer.evaluation.runner.wire import Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
@@ -94,14 +97,18 @@ class RunnerProcess:
         self.scratch = Path(tempfile.mkdtemp(prefix="kernlore-run-"))
         self._mark = secrets.token_hex(8)
         nonce = secrets.token_hex(16)
-        ours, theirs = socket.socketpair()
-        tokens, self._tokens = socket.socketpair()
         self._log = (self.scratch / "log").open("wb")
-        self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens.fileno())
-        theirs.close()
-        tokens.close()
-        self._socket = ours
-        self.wire = Wire(ours, nonce)
+        if settings.level == "container":
+            self._launched, self._socket, self._tokens = self._contained(nonce)
+        else:
+            self._socket, theirs = socket.socketpair()
+            tokens, self._tokens = socket.socketpair()
+            self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens.fileno())
+            theirs.close()
+            tokens.close()
+        self._tokens.settimeout(START_SECONDS)
+        self.wire = Wire(self._socket, nonce)
+        self.readable = False  # whether this process may read the runner's memory
         self._ready = False
         self._stopped = False
 
@@ -120,6 +127,20 @@ class RunnerProcess:
         return Spawned(
             settings.level, arguments, self._environment(), self.scratch, log, (talk, tokens)
         )
+
+    def _contained(self, nonce: str) -> tuple[Launched, socket.socket, socket.socket]:
+        """Raises RunnerDied or RunnerHung where no runner comes out of the container."""
+        settings, log = self.settings, self._log.fileno()
+        arguments = [nonce, settings.device, str(settings.threads)]
+        program, environment = RUNNER / "__main__.py", self._environment()
+        launched = Contained(engine(), program, arguments, environment, self.scratch, log)
+        try:
+            talk, tokens = launched.meet(START_SECONDS)
+        except TimeoutError:
+            raise RunnerHung("no container started", self.log) from None
+        except EOFError:
+            raise RunnerDied("no container started", self.log) from None
+        return launched, talk, tokens
 
     def _environment(self) -> dict[str, str]:
         """Only what a compiler and torch need; caches lie in the scratch folder."""
@@ -141,9 +162,10 @@ class RunnerProcess:
         """Wait until it has imported what it needs. Raises RunnerDied or RunnerHung."""
         if self._ready:
             return
-        self.await_answer(START_SECONDS)
+        answer = self.await_answer(START_SECONDS)
         if isinstance(self._launched, Spawned):
             self._launched.settle()
+        self.readable = may_read(self._launched.pid, int(answer["word"]))
         self._ready = True
 
     def ask(
@@ -179,40 +201,51 @@ class RunnerProcess:
             self.end()
             raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
-    def feed(self, draws: Sequence[bytes], seconds: float, ahead: bool = False) -> None:
-        """Let a block run calls, within `seconds`: one token for each request, then the end. Every
-        token carries a draw, which decides about the outputs of the call before it; the first has
-        none before it, so a block has one call less than draws. Returns early where the runner
-        answers or ends before; `await_answer` says what. Raises RunnerForged where more calls are
-        asked for than are being made.
+    def feed(
+        self, tokens: Sequence[bytes], seconds: float, looks: Looks | None, ahead: bool = False
+    ) -> None:
+        """Let a block run calls, within `seconds`: one token for each request, the last of which is
+        the end. `looks` looks at what each call left, before the next token is given. Returns early
+        where the runner answers or ends before; `await_answer` says what. Raises RunnerForged where
+        more calls are asked for than are being made.
 
         A token exists only between a request and its reading, so that nothing in the candidate's
         process can be counted. `ahead` gives all of them at once (without defence 32).
         """
         if ahead:
-            self._tokens.sendall(b"".join(_tokens(draws)))
+            self._tokens.sendall(b"".join(tokens))
             return
         waiting = select.poll()
         for sock in (self._tokens, self._socket):
             waiting.register(sock, select.POLLIN)
         until = time.monotonic() + seconds
-        for token in _tokens(draws):
+        for number, token in enumerate(tokens):
             left = until - time.monotonic()
             ready = [fd for fd, _ in waiting.poll(max(0.0, left) * 1e3)]
-            if self._tokens.fileno() not in ready or not self._requested():
+            shows = looks.bytes if looks is not None and number else 0
+            request = self._requested(shows) if self._tokens.fileno() in ready else b""
+            if not request:
                 return
+            if looks is not None and number:
+                looks(number - 1, request[1:])
             with contextlib.suppress(BrokenPipeError, ConnectionError):  # `await_answer` sees it
                 self._tokens.send(token)
 
-    def _requested(self) -> bool:
-        """Take one request for a call; False where the runner has ended."""
-        try:
-            request = self._tokens.recv(2)
-        except ConnectionError:
-            return False
-        if len(request) > 1:
+    def _requested(self, shows: int) -> bytes:
+        """Take one request for a call, which shows so many bytes; nothing where the runner has
+        ended."""
+        wanted, request = 1 + shows, b""
+        while len(request) < wanted:
+            try:  # a byte more than is due shows whether another request waits
+                part = self._tokens.recv(wanted + 1 - len(request))
+            except (ConnectionError, TimeoutError):
+                return b""
+            if not part:
+                return b""
+            request += part
+        if len(request) > wanted:
             self._refuse_requests()
-        return bool(request)
+        return request
 
     def finish_feeding(self) -> None:
         """Check, after the answer to a block, that nobody but the runner asked for its calls.
@@ -280,6 +313,15 @@ class RunnerProcess:
         pid = self._launched.pid
         return _schedstat(f"/proc/{pid}/task/{pid}/schedstat", 0)
 
+    def worked_ns(self) -> int:
+        """Processor time of all of its threads so far, by the kernel's account; 0 where that is
+        not to be had."""
+        clock = ~self._launched.pid << 3 | 2  # CPUCLOCK_SCHED, as clock_getcpuclockid(3) makes it
+        try:
+            return time.clock_gettime_ns(clock)
+        except OSError:
+            return 0
+
     def children(self) -> list[int]:
         """Living processes that it started, also those whose own parent has ended: they become its
         children where it is the first of a process namespace.
@@ -322,11 +364,6 @@ class RunnerProcess:
                 _kill(pid)
             time.sleep(0.01)
         return False
-
-
-def _tokens(draws: Sequence[bytes]) -> Iterator[bytes]:
-    last = len(draws) - 1
-    return ((b"e" if number == last else b"c") + draw for number, draw in enumerate(draws))
 
 
 def own_wait_ns() -> int:

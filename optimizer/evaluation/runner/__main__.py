@@ -1,5 +1,5 @@
 """`python -I THIS_FILE SOCKET TOKENS NONCE DEVICE THREADS`: a runner in a fresh interpreter. SOCKET
-and TOKENS are descriptors that the supervisor passes on."""
+and TOKENS are descriptors that the supervisor passes on, or the path at which it waits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from pathlib import Path
 
 def main(arguments: list[str]) -> None:
     """Serve until the supervisor leaves, then end the process without exit handlers."""
-    sock, tokens, nonce, device, threads = arguments
+    *meeting, nonce, device, threads = arguments
+    sock, tokens = map(_descriptor, meeting)
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
     from optimizer.evaluation.runner.serve import Runner, settle_torch
@@ -20,7 +21,7 @@ def main(arguments: list[str]) -> None:
     sys.path.remove(root)  # a candidate has no business with the harness's neighbours
     sys.argv = ["runner"]
     settle_torch(int(threads), device)
-    runner = Runner(Wire(socket.socket(fileno=int(sock)), nonce), int(tokens), device)
+    runner = Runner(Wire(socket.socket(fileno=sock), nonce), tokens, device)
     try:
         runner.serve()
     except WireClosed:
@@ -28,6 +29,14 @@ def main(arguments: list[str]) -> None:
     finally:
         # No exit handlers: a candidate may have registered some.
         os._exit(0)
+
+
+def _descriptor(place: str) -> int:
+    if place.isdecimal():
+        return int(place)
+    called = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    called.connect(place)
+    return called.detach()
 
 
 main(sys.argv[1:])

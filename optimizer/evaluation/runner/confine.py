@@ -12,11 +12,13 @@ import ctypes
 import os
 import resource
 import struct
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446
 _PR_SET_NO_NEW_PRIVS = 38
+_PR_SET_CHILD_SUBREAPER = 36
 _PATH_BENEATH = 1
 # WRITE_FILE, REMOVE_DIR, REMOVE_FILE, MAKE_CHAR .. MAKE_SYM, REFER (ABI 2), TRUNCATE (ABI 3); see
 # the kernel's Documentation/userspace-api/landlock.rst. Reading and executing stay free.
@@ -58,6 +60,9 @@ def confine(
     if "processes" in limits and _bound_processes(limits["processes"]):
         applied.append("processes")
     _limit(resource.RLIMIT_CORE, 0)
+    if sys.platform.startswith("linux"):
+        # What its children leave behind becomes its own child, so that it is seen as one.
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     if landlock and only_writes_to(*writable):
         applied.append("landlock")
     return applied
@@ -138,11 +143,18 @@ def _address_space() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
+def landlock_abi() -> int:
+    """The version of Landlock that this kernel has; 0 for none."""
+    if not sys.platform.startswith("linux"):
+        return 0
+    libc = ctypes.CDLL(None, use_errno=True)
+    return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, 1)))
+
+
 def only_writes_to(*writable: Path) -> bool:
     """Forbid this process to write anywhere else. False where the kernel has no Landlock."""
-    libc = ctypes.CDLL(None, use_errno=True)
-    abi = libc.syscall(_CREATE_RULESET, None, 0, 1)
-    if abi < 1:
+    libc, abi = ctypes.CDLL(None, use_errno=True), landlock_abi()
+    if not abi:
         return False
     rights = _WRITES | (_REFER if abi >= 2 else 0) | (_TRUNCATE if abi >= 3 else 0)
     rules = libc.syscall(_CREATE_RULESET, struct.pack("Q", rights), 8, 0)

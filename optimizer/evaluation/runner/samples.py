@@ -1,51 +1,98 @@
-"""A few elements of the outputs of every timed call. Where they are is drawn by the supervisor once
-the call has ended, so that no call can be told from one whose outputs are looked at.
+"""A few elements of the outputs of every timed call, and how they are asked for.
 
-Used on both sides: the runner reads the elements, the supervisor works out which they were.
-Standard library and torch.
+The runner shows where the outputs of the call that has ended lie, and what a few elements of its
+own choice held just then; the supervisor draws others and reads them itself (`evaluation.looks`).
+Where it may not read another process's memory, it says which elements the runner is to read.
+
+Used on both sides. Standard library and torch.
 """
 
 from __future__ import annotations
 
 import ctypes
+import struct
 from collections.abc import Iterator, Sequence
 
 import torch
 
-LOOKS = 12  # elements of each output
+LOOKS = 12  # elements of each output that the supervisor reads
+PEEKS = 3  # of each output that the runner reads as soon as the call has ended
 DRAW_BYTES = 8
+READABLE = 0x6B65726E656C6C6F  # a number that a runner holds for its supervisor to read
+REQUEST = b"?"  # for a call; what is shown of the call before follows
+CALL, END = b"c", b"e"  # how a token begins: a call is granted, or the block ends
+# Then the seed of the values that the call gets, and the draw of the elements that the runner is to
+# read of the call before, which means nothing where the supervisor reads them.
+TOKEN_BYTES = 1 + 2 * DRAW_BYTES
 _STEP, _ADD, _ALL = 6364136223846793005, 1442695040888963407, (1 << 64) - 1  # Knuth's generator
 _read = ctypes.string_at
 
 
-def places(draw: bytes, sizes: Sequence[int]) -> Iterator[tuple[int, ...]]:
-    """For each output of so many elements, the numbers of those that are read, in row-major order.
-    `draw` has DRAW_BYTES bytes."""
+def token(granted: bool, seed: bytes, draw: bytes) -> bytes:
+    """What answers a request; `seed` and `draw` have DRAW_BYTES each."""
+    return (CALL if granted else END) + seed + draw
+
+
+def seed_in(answer: bytes) -> int:
+    """The seed that a token carries."""
+    return int.from_bytes(answer[1 : 1 + DRAW_BYTES], "little")
+
+
+def draw_in(answer: bytes) -> bytes:
+    """The draw that a token carries."""
+    return answer[1 + DRAW_BYTES :]
+
+
+def places(draw: bytes, sizes: Sequence[int], count: int = LOOKS) -> Iterator[tuple[int, ...]]:
+    """For each output of so many elements, the numbers of `count` that are read, in row-major
+    order. `draw` has DRAW_BYTES bytes."""
     state = int.from_bytes(draw, "little")
     for size in sizes:
         numbers = []
-        for _ in range(LOOKS if size else 0):
+        for _ in range(count if size else 0):
             state = (state * _STEP + _ADD) & _ALL
             numbers.append((state >> 16) % size)
         yield tuple(numbers)
 
 
-def read_elements(values: Sequence[torch.Tensor], draw: bytes) -> bytes:
-    """The bytes of these elements, one output after the other. The outputs lie in the memory of the
-    host, with any strides."""
+def resolved(values: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The same values, in memory that holds what they are: a conjugate view's holds others."""
+    return [
+        value.resolve_conj().resolve_neg() if value.is_neg() or value.is_conj() else value
+        for value in values
+    ]
+
+
+def layout(shapes: Sequence[Sequence[int]]) -> struct.Struct:
+    """How addresses and strides of outputs of these shapes are packed."""
+    return struct.Struct(f"={sum(1 + len(shape) for shape in shapes)}q")
+
+
+def show(values: Sequence[torch.Tensor], draw: bytes) -> bytes:
+    """What a request shows of outputs, which are `resolved`: the elements that this draw decides
+    about, read at once, the draw, and where everything lies."""
+    peeked = read_elements(values, draw, PEEKS)
+    where: list[int] = []
+    for value in values:
+        where += (value.data_ptr(), *value.stride())
+    return draw + peeked + struct.pack(f"={len(where)}q", *where)
+
+
+def read_elements(values: Sequence[torch.Tensor], draw: bytes, count: int = LOOKS) -> bytes:
+    """The bytes of these elements, one output after the other. The outputs are `resolved` and lie
+    in the memory of the host, with any strides."""
     parts = []
-    for value, numbers in zip(values, places(draw, [v.numel() for v in values]), strict=True):
-        if value.is_neg() or value.is_conj():  # its memory holds other values than it has
-            value = value.resolve_conj().resolve_neg()
+    sizes = [v.numel() for v in values]
+    for value, numbers in zip(values, places(draw, sizes, count), strict=True):
         begin, size = value.data_ptr(), value.element_size()
         shape, stride = value.shape[::-1], value.stride()[::-1]
         for number in numbers:
-            at = _offset(number, shape, stride)  # dense or not, in the same time
+            at = offset(number, shape, stride)  # dense or not, in the same time
             parts.append(_read(begin + at * size, size))
     return b"".join(parts)
 
 
-def _offset(number: int, shape: Sequence[int], strides: Sequence[int]) -> int:
+def offset(number: int, shape: Sequence[int], strides: Sequence[int]) -> int:
     """In elements, of the element with this number; the innermost dimension comes first."""
     offset = 0
     for extent, stride in zip(shape, strides, strict=True):

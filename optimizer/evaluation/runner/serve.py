@@ -6,6 +6,7 @@ an answer, with the kind of failure; what the supervisor concludes from it is no
 
 from __future__ import annotations
 
+import ctypes
 import os
 import tempfile
 import threading
@@ -39,7 +40,18 @@ from optimizer.evaluation.runner.memory import (
     touch,
     unpin,
 )
-from optimizer.evaluation.runner.samples import DRAW_BYTES, read_elements
+from optimizer.evaluation.runner.samples import (
+    CALL,
+    DRAW_BYTES,
+    READABLE,
+    REQUEST,
+    TOKEN_BYTES,
+    draw_in,
+    read_elements,
+    resolved,
+    seed_in,
+    show,
+)
 from optimizer.evaluation.runner.system_calls import forbid_calls
 from optimizer.evaluation.runner.wire import Wire, WireClosed
 
@@ -47,7 +59,6 @@ JOIN_SECONDS = 5.0
 COPIES = 9  # of the right results, where they are left in freed memory
 Reply = dict[str, Any]
 ARRAYS = ("inputs", "banks", "outputs")
-EVERY_CALL = (2, 3, 9, 10, 32, 33, 36, 39)  # rows that looking at every call's outputs serves
 MAX_TRACE = 4_000  # characters of a traceback
 
 
@@ -75,6 +86,7 @@ class Runner:
         self._mapped: dict[str, Arrays] = {}
         self._pinned = False  # the outputs' memory
         self._last: Any = None
+        self._kept: list[torch.Tensor] = []
         self._without: frozenset[int] = frozenset()
         self._fence: list[torch.Tensor] = []
         self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
@@ -91,7 +103,9 @@ class Runner:
             "block": partial(self._block, started=started, read=os.read, write=os.write),
             "trace": self._trace,
         }
-        self._wire.send({"ok": True, "ready": True, "pid": os.getpid()})
+        word = ctypes.c_uint64(READABLE)  # held as long as this frame
+        ready = {"ready": True, "pid": os.getpid(), "word": ctypes.addressof(word)}
+        self._wire.send({"ok": True, **ready})
         watched, send = started.watched, self._wire.sender()
         while True:
             message, fds = self._wire.receive()
@@ -261,7 +275,7 @@ class Runner:
         in this process. `started`, `read` and `write` are those of before the candidate was there.
         """
         del fds
-        call, clock, seed = self._call_kernel, self._clock, message["seed"]
+        call, clock, look = self._call_kernel, self._clock, message["look"]
         before = threading.active_count()
         times: list[int] = []
         walls: list[int] = []
@@ -272,16 +286,23 @@ class Runner:
         looks: list[str] = []
         watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
         patched = False
-        self._last = None
-        while self._another_call(looks, read, write):
+        self._last, shown = None, b""
+        while True:
+            token = self._answer(REQUEST + shown, read, write)
+            if look == "inside" and self._last is not None:
+                looks.append(read_elements(self._checked(), draw_in(token)).hex())
+            if token[:1] != CALL:
+                break
             freshening = clocks.now_ns()
-            first = self._freshened(seed, len(times))
+            first = self._freshened(seed_in(token))
             if self._device == "cuda":
                 torch.cuda.synchronize()
             refreshed += clocks.now_ns() - freshening
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
             self._last, took, wall = clock.time(call, first)
+            if look == "outside":  # before anything else, while no other thread can finish it
+                shown = self._shown(wall)
             # In a frame that runs already: a function could deny its replacement.
             for holder, name, function, code in watched:
                 if function.__code__ is not code or holder.get(name) is not function:
@@ -306,17 +327,19 @@ class Runner:
             "touch_ns": touched,
             "total_ns": total,
             "threads": [before, threading.active_count()],
-            "patched": patched or clocks.replaced(started, self._without.isdisjoint((13, 35))),
+            "patched": 41 not in self._without
+            and (patched or clocks.replaced(started, self._without.isdisjoint((13, 35)))),
         }
 
-    def _freshened(self, seed: int, call: int) -> Callable[[], None] | None:
-        """Give the inputs fresh values; returns what is left to do on the stream of the call."""
+    def _freshened(self, seed: int) -> Callable[[], None] | None:
+        """Give the inputs fresh values; returns what is left to do on the stream of the call. The
+        seed is that of the call alone: what later calls get is not in this process."""
         if not self._without.isdisjoint((7, 8)):
             return None
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
         late = self._device == "cuda" and self._without.isdisjoint((1, 37))
         moved = self._device == "cpu" and 38 not in self._without
-        left = refresh(self._targets, self._banks, seed, call, spread, whole, late, moved)
+        left = refresh(self._targets, self._banks, seed, 0, spread, whole, late, moved)
         return partial(finish, left) if left else None
 
     def _touch(self) -> int:
@@ -327,22 +350,27 @@ class Runner:
         touch(self._last)
         return clocks.now_ns() - started
 
-    def _another_call(
+    def _answer(
         self,
-        looks: list[str],
+        request: bytes,
         read: Callable[[int, int], bytes],
         write: Callable[[int, bytes], int],
-    ) -> bool:
-        """Ask the supervisor whether the block goes on. The answer does not exist before, nor does
-        the draw in it of the elements to read of the call that has ended; `looks` gets them."""
+    ) -> bytes:
+        """Ask the supervisor whether the block goes on. The answer does not exist before."""
         if 32 not in self._without:
-            write(self._tokens, b"?")
-        token = read(self._tokens, 1 + DRAW_BYTES)
-        looked_at = self._device == "cpu" and self._without.isdisjoint(EVERY_CALL)
-        if self._last is not None and looked_at:
-            values = check(self._last, self._expected, 3 not in self._without)
-            looks.append(read_elements(values, token[1:]).hex())
-        return token[:1] == b"c"
+            write(self._tokens, request)
+        if 41 in self._without:
+            read = os.read
+        return read(self._tokens, TOKEN_BYTES)
+
+    def _checked(self) -> list[torch.Tensor]:
+        """The outputs of the last call, as they can be read."""
+        return resolved(check(self._last, self._expected, 3 not in self._without))
+
+    def _shown(self, chance: int) -> bytes:
+        """What the next request shows of them. `chance` is a number that nobody knew before."""
+        self._kept = self._checked()  # until the supervisor has read them
+        return show(self._kept, chance.to_bytes(DRAW_BYTES, "little"))
 
     def _store(self, result: Any) -> None:
         if 2 in self._without:

@@ -39,6 +39,8 @@ OUTSIDE_SHARE, OUTSIDE_NS = 0.3, 50_000
 BUSY_SHARE, BUSY_NS = 0.1, 50_000
 # How much longer than the reference's the outputs may take to be read: a share of a call, and more.
 TOUCH_SHARE, TOUCH_NS = 0.1, 40_000
+# From where on time that its own clock misses counts as a candidate's: a share of a call, and more.
+CHARGED_SHARE, CHARGED_NS = 0.05, 15_000
 SPAN_NS = 50_000  # for reading the kernel's account after a span
 PAIR_NS = 400_000  # by which the fixed costs of a pair's two blocks may differ
 CALM_SHARE = 0.5  # of a block, summed over its threads
@@ -123,6 +125,7 @@ class Side:
     trusted: bool = False
     per_call_ns: float = 0.0
     wall_per_call_ns: float = 0.0  # with fresh values and all else that is done between two calls
+    beside: bool = False  # whether processes of its were alive after a block
 
     def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
         """Run one block and stop the runner. Raises BaselineFailed where the trusted side fails,
@@ -135,6 +138,9 @@ class Side:
             self.runner.wake()
             done = act()
             self.runner.pause()
+            # It is stopped, but what it started goes on beside the other side's blocks.
+            if not self.trusted and self.runner.settings.device == "cpu":
+                self.beside = self.beside or bool(self.runner.children())
         except RUNNER_FAILED as failed:
             if self.trusted:
                 raise BaselineFailed(str(failed)) from failed
@@ -198,8 +204,9 @@ def measure(
         if len(pairs) >= policy.min_pairs and _narrow_enough(pairs, policy):
             break
     left = left_between(before, account(processes))
-    timing = _crowded(_conclude(case, pairs, noisy, policy), left, policy)
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
+    charged = hidden_ns(calm, policy.threads) if on(*WALL, 40) else 0.0
+    timing = _crowded(_conclude(case, pairs, noisy, policy, charged), left, policy)
     flags = (
         *_left_running(candidate, on),
         *_integrity([b for b, _ in calm], [c for _, c in calm], on),
@@ -243,9 +250,9 @@ def _calibrate(
     baseline.per_call_ns = candidate.per_call_ns = math.inf
     calls = 1
     for _ in range(MAX_CALIBRATION):
-        seed = chance.getrandbits(30)
+        seed, secret = chance.getrandbits(30), secrets.randbits(64)
         for side in (baseline, candidate):
-            block = side.run(seed, policy.calls or calls, policy.seconds)
+            block = side.run(seed, policy.calls or calls, policy.seconds, secret)
             side.per_call_ns = min(side.per_call_ns, max(1.0, min(block.times)))
             side.wall_per_call_ns = block.wall_ns / len(block.times)
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
@@ -284,9 +291,10 @@ def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -
     return log_ratio(*_sides(pairs, policy))[1] <= policy.narrow
 
 
-def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> Interval:
+def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy, charged: float) -> Interval:
     assert policy.between is not None
     baseline, candidate = _sides(pairs, policy)
+    candidate = [mean + charged for mean in candidate]
     shortest = min(*baseline, *candidate)
     # The clocks of calls that take microseconds are that much coarser.
     return ratio_interval(baseline, candidate, math.hypot(policy.between, CLOCK_NS / shortest))
@@ -305,7 +313,11 @@ def _quiet(block: Block, policy: TimingPolicy) -> float:
 
 
 def _conclude(
-    case: str, pairs: Sequence[tuple[Block, Block]], noisy: int, policy: TimingPolicy
+    case: str,
+    pairs: Sequence[tuple[Block, Block]],
+    noisy: int,
+    policy: TimingPolicy,
+    charged: float,
 ) -> CaseTiming:
     calls = sum(len(c.times) for _, c in pairs)
     if len(pairs) < policy.min_pairs:
@@ -316,14 +328,15 @@ def _conclude(
             reason=f"timing must be repeated: the processors were busy in {noisy} of "
             f"{noisy + len(pairs)} pairs of blocks; stop other work and evaluate again",
         )
-    speedup = _ratio(pairs, policy)
+    speedup = _ratio(pairs, policy, charged)
     return CaseTiming(
         case,
         "measured",
         baseline_us=_typical([_quiet(b, policy) for b, _ in pairs]),
-        candidate_us=_typical([_quiet(c, policy) for _, c in pairs]),
+        candidate_us=_typical([_quiet(c, policy) + charged for _, c in pairs]),
         speedup=speedup,
         calls=calls,
+        charged_us=charged / 1e3,
     )
 
 
@@ -336,8 +349,12 @@ def _left_running(candidate: Side, on: On) -> Iterator[Flag]:
     """Processes that the candidate left running: a stopped runner's go on, beside the reference. On
     a GPU compilers keep processes of their own.
     """
-    if on(2) and candidate.runner.settings.device == "cpu" and candidate.runner.children():
+    if candidate.runner.settings.device != "cpu" or not on(2):
+        return
+    if candidate.runner.children():
         yield Flag(2, "reject", "processes that it started are still alive after its calls")
+    elif candidate.beside:
+        yield Flag(2, "reject", "processes that it started ran beside the reference's calls")
 
 
 def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) -> Iterator[Flag]:
@@ -352,6 +369,27 @@ def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) ->
         yield from _waiting_for_a_reader(baseline, candidate)
     if on(*WALL) and len(candidate) >= TELLING_BLOCKS:
         yield from _wall(baseline, candidate)
+
+
+def hidden_ns(pairs: Sequence[tuple[Block, Block]], threads: int) -> float:
+    """Nanoseconds a call of the candidate that its own clock does not show, beside the reference's,
+    where they are more than a machine makes them. They count as its time: who hides work gains
+    nothing by it, and a kernel that leaves some of its cost to its caller pays it.
+
+    The least over all pairs: a delay is in one of them, hidden work in each. With one thread,
+    processor time of its other threads counts too: nobody else's processor can take it over.
+    """
+    if len(pairs) < TELLING_BLOCKS or any(b.walls != b.times for pair in pairs for b in pair):
+        return 0.0
+    kinds = [_unseen_ns, _outside_ns, *((_beside_ns,) if threads == 1 else ())]
+    most = max(min(kind(c) - kind(b) for b, c in pairs) for kind in kinds)
+    own = _median(c.mean_ns for _, c in pairs)
+    return most if most > CHARGED_SHARE * own + CHARGED_NS else 0.0
+
+
+def _beside_ns(block: Block) -> float:
+    """Processor time a call, of all threads, that the clock of the calls did not see."""
+    return (block.worked_ns - sum(block.times)) / len(block.times)
 
 
 def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:

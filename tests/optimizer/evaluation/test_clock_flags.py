@@ -8,7 +8,7 @@ import pytest
 
 from optimizer.evaluation.loaded_kernel import Block
 from optimizer.evaluation.records import Flag
-from optimizer.evaluation.timing.blocks import _integrity
+from optimizer.evaluation.timing.blocks import _integrity, hidden_ns
 
 CALLS = 20
 FLUSH_NS = 60_000  # the device is still busy with it when a call begins
@@ -56,3 +56,69 @@ def test_work_on_another_stream_is_seen_though_not_in_every_call(skipped: float)
     (flag,) = flags((20_000, 300_000), skipped)
     assert (flag.defence, flag.severity) == (1, "reject")
     assert "outside the timed call" in flag.message
+
+
+def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed: int) -> Block:
+    """A call's time by its own clock, processor time of the main thread, time by the supervisor's
+    clock, and processor time of all threads; with up to 3 us of chance in all but the first."""
+    chance = random.Random(seed)
+    times = (shown_ns,) * CALLS
+    worked, wall, beside = (
+        CALLS * (value + chance.randrange(3_000)) for value in (worked_ns, wall_ns, beside_ns)
+    )
+    return Block(
+        times=times,
+        walls=times,
+        spans=((CALLS, sum(times), 0),),
+        refresh_ns=0,
+        touch_ns=0,
+        total_ns=wall,
+        wall_ns=wall,
+        waited_ns=0,
+        delayed_ns=0,
+        busy_ns=worked,
+        threads=(1, 1),
+        patched=False,
+        worked_ns=beside,
+    )
+
+
+def charged(shown: int, worked: int, wall: int, beside: int, threads: int = 1) -> float:
+    """Of a kernel beside a reference that takes 300 us, with 100 us between two calls."""
+    sides = [
+        [cpu_block(*of, seed + 50 * n) for seed in range(6)]
+        for n, of in enumerate(
+            ((300_000, 400_000, 400_000, 400_000), (shown, worked, wall, beside))
+        )
+    ]
+    return hidden_ns(list(zip(*sides, strict=True)), threads)
+
+
+def test_an_honest_kernel_is_charged_nothing() -> None:
+    for took in (20_000, 300_000, 2_000_000):
+        assert charged(took, took + 100_000, took + 100_000, took + 100_000) == 0
+
+
+def test_time_that_its_clock_misses_is_a_kernels_time() -> None:
+    """Row 40: shown as 200 us, worked for 260 us by the kernel's account."""
+    assert charged(200_000, 360_000, 360_000, 360_000) == pytest.approx(60_000, abs=6_000)
+
+
+def test_a_thread_that_hides_the_work_from_the_main_ones_account_hides_it_not_from_the_wall() -> (
+    None
+):
+    assert charged(200_000, 110_000, 360_000, 360_000) == pytest.approx(60_000, abs=6_000)
+
+
+def test_with_one_thread_work_beside_the_calls_counts_too() -> None:
+    """Work on another processor while the harness is busy between two calls."""
+    seen = charged(200_000, 300_000, 300_000, 390_000)
+    assert seen == pytest.approx(90_000, abs=6_000)
+    assert charged(200_000, 300_000, 300_000, 390_000, threads=2) == 0
+
+
+def test_few_blocks_and_a_gpu_charge_nothing() -> None:
+    pairs = [(block(300_000, 300_000, n), block(20_000, 300_000, n + 9)) for n in range(6)]
+    assert hidden_ns(pairs, 1) == 0
+    few = [cpu_block(200_000, 500_000, 500_000, 500_000, n) for n in range(2)]
+    assert hidden_ns(list(zip(few, few, strict=True)), 1) == 0

@@ -1,0 +1,174 @@
+"""Runners in containers: the command line, the meeting at the door, and real containers where an
+engine runs here."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+
+from kb.errors import Unavailable
+from optimizer.evaluation.isolation import container
+from optimizer.evaluation.isolation.container import (
+    ENGINE,
+    OPTIONS,
+    Door,
+    Engine,
+    engine,
+    readable_places,
+    run_command,
+)
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.toolchains.base import Loader
+
+pytestmark = pytest.mark.slow(seconds=8)
+
+PROBLEM = """
+import torch
+import torch.nn as nn
+
+class Model(nn.Module):
+    def forward(self, x):
+        return x + 1
+
+def get_inputs():
+    return [torch.randn(8, 8)]
+"""
+CANDIDATE = """
+import os, pathlib, socket
+import torch
+
+def refused(act):
+    try:
+        act()
+    except OSError:
+        return True
+    return False
+
+class ModelNew:
+    def __call__(self, x):
+        (pathlib.Path.cwd() / "mine").write_text("written")
+        assert refused(lambda: pathlib.Path("{outside}").write_text("x")), "wrote outside"
+        assert refused(lambda: socket.create_connection(("127.0.0.1", 9), 2)), "has a network"
+        assert os.getpid() == 1, "shares its processes"
+        if os.fork() == 0:
+            os.setsid()
+            os.execve("/bin/sleep", ["sleep", "600"], {{}})
+        return x + 1
+"""
+
+
+def words(command: list[str], option: str) -> list[str]:
+    return [value for name, value in pairwise(command) if name == option]
+
+
+@pytest.mark.parametrize(("name", "user"), [("podman", 0), ("podman", 1000), ("docker", 1000)])
+def test_the_command_line_gives_nothing_but_what_a_runner_needs(
+    name: str, user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: user)
+    monkeypatch.setattr(os, "getgid", lambda: user)
+    which = Engine((name,), ("--cgroupns", "host"))
+    command = run_command(which, ["python", "-I"], {"HOME": "/h"}, tmp_path)
+    assert command[:2] == [name, "run"] and command[-2:] == ["python", "-I"]
+    assert words(command, "--network") == ["none"] and words(command, "--cap-drop") == ["ALL"]
+    assert words(command, "--user") == [f"{user}:{user}"] and words(command, "--env") == ["HOME=/h"]
+    assert "--read-only" in command and words(command, "--cgroupns") == ["host"]
+    volumes = words(command, "--volume")
+    assert volumes[-1] == f"{tmp_path}:{tmp_path}:rw"
+    assert all(volume.endswith(":ro") for volume in volumes[:-1])
+    assert ("--userns=keep-id" in command) == (name == "podman" and user > 0)
+    assert ("--rootfs" in command) == (name == "podman")
+    assert ("kernlore-empty" in command) == (name == "docker")
+
+
+def test_a_runner_reads_its_python_and_its_program() -> None:
+    places = readable_places()
+    for needed in (sys.executable, sys.prefix, container.__file__):
+        assert any(Path(needed).resolve().is_relative_to(place) for place in places)
+    assert not any(a != b and a.is_relative_to(b) for a in places for b in places)
+    assert not {Path("/"), Path("/proc"), Path("/dev"), Path("/var"), Path("/run")} & {*places}
+
+
+def test_the_door_is_met_twice_and_then_closed(tmp_path: Path) -> None:
+    door = Door(tmp_path)
+
+    def call() -> None:
+        for _ in range(2):
+            caller = socket.socket(socket.AF_UNIX)
+            caller.connect(str(door.path))
+            caller.sendall(b"x")
+            caller.close()
+
+    caller = threading.Thread(target=call)
+    caller.start()
+    pid, sockets = door.meet(10, lambda: False)
+    caller.join()
+    assert pid == os.getpid() and [sock.recv(1) for sock in sockets] == [b"x", b"x"]
+    assert not door.path.exists()
+    for sock in sockets:
+        sock.close()
+
+
+def test_nobody_comes_out_of_a_container_that_has_ended(tmp_path: Path) -> None:
+    with pytest.raises(EOFError):
+        Door(tmp_path).meet(10, lambda: True)
+
+
+def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENGINE, "no-such-engine --runtime x")
+    monkeypatch.setenv(OPTIONS, "--cgroupns host")
+    with pytest.raises(Unavailable, match="no-such-engine --runtime x: not installed") as refused:
+        level_for("container")
+    assert ENGINE in refused.value.hint
+
+
+def test_a_gpu_is_refused() -> None:
+    with pytest.raises(Unavailable, match="GPU"):
+        level_for("container", "cuda")
+
+
+@pytest.fixture
+def runs_containers() -> None:
+    try:
+        engine()
+    except Unavailable as missing:
+        pytest.skip(missing.message)
+
+
+@pytest.mark.usefixtures("runs_containers")
+def test_a_kernel_is_called_and_timed_in_a_container_and_nothing_of_it_is_left(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "plus_one.py"
+    file.write_text(PROBLEM)
+    outside = tmp_path / "kept"
+    (candidate := tmp_path / "candidate.py").write_text(CANDIDATE.format(outside=outside))
+    problem = load_problem(file)
+    case = open_case(problem, problem.cases[0])
+    runner = RunnerProcess(RunnerSettings("cpu", 1, "container"))
+    try:
+        runner.wait_ready()
+        inputs = tuple(case.inputs(1))
+        kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
+        kernel.load(Loader("python", candidate, "ModelNew"), limits={}, flush_bytes=0, seconds=60)
+        (output,) = kernel.call(30)
+        assert torch.equal(output, inputs[0] + 1) and not outside.exists()
+        assert runner.children() != []  # as this system sees them
+        block = kernel.block(seed=3, calls=4, seconds=30)
+        assert len(block.looks) == (4 if runner.readable else 0) or runner.readable
+    except KernelFailed as failed:
+        pytest.fail(f"{failed.message}\n{failed.log}")
+    finally:
+        assert runner.end()
+    assert runner.processes() == []
