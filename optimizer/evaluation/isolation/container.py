@@ -177,7 +177,8 @@ class Door:
         """The runner's process number as this process sees it, and the two sockets. Nobody can call
         afterwards. Raises TimeoutError, and EOFError where `ended` says that nobody comes."""
         self._listening.settimeout(0.2)
-        until, met = time.monotonic() + seconds, []
+        until = time.monotonic() + seconds
+        met: list[socket.socket] = []
         try:
             while len(met) < 2:
                 try:

@@ -293,15 +293,12 @@ class Runner:
                 looks.append(read_elements(self._checked(), draw_in(token)).hex())
             if token[:1] != CALL:
                 break
-            freshening = clocks.now_ns()
-            first = self._freshened(seed_in(token))
-            if self._device == "cuda":
-                torch.cuda.synchronize()
-            refreshed += clocks.now_ns() - freshening
+            first, took = self._freshened(seed_in(token))
+            refreshed += took
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
             self._last, took, wall = clock.time(call, first)
-            if look == "outside":  # before anything else, while no other thread can finish it
+            if look == "outside":  # before a thread can finish what was left
                 shown = self._shown(wall)
             # In a frame that runs already: a function could deny its replacement.
             for holder, name, function, code in watched:
@@ -331,9 +328,17 @@ class Runner:
             and (patched or clocks.replaced(started, self._without.isdisjoint((13, 35)))),
         }
 
-    def _freshened(self, seed: int) -> Callable[[], None] | None:
-        """Give the inputs fresh values; returns what is left to do on the stream of the call. The
-        seed is that of the call alone: what later calls get is not in this process."""
+    def _freshened(self, seed: int) -> tuple[Callable[[], None] | None, int]:
+        """Give the inputs fresh values; returns what is left to do on the stream of the call, and
+        how long this took, in nanoseconds."""
+        began = clocks.now_ns()
+        left = self._fresh(seed)
+        if self._device == "cuda":
+            torch.cuda.synchronize()
+        return left, clocks.now_ns() - began
+
+    def _fresh(self, seed: int) -> Callable[[], None] | None:
+        """The seed is that of one call alone: what later calls get is not in this process."""
         if not self._without.isdisjoint((7, 8)):
             return None
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
