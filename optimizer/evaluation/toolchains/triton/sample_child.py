@@ -75,7 +75,8 @@ def _cute(module: ModuleType, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time; `f32 1e-6` a number."""
+    """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time, `?8` one divisible by 8;
+    `f32 1e-6` a number."""
     cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
     fake = import_module("cutlass.cute.runtime")
     names = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
@@ -86,7 +87,10 @@ def _argument(text: str) -> Any:
         name, _, value = text.partition(" ")
         return {"f32": cutlass.Float32, "i32": cutlass.Int32}[name](float(value))
     sizes = [part.strip() for part in match["sizes"].split(",")]
-    shape = tuple(cute.sym_int() if size == "?" else int(size) for size in sizes)
+    shape = tuple(
+        cute.sym_int(divisibility=int(size[1:] or 1)) if size[0] == "?" else int(size)
+        for size in sizes
+    )
     order = tuple(reversed(range(len(shape))))
     return fake.make_fake_compact_tensor(
         names[match["dtype"]], shape, stride_order=order, assumed_align=ALIGNMENT
