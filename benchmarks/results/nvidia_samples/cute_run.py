@@ -23,7 +23,8 @@ ROTATION, REPLAYS = 3, 15
 def product(folder: Path):
     """A function of two torch matrices and one for the result."""
     torch.zeros(1, device="cuda")  # loads the CUDA runtime and makes a context
-    names = [line.split()[-1] for line in open("/proc/self/maps") if "libcudart" in line]
+    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
+    names = [line.split()[-1] for line in maps if "libcudart" in line]
     if names:  # its symbols have to be global before the library below is loaded
         ctypes.CDLL(names[0], mode=ctypes.RTLD_GLOBAL)
     library = ctypes.CDLL(str(folder.resolve() / "gemm.so"), mode=ctypes.RTLD_GLOBAL)

@@ -20,7 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\](?P<plain>,plain)?>")
+_DESCRIPTOR = re.compile(
+    r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\](?:,(?P<form>plain|pair))?>"
+)
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d?, ]+)\]")
 ALIGNMENT = 16  # bytes; what one vector access of a thread needs
 
@@ -52,8 +54,8 @@ def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> d
 
 
 def _type(text: str, gluon: bool) -> str:
-    """A descriptor of Gluon states its layout too: the usual one for its box, or rows as they
-    stand in memory where it says `plain`."""
+    """A descriptor of Gluon states its layout too: the usual one for its box, rows as they stand in
+    memory where it says `plain`, the usual one cut in two along the first dimension for `pair`."""
     match = _DESCRIPTOR.fullmatch(text)
     if match is None or not gluon:
         return text
@@ -61,10 +63,11 @@ def _type(text: str, gluon: bool) -> str:
     names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}
     names |= {"fp8e4nv": gl.float8e4nv, "u8": gl.uint8}
     box, dtype = [int(size) for size in match["box"].split(",")], names[match["dtype"]]
-    if match["plain"]:
+    if match["form"] == "plain":
         layout = gl.NVMMASharedLayout(0, dtype.primitive_bitwidth, rank=len(box))
     else:
-        layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+        cut = [[1] + [0] * (len(box) - 1)] if match["form"] == "pair" else None
+        layout = gl.NVMMASharedLayout.get_default_for(box, dtype, cga_layout=cut)
     return f"tensordesc<{match['dtype']}[{match['box']}],{layout!r}>"
 
 
