@@ -36,6 +36,7 @@ def main(folder: Path, sample: Path) -> None:
     from cutlass.cute.export import aot_config
 
     spec = importlib.util.spec_from_file_location("sample", sample)
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
 

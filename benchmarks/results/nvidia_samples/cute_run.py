@@ -10,7 +10,9 @@ import ctypes
 import json
 import statistics
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,8 +21,10 @@ TIMED = ((4096, 4096, 4096), (8192, 8192, 8192))
 BOUND = 4e-3  # relative error in the 2-norm: half a step of bf16 is 2e-3 to 4e-3 of a value
 ROTATION, REPLAYS = 3, 15
 
+Multiply = Callable[..., torch.Tensor]
 
-def product(folder: Path):
+
+def product(folder: Path) -> Multiply:
     """A function of two torch matrices and one for the result."""
     torch.zeros(1, device="cuda")  # loads the CUDA runtime and makes a context
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
@@ -33,7 +37,7 @@ def product(folder: Path):
     library.load()
     units = torch.cuda.get_device_properties(0).multi_processor_count
 
-    def multiply(a, b, c):
+    def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         sizes = (a.shape[0], b.shape[0], a.shape[1])
         addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr())
         stream = torch.cuda.current_stream().cuda_stream
@@ -45,7 +49,7 @@ def product(folder: Path):
     return multiply
 
 
-def compare(multiply) -> None:
+def compare(multiply: Multiply) -> None:
     """Raise SystemExit for a wrong value or for bits that differ between launches."""
     for m, n, k in SHAPES:
         a = torch.randn(m, k, device="cuda").bfloat16()
@@ -62,9 +66,9 @@ def compare(multiply) -> None:
             raise SystemExit(f"wrong at {m} x {n} x {k}")
 
 
-def graph_of(function, sets):
+def graph_of(function: Multiply, sets: Sequence[tuple[torch.Tensor, ...]]) -> Any:
     """A CUDA graph that calls the function once for each set of inputs."""
-    stream = torch.cuda.Stream()
+    stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for inputs in sets:
             function(*inputs)
@@ -76,7 +80,7 @@ def graph_of(function, sets):
     return graph
 
 
-def timed(multiply) -> None:
+def timed(multiply: Multiply) -> None:
     """Median TFLOP/s of both, replayed in turn."""
     for m, n, k in TIMED:
         sets = [
@@ -88,10 +92,11 @@ def timed(multiply) -> None:
         ]
         library = graph_of(lambda a, b, c: torch.mm(a, b.T, out=c), sets)
         graphs = {"sample": graph_of(multiply, sets), "cublas": library}
-        seconds = {name: [] for name in graphs}
+        seconds: dict[str, list[float]] = {name: [] for name in graphs}
         for _ in range(REPLAYS + 3):
             for name, graph in graphs.items():
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+                start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 start.record()
                 graph.replay()
                 end.record()

@@ -218,7 +218,7 @@ class Descriptor:
 
     @property
     def nbytes_per_cta(self) -> int:
-        return int(self.block_type.nbytes) // _here.block.ranks
+        return int(self.block_type.nbytes) // int(_here.block.ranks)
 
     @staticmethod
     def from_tensor(tensor: torch.Tensor, box: Sequence[int], layout: object) -> Descriptor:
@@ -366,10 +366,11 @@ def _mma_scaled(
             codes = rows.astype(np.int64)
             codes = np.stack((codes & 15, codes >> 4), axis=2).reshape(len(rows), -1)
             rows = E2M1[codes & 7] * (1 - 2 * (codes >> 3))
-        factors = scale.read()
+        factors: np.ndarray = scale.read()
         if scale.dtype == "uint8":  # E8M0
             factors = 2.0 ** (factors - 127)
-        return rows * np.repeat(factors, rows.shape[1] // factors.shape[1], axis=1)
+        spread = np.repeat(factors, rows.shape[1] // factors.shape[1], axis=1)
+        return np.multiply(rows, spread)
 
     def multiply() -> None:
         left = scaled(a.read(), a_type, a_scale)
