@@ -370,7 +370,7 @@ def _mma_scaled(
         if scale.dtype == "uint8":  # E8M0
             factors = 2.0 ** (factors - 127)
         spread = np.repeat(factors, rows.shape[1] // factors.shape[1], axis=1)
-        return np.multiply(rows, spread)
+        return np.asarray(rows * spread)
 
     def multiply() -> None:
         left = scaled(a.read(), a_type, a_scale)
