@@ -5,7 +5,9 @@ happen later than they are issued, after random pauses: copies in any order, ten
 So a stage that is overwritten too early, a phase that is waited for wrongly or a missing commit
 shows as a wrong value or as a wait without end, which is an error here. Arithmetic is float64.
 
-It knows no shapes that the hardware would refuse, no swizzles, and no proxies or fences.
+A pair of blocks (two_ctas) is both of them as threads over tensors of the pair, each with its half
+of the rows; the first issues for both. It knows no shapes that the hardware would refuse, no
+swizzles, and no proxies or fences.
 """
 
 from __future__ import annotations
@@ -18,22 +20,19 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from types import FunctionType, SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 
-PATIENCE = 10.0  # seconds after which a wait counts as one without end
+from tests.ingestion.samples.gluon_barriers import PATIENCE, Barriers, _here, rank
+
 PAUSE = 2e-4  # seconds: the longest that the machine delays a copy or a product
-
-_here = threading.local()  # the block that this thread belongs to
-
-
-class WaitsForever(Exception):
-    """A barrier's phase did not come."""
+E2M1 = np.array([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
 
 
 class Values(np.ndarray):
@@ -50,6 +49,12 @@ class Values(np.ndarray):
 
 def _values(array: Any) -> Values:
     return np.array(array, dtype=np.float64).view(Values)
+
+
+def _half(shape: Sequence[int]) -> slice:
+    """The rows that the block of this thread holds: all, or its half in a pair."""
+    ranks = _here.block.ranks
+    return slice(rank() * shape[0] // ranks, (rank() + 1) * shape[0] // ranks)
 
 
 class Memory:
@@ -83,10 +88,10 @@ class Memory:
 
     def load(self, layout: object) -> Values:
         del layout
-        return _values(self.read())
+        return _values(self.read()[_half(self.shape)])
 
     def store(self, values: np.ndarray) -> None:
-        self.write(values)
+        Memory(self.view(self.array)[_half(self.shape)]).write(values)
 
 
 class TensorMemory(Memory):
@@ -100,8 +105,10 @@ class TensorMemory(Memory):
         self.packed = packed
 
     @staticmethod
-    def empty(shape: Sequence[int]) -> TensorMemory:
-        return TensorMemory(np.full((*shape, 2), np.nan))
+    def empty(shape: Sequence[int], dtype: str) -> TensorMemory:
+        memory = TensorMemory(np.full((*shape, 2), np.nan))
+        memory.dtype = dtype
+        return memory
 
     @property
     def shape(self) -> list[int]:
@@ -117,6 +124,9 @@ class TensorMemory(Memory):
     def load(self, layout: object) -> Values:
         _here.block.pause()
         return super().load(layout)
+
+    def store(self, values: np.ndarray) -> None:
+        self.write(values)
 
     def write(self, values: np.ndarray) -> None:
         assert list(values.shape) == self.shape, "a store of another shape"
@@ -140,55 +150,46 @@ class TensorMemory(Memory):
         return view
 
 
-class Barrier:
-    """mbarrier: a phase ends when all have arrived and all expected bytes have come."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.count = self.missing = self.bytes = self.completed = 0
-
-    def init(self, count: int) -> None:
-        self.count = self.missing = count
-
-    def add(self, arrivals: int = 0, expected: int = 0, came: int = 0) -> None:
-        with self.changed:
-            assert self.count, "a barrier that was not initialised"
-            self.missing -= arrivals
-            self.bytes += expected - came
-            assert self.missing >= 0, "more arrivals than the barrier counts"
-            if self.missing == 0 and self.bytes == 0:
-                self.completed += 1
-                self.missing = self.count
-                self.changed.notify_all()
-
-    def wait(self, parity: int) -> None:
-        with self.changed:
-            if not self.changed.wait_for(lambda: self.completed & 1 != int(parity), PATIENCE):
-                raise WaitsForever(f"phase {parity}, {self.completed} completed")
-
-
-class Barriers(list[Barrier]):
-    """An array of barriers; one alone is the array itself."""
-
-    def index(self, i: int) -> Barriers:  # type: ignore[override]
-        return Barriers([self[i]])
-
-
 class Block:
-    """One block: its place in the grid, the tensor core's queue, and its copies."""
+    """One block or a pair: its place in the grid, the tensor core's queue, and its copies."""
 
-    def __init__(self, place: tuple[int, ...], grid: tuple[int, ...], warps: int):
-        self.place, self.grid, self.warps = place, grid, warps
+    def __init__(
+        self, place: tuple[int, ...], grid: tuple[int, ...], warps: int, ranks: int
+    ) -> None:
+        self.place, self.grid, self.warps, self.ranks = place, grid, warps, ranks
+        self.together = threading.Barrier(ranks)
+        self.allocated: dict[tuple[int, int], Any] = {}
+        self.allocating = threading.Lock()
         self.random = random.Random(repr(place))
         self.tensor_work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self.copies = ThreadPoolExecutor(4)
-        self.stores: list[Future[None]] = []
+        self.stores: list[list[Future[None]]] = [[] for _ in range(ranks)]
         self.faults: list[BaseException] = []
         self.tensor_core = threading.Thread(target=self._work, daemon=True)
         self.tensor_core.start()
 
     def pause(self) -> None:
         time.sleep(self.random.random() * PAUSE)
+
+    def once(self, make: Callable[[], Any]) -> Any:
+        """What `make` makes, the same for both blocks of a pair: the n-th of their role."""
+        _here.count = getattr(_here, "count", 0) + 1
+        key = (getattr(_here, "role", -1), _here.count)
+        with self.allocating:
+            if key not in self.allocated:
+                self.allocated[key] = make()
+            return self.allocated[key]
+
+    def run(self, function: Callable[..., Any], args: Sequence[Any], **place: int) -> None:
+        """Run one role of one block; a fault is kept for the end."""
+        _here.block, _here.count = self, 0
+        for name, value in place.items():
+            setattr(_here, name, value)
+        try:
+            function(*args)
+        except BaseException as fault:
+            self.faults.append(fault)
+            self.together.abort()
 
     def _work(self) -> None:
         while (work := self.tensor_work.get()) is not None:
@@ -215,24 +216,28 @@ class Descriptor:
     dtype: str = "float64"
     layout: object = None
 
+    @property
+    def nbytes_per_cta(self) -> int:
+        return int(self.block_type.nbytes) // int(_here.block.ranks)
+
     @staticmethod
     def from_tensor(tensor: torch.Tensor, box: Sequence[int], layout: object) -> Descriptor:
         nbytes = prod(box) * tensor.element_size()
         kind = SimpleNamespace(shape=list(box), nbytes=nbytes)
         return Descriptor(tensor, kind, layout=layout)
 
-    def _cut(self, corner: Sequence[int]) -> tuple[slice, ...]:
-        sizes = zip(corner, self.block_type.shape, self.base.shape, strict=True)
-        return tuple(slice(at, min(at + box, size)) for at, box, size in sizes)
+    def _cut(self, corner: Sequence[int], box: Sequence[int]) -> tuple[slice, ...]:
+        sizes = zip(corner, box, self.base.shape, strict=True)
+        return tuple(slice(min(at, size), min(at + box, size)) for at, box, size in sizes)
 
     def fetch(self, corner: Sequence[int]) -> np.ndarray:
         box = np.zeros(self.block_type.shape)
-        part = self.base[self._cut(corner)].to(torch.float64).numpy()
+        part = self.base[self._cut(corner, box.shape)].to(torch.float64).numpy()
         box[tuple(slice(0, size) for size in part.shape)] = part
         return box
 
     def put(self, corner: Sequence[int], box: np.ndarray) -> None:
-        cut = self._cut(corner)
+        cut = self._cut(corner, box.shape)
         inside = box[tuple(slice(0, max(0, c.stop - c.start)) for c in cut)]
         if inside.size:
             self.base[cut] = torch.from_numpy(inside.copy()).to(self.base.dtype)
@@ -248,16 +253,29 @@ class Kernel:
         return self.function(*args)
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
-        def launch(*args: Any, num_warps: int, **constants: Any) -> None:
+        def launch(*args: Any, num_warps: int, num_ctas: int = 1, **constants: Any) -> None:
             names = self.function.__code__.co_varnames[: self.function.__code__.co_argcount]
             if "num_warps" in names:
                 constants["num_warps"] = num_warps
             for place in np.ndindex(*grid):
-                _here.block = Block(place, grid, num_warps)
-                self.function(*args, **constants)
-                _here.block.close()
+                block = Block(place, grid, num_warps, num_ctas)
+                kernel = partial(self.function, **constants)
+                _all([(block.run, kernel, args, {"rank": r}) for r in range(num_ctas)])
+                block.close()
 
         return launch
+
+
+def _all(calls: Sequence[tuple[Any, ...]]) -> None:
+    """Run each call as a thread of its own, and wait for all."""
+    threads = [
+        threading.Thread(target=run, args=(function, args), kwargs=place, daemon=True)
+        for run, function, args, place in calls
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def _warp_specialize(
@@ -270,56 +288,51 @@ def _warp_specialize(
     assert len(warps) == len(parts)
     assert worker_num_regs is None or len(worker_num_regs) == len(worker_num_warps)
 
-    def run(part: tuple[Kernel, tuple[Any, ...]], count: int) -> None:
-        _here.block, _here.warps = block, count
-        try:
-            part[0](*part[1])
-        except BaseException as fault:
-            block.faults.append(fault)
-
-    threads = [
-        threading.Thread(target=run, args=(part, count), daemon=True)
-        for part, count in zip(parts, warps, strict=True)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    places = [{"rank": rank(), "role": i, "warps": count} for i, count in enumerate(warps)]
+    _all([(block.run, *part, place) for part, place in zip(parts, places, strict=True)])
     if block.faults:
         raise block.faults[0]
 
 
 def _allocate_shared(dtype: object, shape: Sequence[int], layout: object) -> Memory | Barriers:
     del dtype
+    block = _here.block
     if layout == "barriers":
-        return Barriers(Barrier() for _ in range(shape[0]))
-    return Memory(np.full(shape, np.nan))
+        return cast(Barriers, block.once(lambda: Barriers.make(shape[0], block.ranks)))
+    return cast(Memory, block.once(lambda: Memory(np.full(shape, np.nan))))
+
+
+def _allocate_barriers(batch: int, two_ctas: bool = False) -> Barriers:
+    block = _here.block
+    return cast(Barriers, block.once(lambda: Barriers.make(batch, block.ranks, shared=two_ctas)))
 
 
 def _load_box(desc: Descriptor, corner: Any, bar: Barriers, into: Memory, pred: Any = True) -> None:
-    block = _here.block
+    block, half, own = _here.block, _half(into.shape), bar.own
+    size = desc.nbytes_per_cta
 
     def copy() -> None:
         block.pause()
-        into.write(desc.fetch(corner))
-        bar[0].add(came=desc.block_type.nbytes)
+        Memory(into.view(into.array)[half]).write(desc.fetch(corner)[half])
+        own.add(came=size)
 
     if pred:
         block.copies.submit(copy)
 
 
 def _store_box(desc: Descriptor, corner: Sequence[int], source: Memory) -> None:
-    block = _here.block
+    block, half = _here.block, _half(source.shape)
+    place = [corner[0] + half.start, *corner[1:]]
 
     def copy() -> None:
         block.pause()
-        desc.put(corner, source.read())
+        desc.put(place, source.read()[half])
 
-    block.stores.append(block.copies.submit(copy))
+    block.stores[rank()].append(block.copies.submit(copy))
 
 
 def _store_wait(pendings: int) -> None:
-    stores = _here.block.stores
+    stores = _here.block.stores[rank()]
     for store in stores[: len(stores) - pendings]:
         store.result(PATIENCE)
 
@@ -331,35 +344,58 @@ def _mma(
         total = a.read() @ b.read()
         acc.write(acc.read() + total if use_acc else total)
 
-    _here.block.tensor_work.put(multiply)
+    _issue(multiply)
     for barrier in mbarriers:
         _commit(barrier)
 
 
 def _mma_scaled(
-    a: Memory, b: Memory, acc: Memory, a_scale: Memory, b_scale: Memory, *_: str, use_acc: Any
+    a: Memory,
+    b: Memory,
+    acc: Memory,
+    a_scale: Memory,
+    b_scale: Memory,
+    a_type: str,
+    b_type: str,
+    *,
+    use_acc: Any,
 ) -> None:
-    def powers(scale: Memory, width: int) -> np.ndarray:
-        count = width // scale.shape[1]
-        return np.repeat(2.0 ** (scale.read() - 127), count, axis=1)
+    def scaled(rows: np.ndarray, kind: str, scale: Memory) -> np.ndarray:
+        """[rows][K] of numbers, from rows of bytes where two values share one."""
+        if kind == "e2m1":
+            codes = rows.astype(np.int64)
+            codes = np.stack((codes & 15, codes >> 4), axis=2).reshape(len(rows), -1)
+            rows = E2M1[codes & 7] * (1 - 2 * (codes >> 3))
+        factors: np.ndarray = scale.read()
+        if scale.dtype == "uint8":  # E8M0
+            factors = 2.0 ** (factors - 127)
+        spread = np.repeat(factors, rows.shape[1] // factors.shape[1], axis=1)
+        return np.asarray(rows * spread)
 
     def multiply() -> None:
-        left = a.read() * powers(a_scale, a.shape[1])
-        right = b.read() * powers(b_scale, b.shape[0]).T
+        left = scaled(a.read(), a_type, a_scale)
+        right = scaled(b.read().T, b_type, b_scale).T
         acc.write(acc.read() + left @ right if use_acc else left @ right)
 
-    _here.block.tensor_work.put(multiply)
+    _issue(multiply)
 
 
 def _copy(source: Memory, into: Memory) -> None:
     def copy() -> None:
         into.write(source.read())
 
-    _here.block.tensor_work.put(copy)
+    _issue(copy)
 
 
-def _commit(barrier: Barriers) -> None:
-    _here.block.tensor_work.put(lambda: barrier[0].add(arrivals=1))
+def _commit(barrier: Barriers, descs: Sequence[Memory] = ()) -> None:
+    del descs  # whether a pair's second block is signalled too: in a pair it always is
+    _issue(barrier.commit)
+
+
+def _issue(work: Callable[[], None]) -> None:
+    """To the tensor core's queue; in a pair only the first block's call counts."""
+    if rank() == 0:
+        _here.block.tensor_work.put(work)
 
 
 class _Layout:
@@ -367,7 +403,7 @@ class _Layout:
         pass
 
     @staticmethod
-    def get_default_for(box: Sequence[int], dtype: object) -> None:
+    def get_default_for(box: Sequence[int], dtype: object, cga_layout: object = None) -> None:
         return None
 
 
@@ -380,6 +416,8 @@ LANGUAGE = SimpleNamespace(
     program_id=lambda axis: _here.block.place[axis],
     num_programs=lambda axis: _here.block.grid[axis],
     num_warps=lambda: getattr(_here, "warps", _here.block.warps),
+    num_ctas=lambda: _here.block.ranks,
+    static_assert=lambda holds: None,
     cdiv=lambda a, b: -(-a // b),
     minimum=lambda a, b: min(a, b) if np.isscalar(a) else _values(np.minimum(a, b)),
     maximum=lambda a, b: max(a, b) if np.isscalar(a) else _values(np.maximum(a, b)),
@@ -398,6 +436,7 @@ LANGUAGE = SimpleNamespace(
     exp2=lambda values: _values(np.exp2(values)),
     log2=lambda values: _values(np.log2(values)),
     where=_where,
+    load=lambda pointer: float(pointer.item()),
     barrier=lambda: None,
     **{name: name for name in ("int64", "float32", "bfloat16", "float16", "uint8", "float8e4nv")},
 )
@@ -408,20 +447,24 @@ NAMES: dict[str, Any] = {
     "TensorDescriptor": Descriptor,
     "TensorMemoryLayout": _Layout,
     "TensorMemoryScalesLayout": _Layout,
-    "get_tmem_reg_layout": lambda *args: None,
+    "get_tmem_reg_layout": lambda *args, **cut: None,
     "fence_async_shared": lambda: None,
-    "allocate_tensor_memory": lambda dtype, shape, layout: TensorMemory.empty(shape),
+    "allocate_tensor_memory": lambda dtype, shape, layout: _here.block.once(
+        lambda: TensorMemory.empty(shape, dtype)
+    ),
     "tcgen05_mma": _mma,
     "tcgen05_mma_scaled": _mma_scaled,
     "tcgen05_copy": _copy,
     "tcgen05_commit": _commit,
     "mbarrier": SimpleNamespace(
         MBarrierLayout=lambda: "barriers",
-        init=lambda bar, count: bar[0].init(count),
+        allocate_mbarrier=_allocate_barriers,
+        init=lambda bar, count: bar.init(count),
+        sync_cluster_init=lambda: _here.block.together.wait(),
         invalidate=lambda bar: None,
-        expect=lambda bar, size: bar[0].add(arrivals=1, expected=size),
-        arrive=lambda bar, count=1: bar[0].add(arrivals=count),
-        wait=lambda bar, phase, pred=True: bar[0].wait(phase) if pred else None,
+        expect=lambda bar, size: bar.expect(size, _here.block.ranks),
+        arrive=lambda bar, count=1: bar.arrive(count),
+        wait=lambda bar, phase, pred=True: bar.wait(phase) if pred else None,
     ),
     "tma": SimpleNamespace(
         async_copy_global_to_shared=_load_box,
@@ -445,6 +488,7 @@ def sample(path: Path, units: int = 2) -> SimpleNamespace:
     cuda = SimpleNamespace(get_device_properties=lambda device: properties)
     names = {"empty": torch.empty, "nn": torch.nn, "bfloat16": torch.bfloat16}
     names |= {"float32": torch.float32, "empty_like": torch.empty_like}
+    names |= {"uint8": torch.uint8, "float8_e4m3fn": torch.float8_e4m3fn}
     space: dict[str, Any] = {**NAMES, "torch": SimpleNamespace(cuda=cuda, **names)}
     exec(compile(tree, str(path), "exec"), space)
     return SimpleNamespace(**space)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.ingestion.samples import gluon_machine
+from tests.ingestion.samples import gluon_barriers, gluon_machine
 
 FOLDER = Path(__file__).parents[3] / "hw_manuals" / "samples" / "blackwell"
 
@@ -24,6 +24,7 @@ def _matrix(rows: int, columns: int, seed: int) -> torch.Tensor:
     [
         ("gemm-gluon-tcgen05.py", "tcgen05_gemm"),
         ("gemm-gluon-persistent.py", "persistent_gemm"),
+        ("gemm-gluon-cta-pair.py", "pair_gemm"),
     ],
 )
 def test_products_agree_with_float64(
@@ -68,31 +69,51 @@ def test_attention_agrees_with_float64(length: int, causal: bool) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
 
 
+PERSISTENT = ("gemm-gluon-persistent.py", "persistent_gemm")
+PAIR = ("gemm-gluon-cta-pair.py", "pair_gemm")
+
+
 @pytest.mark.parametrize(
-    "right, wrong",
+    "sample, right, wrong",
     [
-        ("mbarrier.wait(empty.index(slot), count // STAGES & 1 ^ 1)", "pass"),
-        ("mbarrier.wait(full.index(slot), count // STAGES & 1)", "pass"),
-        ("mbarrier.wait(drained.index(turn), done // ACCUMULATORS & 1 ^ 1)", "pass"),
-        ("tma.store_wait(pendings=1)", "pass"),
-        ("mbarrier.wait(summed.index(turn), done // ACCUMULATORS & 1)", "pass"),
-        ("mbarriers=[empty.index(slot)]", "mbarriers=[]"),
-        ("tcgen05_commit(summed.index(turn))", "pass"),
+        (PERSISTENT, "mbarrier.wait(empty.index(slot), count // STAGES & 1 ^ 1)", "pass"),
+        (PERSISTENT, "mbarrier.wait(full.index(slot), count // STAGES & 1)", "pass"),
+        (PERSISTENT, "mbarrier.wait(drained.index(turn), done // ACCUMULATORS & 1 ^ 1)", "pass"),
+        (PERSISTENT, "tma.store_wait(pendings=1)", "pass"),
+        (PERSISTENT, "mbarrier.wait(summed.index(turn), done // ACCUMULATORS & 1)", "pass"),
+        (PERSISTENT, "mbarriers=[empty.index(slot)]", "mbarriers=[]"),
+        (PERSISTENT, "tcgen05_commit(summed.index(turn))", "pass"),
+        (
+            PAIR,
+            "mbarrier.wait(drained.index(done % ACCUMULATORS), done // ACCUMULATORS & 1 ^ 1)",
+            "pass",
+        ),
+        (
+            PAIR,
+            "full = mbarrier.allocate_mbarrier(batch=STAGES, two_ctas=True)",
+            "full = mbarrier.allocate_mbarrier(batch=STAGES)",
+        ),
+        (PAIR, "multicast=True, mbarriers=[empty.index(slot)]", "multicast=True, mbarriers=[]"),
     ],
 )
 def test_the_stand_in_sees_a_missing_wait_or_commit(
-    right: str, wrong: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sample: tuple[str, str],
+    right: str,
+    wrong: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(gluon_machine, "PATIENCE", 0.5)
+    name, function = sample
+    monkeypatch.setattr(gluon_barriers, "PATIENCE", 0.5)
     monkeypatch.setattr(gluon_machine, "PAUSE", 2e-3)
-    text = (FOLDER / "gemm-gluon-persistent.py").read_text(encoding="utf-8")
+    text = (FOLDER / name).read_text(encoding="utf-8")
     assert right in text
     changed = tmp_path / "changed.py"
     changed.write_text(text.replace(right, wrong), encoding="utf-8")
     a, b = _matrix(96, 16, 0), _matrix(96, 16, 1)
-    multiply = gluon_machine.sample(changed).persistent_gemm
+    multiply = getattr(gluon_machine.sample(changed), function)
     try:
         c = multiply(a, b, block_m=16, block_n=32, block_k=16, stages=2, piece=8)
-    except (gluon_machine.WaitsForever, AssertionError):
+    except (gluon_barriers.WaitsForever, AssertionError):
         return
     assert not torch.allclose(c, a @ b.T)

@@ -20,7 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-_DESCRIPTOR = re.compile(r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\](?P<plain>,plain)?>")
+_DESCRIPTOR = re.compile(
+    r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\](?:,(?P<form>plain|pair))?>"
+)
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d?, ]+)\]")
 ALIGNMENT = 16  # bytes; what one vector access of a thread needs
 
@@ -52,8 +54,8 @@ def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> d
 
 
 def _type(text: str, gluon: bool) -> str:
-    """A descriptor of Gluon states its layout too: the usual one for its box, or rows as they
-    stand in memory where it says `plain`."""
+    """A descriptor of Gluon states its layout too: the usual one for its box, rows as they stand in
+    memory where it says `plain`, the usual one cut in two along the first dimension for `pair`."""
     match = _DESCRIPTOR.fullmatch(text)
     if match is None or not gluon:
         return text
@@ -61,10 +63,11 @@ def _type(text: str, gluon: bool) -> str:
     names = {"bf16": gl.bfloat16, "fp16": gl.float16, "fp32": gl.float32}
     names |= {"fp8e4nv": gl.float8e4nv, "u8": gl.uint8}
     box, dtype = [int(size) for size in match["box"].split(",")], names[match["dtype"]]
-    if match["plain"]:
+    if match["form"] == "plain":
         layout = gl.NVMMASharedLayout(0, dtype.primitive_bitwidth, rank=len(box))
     else:
-        layout = gl.NVMMASharedLayout.get_default_for(box, dtype)
+        cut = [[1] + [0] * (len(box) - 1)] if match["form"] == "pair" else None
+        layout = gl.NVMMASharedLayout.get_default_for(box, dtype, cga_layout=cut)
     return f"tensordesc<{match['dtype']}[{match['box']}],{layout!r}>"
 
 
@@ -75,7 +78,8 @@ def _cute(module: ModuleType, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time; `f32 1e-6` a number."""
+    """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time, `?8` one divisible by 8;
+    `f32 1e-6` a number."""
     cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
     fake = import_module("cutlass.cute.runtime")
     names = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
@@ -86,7 +90,10 @@ def _argument(text: str) -> Any:
         name, _, value = text.partition(" ")
         return {"f32": cutlass.Float32, "i32": cutlass.Int32}[name](float(value))
     sizes = [part.strip() for part in match["sizes"].split(",")]
-    shape = tuple(cute.sym_int() if size == "?" else int(size) for size in sizes)
+    shape = tuple(
+        cute.sym_int(divisibility=int(size[1:] or 1)) if size[0] == "?" else int(size)
+        for size in sizes
+    )
     order = tuple(reversed(range(len(shape))))
     return fake.make_fake_compact_tensor(
         names[match["dtype"]], shape, stride_order=order, assumed_align=ALIGNMENT
