@@ -57,7 +57,7 @@ from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
-from retrieval.stages import stage
+from retrieval.stages import describe_answer, stage
 from retrieval.whole_answer import answer_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
@@ -116,7 +116,7 @@ class Retriever:
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
-    @stage("other")
+    @stage("other", span="retrieve")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
         equal `context`; without a vector index that is needed it is found by words, and says so.
@@ -174,6 +174,7 @@ class Retriever:
         ids = [*(e.id for e in excerpts), *(part.id for part in answer.parts)]
         shown = list(dict.fromkeys([*ids, *composed.context.passages]))
         self._record(request, answer, shown, catalog_revision, started)
+        describe_answer(answer)
         return answer
 
     def moves_and_skills(self, request: RetrieveRequest) -> Answer:

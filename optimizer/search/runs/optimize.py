@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kb import telemetry
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
 from kb.errors import Conflict, InvalidRequest, Unavailable
@@ -87,6 +88,7 @@ class RunInterrupted(KeyboardInterrupt):
         self.finished = finished
 
 
+@telemetry.traced("run", of_environment=True)
 def optimize(
     base: KnowledgeBase,
     problem_path: Path,
@@ -127,6 +129,8 @@ def optimize(
             run = _begin(store, problem, target.hardware, goal, places, lock.run_id, asked)
         else:
             run = _resumed(base, store, resume, problem, asked)
+        about = {"kernlore.run.id": run.id, "kernlore.hardware": run.hardware}
+        telemetry.describe({**about, "kernlore.problem": problem.name})
         with _ends(store, run.id):
             if models:
                 tools = ModelTools(base, hardware_view, view, places)
