@@ -35,12 +35,12 @@ from kb.errors import Unavailable
 
 TITLE = "What the loss of each part of an installation costs"
 AWAY_SECONDS = 5.0  # between the kill and the new start
-SETTLE_SECONDS = 300.0
+SETTLE_SECONDS = 900.0
 LOOK_SECONDS = 0.2
 CHIP = "mi300x"  # of uploads; the questions are about others
 PROBLEM = "map_id"
-GOAL = {"language": "cpp", "candidates": 4, "knowledge": False}
-SEARCH = ("--language", "cpp", "--candidates", "4", "--minutes", "1")
+GOAL = {"language": "cpp", "candidates": 2, "knowledge": False}
+SEARCH = ("--language", "cpp", "--candidates", "2", "--minutes", "1")
 RUNNING = ("starting", "running")
 UPLOADED = {"created", "unchanged"}
 

@@ -129,8 +129,6 @@ def optimize(
             run = _begin(store, problem, target.hardware, goal, places, lock.run_id, asked)
         else:
             run = _resumed(base, store, resume, problem, asked)
-        about = {"kernlore.run.id": run.id, "kernlore.hardware": run.hardware}
-        telemetry.describe({**about, "kernlore.problem": problem.name})
         with _ends(store, run.id):
             if models:
                 tools = ModelTools(base, hardware_view, view, places)
@@ -156,6 +154,7 @@ def optimize(
 @contextmanager
 def _ends(store: CatalogStore, run_id: str) -> Iterator[None]:
     """A run that an error or a signal ends is not left running, whatever it was doing."""
+    telemetry.describe({"kernlore.run.id": run_id})
     try:
         yield
     except BaseException as error:
