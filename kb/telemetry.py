@@ -244,7 +244,8 @@ def carried(function: Callable[P, T]) -> Callable[P, T]:
 
 
 def _context(place: Carrier) -> Context:
-    return _propagator().extract(dict(place))
+    context: Context = _propagator().extract(dict(place))
+    return context
 
 
 def _propagator() -> Any:

@@ -11,6 +11,8 @@ there before, and all that was acknowledged since, is held against what is there
 from __future__ import annotations
 
 import argparse
+import signal
+import sys
 import tempfile
 import threading
 import time
@@ -21,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.cluster.contents import (
-    QUESTIONS,
+    SIGNALS,
     Balancer,
     Kind,
     Spoken,
@@ -39,7 +41,7 @@ SETTLE_SECONDS = 900.0
 LOOK_SECONDS = 0.2
 CHIP = "mi300x"  # of uploads; the questions are about others
 PROBLEM = "map_id"
-GOAL = {"language": "cpp", "candidates": 2, "knowledge": False}
+GOAL = {"language": "cpp", "candidates": 1, "knowledge": False}
 SEARCH = ("--language", "cpp", "--candidates", "2", "--minutes", "1")
 RUNNING = ("starting", "running")
 UPLOADED = {"created", "unchanged"}
@@ -85,8 +87,8 @@ class Watch:
         answered = time.monotonic()
         number = 0
         while not self._done.is_set():
-            number = (number + 1) % len(QUESTIONS)
-            answer = self._balancer.send("POST", "/retrieve", json=QUESTIONS[number])
+            number = (number + 1) % len(SIGNALS)
+            answer = self._balancer.send("POST", "/retrieve", json=SIGNALS[number])
             kind: Kind = "refused"
             if answer is not None and answer.status_code == 200:
                 kind = spoken(answer.json()).against(self._expected[number])
@@ -145,6 +147,13 @@ class Losses:
                 missing.append(f"the original of {word} is not what was sent")
         return missing
 
+    def _forget(self, documents: set[str]) -> None:
+        """Delete documents, so that the answers are comparable with those before they came."""
+        for document in documents:
+            self._balancer.insist("DELETE", f"/documents/{document}")
+            del self._words[document], self._originals[document]
+        self.settle()
+
     def settle(self) -> None:
         """Returns when every replica has nothing left to do."""
         for replica in self._cluster.replicas:
@@ -157,9 +166,10 @@ class Losses:
         self.settle()
         loss, before = Loss(part.name), contents_of(self._cluster.replicas, self._originals)
         at = self._cluster.replicas[0].url
-        watch = Watch(self._urls, [before.answers[f"{n} at {at}"] for n in range(len(QUESTIONS))])
+        watch = Watch(self._urls, [before.answers[f"{n} at {at}"] for n in range(len(SIGNALS))])
         name = part.name.replace(" ", "").lower()
         run = self._run_under_way()
+        kept = set(self._words)
         self.ingest(f"{name}before")
         watch.start()
         say(f"{part.name} is killed")
@@ -176,16 +186,17 @@ class Losses:
         watch.stop()
         loss.answers, loss.silent = watch.answers, watch.silent
         loss.wrong += self.unread()
+        self._forget(set(self._words) - kept)
         loss.wrong += differences(before, contents_of(self._cluster.replicas, self._originals))
         say(f"{part.name}: {loss}")
         return loss
 
     def _run_under_way(self) -> tuple[str, list[Any]]:
-        """A run of the first replica that has stored a candidate, and the nodes it has."""
+        """A run of the first replica that measures its first candidate, and the nodes it has."""
         body = {"problem": PROBLEM, "goal": GOAL}
         sent = self._cluster.replicas[0].client.post("/runs", json=body)
         run_id = str(sent.raise_for_status().json()["id"])
-        _until(lambda: len(self._nodes(run_id)) > 1, f"{run_id} begins")
+        _until(lambda: bool(self._nodes(run_id)), f"{run_id} begins")
         return run_id, self._nodes(run_id)
 
     def _nodes(self, run_id: str) -> list[Any]:
@@ -203,12 +214,12 @@ class Losses:
         _until(lambda: row()["state"] not in RUNNING or "note" in row(), f"{run_id} ends")
         how = "went on"
         if row()["state"] != "finished":
-            how = f"resumed with {len(self._nodes(run_id)) - 1} candidates"
+            how = f"resumed at node {len(self._nodes(run_id))}"
             self._cluster.command("runs", "resume", run_id)
         nodes = self._nodes(run_id)
         if row()["state"] != "finished" or nodes[: len(stored)] != stored:
             wrong.append(f"{run_id} is {row()['state']}, with other nodes than before")
-        return f"{how}, {len(nodes) - 1} candidates"
+        return f"{how}, finished with {len(nodes)} nodes"
 
 
 class _Call:
@@ -276,8 +287,9 @@ def _shown(search: Mapping[str, Any], losses: Sequence[Loss], replicas: int) -> 
         " caller that goes from replica to replica got no answer. Answers: `same` byte for byte,"
         " `by words` where the answer says that vectors are missing, `refused` with 503 or no"
         " connection. Lost is what differs between before and after: documents, their originals,"
-        " finished runs, answers of each replica, a document acknowledged just before the kill and"
-        " one sent meanwhile, the stored candidates of a run that was under way at replica 1.",
+        " finished runs, answers of each replica (after the two documents of the loss were deleted"
+        " again), a document acknowledged just before the kill and one sent meanwhile, which every"
+        " replica had to find, the stored nodes of a run that was under way at replica 1.",
     ]
 
 
@@ -288,6 +300,7 @@ def main() -> None:
     parser.add_argument("--models", type=Path, help="folder with the exported embedding model")
     parser.add_argument("--output", type=Path, help="Markdown file for the result")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with all that was started
     with (
         tempfile.TemporaryDirectory(prefix="kernlore-cluster-") as folder,
         installation(Path(folder), options.replicas, options.knowledge, options.models) as cluster,

@@ -124,7 +124,7 @@ def _words(
 ) -> None:
     for name, scope in scopes:
         for kind, count in (("question", SHORT), ("log", LONG)):
-            for level in ("passage", "section"):
+            for level in lexical.TABLES:
                 times = []
                 for _ in range(QUERIES):
                     words = filler.text.query(count)
@@ -132,7 +132,7 @@ def _words(
                         began = time.perf_counter()
                         lexical.search(
                             connection,
-                            level,  # type: ignore[arg-type]
+                            level,
                             words,
                             scope,
                             heading_weight=WEIGHTS.heading,

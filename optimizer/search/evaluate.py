@@ -48,7 +48,10 @@ def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[
     began.
     """
     assert node.proposal is not None
-    about = {"kernlore.node": node.number, "kernlore.proposer": node.proposal.synthesizer}
+    about: dict[str, telemetry.Value] = {
+        "kernlore.node": node.number,
+        "kernlore.proposer": node.proposal.synthesizer,
+    }
     with telemetry.span("node: evaluate", about):
         evaluated = _evaluated(bench, node, log, seconds)
         telemetry.describe({"kernlore.verdict": evaluated.verdict})
