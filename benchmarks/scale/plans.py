@@ -10,19 +10,19 @@ from sqlalchemy import Connection
 
 
 def plan_of(connection: Connection, ask: Callable[[], object]) -> str:
-    """The plans of the SELECT statements that `ask` sends over this connection, one after another.
-    SQLite's say how it walks; PostgreSQL's also what it expects."""
+    """The plans of the SELECT statements that `ask` sends over whichever connection, one after
+    another. SQLite's say how it walks; PostgreSQL's also what it expects."""
     sent: list[tuple[str, Any]] = []
 
     def note(_: Any, __: Any, statement: str, parameters: Any, *___: Any) -> None:
         if statement.lstrip().upper().startswith("SELECT"):
             sent.append((statement, parameters))
 
-    sa.event.listen(connection, "before_cursor_execute", note)
+    sa.event.listen(sa.Engine, "before_cursor_execute", note)
     try:
         ask()
     finally:
-        sa.event.remove(connection, "before_cursor_execute", note)
+        sa.event.remove(sa.Engine, "before_cursor_execute", note)
     lines = []
     for statement, parameters in dict.fromkeys((s, _hashable(p)) for s, p in sent):
         lines += _explained(connection, statement, parameters)

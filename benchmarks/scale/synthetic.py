@@ -97,21 +97,21 @@ class Filler:
         bodies = self.text.bodies(PASSAGES, BODY)
         headings = self.text.bodies(SECTIONS, HEADING)
         about = {"document_id": document, "kind": "hardware", "value": chip}
-        _insert(connection, "documents", [_document(document, version, now)])
-        _insert(connection, "document_scopes", [about])
-        _insert(connection, "document_versions", [_version(document, version, number, now)])
+        insert(connection, "documents", [_document(document, version, now)])
+        insert(connection, "document_scopes", [about])
+        insert(connection, "document_versions", [_version(document, version, number, now)])
         sections = [
             _section(version, number, first_section + place, place, heading)
             for place, heading in enumerate(headings)
         ]
-        _insert(connection, "sections", sections)
+        insert(connection, "sections", sections)
         rows = [
             _passage(document, version, sections[place // OF_SECTION]["id"], first + place, body)
             for place, body in enumerate(bodies)
         ]
-        _insert(connection, "passages", rows)
+        insert(connection, "passages", rows)
         scoped = [{"passage_id": row["id"], "hardware_id": chip} for row in rows]
-        _insert(connection, "passage_hardware", scoped)
+        insert(connection, "passage_hardware", scoped)
         self._add_vectors(connection, rows, now)
         _add_words(connection, chip, rows, sections)
 
@@ -119,7 +119,7 @@ class Filler:
         self, connection: Connection, rows: Sequence[dict[str, Any]], now: str
     ) -> None:
         drawn = np.ascontiguousarray(self.vectors.drawn(len(rows)), "<f4")
-        _insert(
+        insert(
             connection,
             "embeddings",
             [
@@ -225,7 +225,8 @@ def _passage(document: str, version: str, section: str, seq: int, body: str) -> 
     }
 
 
-def _insert(connection: Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
+def insert(connection: Connection, table: str, rows: Sequence[dict[str, Any]]) -> None:
+    """Rows with the same columns, in one statement."""
     names = list(rows[0])
     marks = ",".join("?" * len(names))
     statement = f"INSERT INTO {table} ({','.join(names)}) VALUES ({marks})"
