@@ -1,7 +1,7 @@
 """Traces: spans of requests, jobs and runs, sent to a collector by OpenTelemetry.
 
 Off unless OTEL_EXPORTER_OTLP_ENDPOINT, or the same for traces alone, names a collector: then
-nothing of OpenTelemetry is imported here, and a span costs less than a microsecond. The other
+nothing of OpenTelemetry is imported here, and a span costs about a microsecond. The other
 variables are those of OpenTelemetry too (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER,
 OTEL_EXPORTER_OTLP_HEADERS, ...). A span that cannot be sent is dropped and logged by the SDK; the
 work that it is about does not notice.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, Literal, ParamSpec, TypeVar
 
@@ -38,6 +38,7 @@ PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"
 # By what a process hands the place to a child: OpenTelemetry's names for an environment.
 IN_ENVIRONMENT = {"traceparent": "TRACEPARENT", "tracestate": "TRACESTATE"}
 
+_OFF = nullcontext()
 _tracer: Tracer | None = None
 _provider: TracerProvider | None = None
 
@@ -107,7 +108,6 @@ def on() -> bool:
     return _tracer is not None
 
 
-@contextmanager
 def span(
     name: str,
     attributes: Mapping[str, Value] | None = None,
@@ -115,18 +115,29 @@ def span(
     parent: Carrier | None = None,
     links: Sequence[Carrier] = (),
     kind: Kind = "internal",
-) -> Iterator[None]:
-    """A span around the block, below `parent`, else below the span that this thread or task is in.
+) -> AbstractContextManager[None]:
+    """A span around a block, below `parent`, else below the span that this thread or task is in.
     `links` are places in other traces that it is also about. An error that leaves the block marks
     it as failed.
     """
     if _tracer is None:
-        yield
-        return
+        return _OFF
+    return _span(_tracer, name, attributes, parent, links, kind)
+
+
+@contextmanager
+def _span(
+    tracer: Tracer,
+    name: str,
+    attributes: Mapping[str, Value] | None,
+    parent: Carrier | None,
+    links: Sequence[Carrier],
+    kind: Kind,
+) -> Iterator[None]:
     from opentelemetry.trace import Link, SpanKind, get_current_span
 
     spans = (get_current_span(_context(carrier)) for carrier in links)
-    with _tracer.start_as_current_span(
+    with tracer.start_as_current_span(
         name,
         context=_context(parent) if parent else None,
         kind=SpanKind.SERVER if kind == "server" else SpanKind.INTERNAL,
