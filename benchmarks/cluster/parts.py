@@ -33,7 +33,10 @@ LEASE_SECONDS = 10  # work of a killed replica is taken over after so long
 class Part(Protocol):
     """What can be lost. It keeps its place: after a new start it is reached as before."""
 
-    name: str
+    @property
+    def name(self) -> str:
+        """What it is called in the table."""
+        ...
 
     def kill(self) -> None:
         """SIGKILL for it and all that it has started."""

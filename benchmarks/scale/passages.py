@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -23,10 +24,12 @@ from sqlalchemy import Connection
 from benchmarks.knowledge.service import memory_of
 from benchmarks.report import say, table, write_result
 from benchmarks.scale.plans import plan_of
+from benchmarks.scale.runs import disk_of
 from benchmarks.scale.synthetic import MODEL, PASSAGES, Filler, Size
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import candidates, embeddings, lexical
 from kb.index import near
+from kb.index.chroma import ChromaIndex
 from kb.index.exact import nearest
 from kb.scope import ScopeFilter
 from retrieval.ranking import WEIGHTS
@@ -56,6 +59,7 @@ def main() -> None:
     parser.add_argument("--chips", type=int, default=1_000)
     parser.add_argument("--catalog", help="URL of an empty database; default: SQLite")
     parser.add_argument("--in-memory-up-to", type=int, default=1_000_000)
+    parser.add_argument("--chroma-up-to", type=int, default=100_000)
     parser.add_argument("--folder", type=Path, help="where to put the store; removed afterwards")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
@@ -70,10 +74,13 @@ def main() -> None:
                 _measure(catalog, filler, result, passages <= options.in_memory_up_to)
                 results.append(result)
                 done = passages
-                say(str(result))
+                if passages <= options.chroma_up_to:
+                    _chroma(catalog, filler, result, Path(folder) / "chroma")
+                # After each size: the next may be more than this machine has.
+                shown = _shown(results, options.chips, options.catalog)
+                write_result(options.output, TITLE, shown)
         finally:
             catalog.close()
-    write_result(options.output, TITLE, _shown(results, options.chips, options.catalog))
 
 
 def _fill(catalog: Catalog, filler: Filler, first: int, last: int, folder: Path) -> Measured:
@@ -84,23 +91,14 @@ def _fill(catalog: Catalog, filler: Filler, first: int, last: int, folder: Path)
     with catalog.write() as connection:
         lexical.merge(connection)
     result = Measured(last, filled=time.monotonic() - began)
-    with catalog.read() as connection:
-        if catalog.on_server:
-            size = "SELECT pg_database_size(current_database())"
-            result.disk = connection.exec_driver_sql(size).scalar_one() / 2**20
-        else:
-            files = folder.glob("catalog.sqlite*")
-            result.disk = sum(file.stat().st_size for file in files) / 2**20
+    result.disk = disk_of(catalog, folder)
     return result
 
 
 def _measure(catalog: Catalog, filler: Filler, result: Measured, in_memory: bool) -> None:
     chip, every = ScopeFilter(hardware=("chip7", "any")), ScopeFilter(hardware=None)
     scopes = (("one chip", chip), ("all chips", every))
-    if catalog.on_server:
-        with catalog.read() as connection:
-            connection.exec_driver_sql("SELECT 1")
-    else:
+    if not catalog.on_server:  # there the tables do not search
         _words(catalog, filler, result, "tables", scopes)
     _counts(catalog, result)
     for name, scope in scopes:
@@ -192,11 +190,24 @@ def _in_memory(
         result.milliseconds[f"nearest of {name}, exactly"] = float(np.median(taken)) * 1000
 
 
+def _chroma(catalog: Catalog, filler: Filler, result: Measured, folder: Path) -> None:
+    """A collection for each chip, in this process."""
+    chroma = ChromaIndex(catalog, MODEL, folder)
+    with _grown(result, "Chroma, filled from the catalog"):
+        report = chroma.open_or_rebuild()
+    say(f"{report.collections} collections")
+    for name, wanted in (("one chip", ["chip7"]), ("all chips", None)):
+        taken = []
+        for vector in filler.vectors.drawn(QUERIES):
+            began = time.perf_counter()
+            chroma.query(wanted, vector, LIMIT)
+            taken.append(time.perf_counter() - began)
+        result.milliseconds[f"nearest of {name}, by Chroma"] = float(np.median(taken)) * 1000
+
+
 @contextmanager
 def _grown(result: Measured, what: str) -> Iterator[None]:
     """Seconds of the block, and by how much this process has grown after it."""
-    import os
-
     gc.collect()
     before, began = memory_of(os.getpid()), time.monotonic()
     yield
@@ -231,7 +242,7 @@ def _shown(results: Sequence[Measured], chips: int, url: str | None) -> list[str
     ]
     plans = [
         f"**{name}** at {result.passages:,}:\n\n```text\n{plan}\n```"
-        for result in (results[0], results[-1])
+        for result in (results[0], *results[1:][-1:])
         for name, plan in result.plans.items()
         if result is results[0] or plan != results[0].plans.get(name)
     ]

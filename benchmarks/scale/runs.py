@@ -293,7 +293,7 @@ def _shown(results: Sequence[Measured], url: str | None) -> list[str]:
     ]
     plans = [
         f"**{name}** with {result.runs:,} runs:\n\n```text\n{plan}\n```"
-        for result in (results[0], results[-1])
+        for result in (results[0], *results[1:][-1:])
         for name, plan in result.plans.items()
         if result is results[0] or plan != results[0].plans.get(name)
     ]
