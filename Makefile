@@ -2,6 +2,7 @@
 # make test   everything, offline after the first set-up
 # make test-postgres   the suites of store and interface with every catalog on a PostgreSQL server
 # make test-stores   the same suites with files in an S3 bucket and vectors on a Chroma server
+# make cluster   a whole installation on this machine, of which each part is killed in turn
 # make quick  pure logic and small stores, in about a minute
 # make check  lint, format and types
 # make docs   the tables of docs/reference, from the code
@@ -24,7 +25,7 @@ DATA ?= data
 # the program anew, which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-postgres test-stores postgres quick check lint types docs setup browser serve clean
+.PHONY: run test test-postgres test-stores cluster postgres quick check lint types docs setup browser serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
@@ -39,6 +40,10 @@ test-postgres: setup
 # Every stored file and every vector index of the tests on real servers, which the tests start.
 test-stores: setup
 	KERNLORE_TEST_BLOBS=s3 KERNLORE_TEST_CHROMA=server $(BIN)/python -m pytest $(PARALLEL) $(ON_SERVERS)
+
+# PostgreSQL, Chroma, S3 and two replicas; what the loss of each costs.
+cluster: setup postgres
+	$(BIN)/python -m benchmarks.cluster.losses --output benchmarks/results/cluster.md
 
 quick: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

@@ -13,6 +13,7 @@ from types import FrameType
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.backends.local import LocalTarget
 from api.cli.progress import plain_lines
+from kb import telemetry
 from kb.catalog.search.run_processes import RunMail
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
@@ -29,6 +30,7 @@ def main(text: str) -> int:
     """Carry out one run, described as JSON; the exit code. SIGTERM ends it with what it started."""
     signal.signal(signal.SIGTERM, _leave)
     send_logs_to_stderr("error")
+    telemetry.start()
     description = json.loads(text)
     goal = goal_from_json(description["goal"])
     local = LocalTarget(read_settings(None))

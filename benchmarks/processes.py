@@ -6,6 +6,7 @@ import ctypes
 import os
 import signal
 import time
+from contextlib import suppress
 from pathlib import Path
 
 PR_SET_CHILD_SUBREAPER = 36
@@ -33,6 +34,20 @@ def descendants(pid: int) -> list[int]:
         children += below
         waiting += below
     return children
+
+
+def kill_tree(pid: int) -> None:
+    """SIGKILL for a process and all below it, in whatever session they are. They are stopped first,
+    so that none starts another meanwhile."""
+    stopped: set[int] = set()
+    while new := {pid, *descendants(pid)} - stopped:
+        for number in new:
+            with suppress(ProcessLookupError):
+                os.kill(number, signal.SIGSTOP)
+        stopped |= new
+    for number in stopped:
+        with suppress(ProcessLookupError):
+            os.kill(number, signal.SIGKILL)
 
 
 def orphans_gone() -> tuple[int, float]:

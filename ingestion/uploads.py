@@ -11,9 +11,12 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ingestion.formats.detect import detect
+from ingestion.job_spans import TRACE
 from ingestion.read import own_languages
+from kb import telemetry
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -160,10 +163,12 @@ class Uploads:
             registered = register(connection, own_source(connection, source))
             job_id = None
             if registered.version_id is not None:
-                payload = {
+                payload: dict[str, Any] = {
                     "version_id": registered.version_id,
                     "title_given": bool((upload.title or "").strip()),
                 }
+                if trace := telemetry.carrier():
+                    payload[TRACE] = trace
                 builtin = upload.origin == "builtin"
                 # Single files without a group share one turn for what they are about: who sends a
                 # thousand of them, one a request, counts once.

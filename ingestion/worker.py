@@ -29,13 +29,14 @@ from ingestion.elements import ParsedDocument
 from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.job_report import internal_error, progress_of
+from ingestion.job_spans import JobSpans
 from ingestion.left_behind import READ, retry_read, take_over
 from ingestion.next_texts import next_texts
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
 from ingestion.shipped_samples import believed
-from kb import reserve
+from kb import reserve, telemetry
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.faults import full, store_fault
@@ -95,6 +96,7 @@ class Worker:
         self._on_vectors = on_vectors or (lambda scopes: None)
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
+        self._spans = JobSpans()
         self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
         self._living = False
         self._full = False
@@ -151,6 +153,7 @@ class Worker:
         """Queue again what was read here and has no vectors yet: another process embeds it."""
         self._finish_embedded()
         self.release()
+        self._spans.done(self._waiting.values())
         self._waiting.clear()
 
     def release(self) -> None:
@@ -250,6 +253,10 @@ class Worker:
 
     def _read(self, job: Job) -> None:
         version_id = str(job.payload["version_id"])
+        with self._spans.reading(job):
+            self._read_or_fail(job, version_id)
+
+    def _read_or_fail(self, job: Job, version_id: str) -> None:
         try:
             self._read_version(job, version_id)
         except Conflict as error:  # the lease ran out; whoever took over will finish
@@ -288,6 +295,7 @@ class Worker:
         count = progress["passages"]
         self._parts.jobs.heartbeat(job.id, self._owner, self._lease, progress, count)
         self._waiting[job.id] = self._parts.jobs.get(job.id)
+        self._spans.waits(job)
 
     def _version(self, version_id: str) -> sa.Row[Any]:
         with self._parts.catalog.read() as connection:
@@ -300,12 +308,14 @@ class Worker:
             raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
         return version
 
+    @telemetry.traced("job: parse")
     def _parse(self, version: sa.Row[Any]) -> ParsedDocument:
         with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
             path = Path(folder) / "document"
             path.write_bytes(self._parts.blobs.get(version.blob_key))
             return self._parts.parsers.parse(path, version.file_name)
 
+    @telemetry.traced("job: store")
     def _store(
         self, job: Job, version: sa.Row[Any], read: ReadDocument, hardware: list[str]
     ) -> dict[str, Any]:
@@ -364,6 +374,8 @@ class Worker:
         )
 
     def _fail(self, job: Job, version_id: str, error: dict[str, Any]) -> None:
+        telemetry.describe({}, failed=str(error["code"]))
+
         def write(connection: sa.Connection) -> None:
             versions.fail(connection, version_id, {"error": error})
             self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
@@ -411,7 +423,8 @@ class Worker:
             return False
         missing.sort(key=lambda item: len(item.text))
         started = time.monotonic()
-        vectors = encode_whole(parts.embedder, [item.text for item in missing])
+        with self._spans.embedding(len(missing), self._waiting.values()):
+            vectors = encode_whole(parts.embedder, [item.text for item in missing])
         self._resize(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
@@ -445,6 +458,7 @@ class Worker:
             for job in done:
                 self._finish(connection, job)
                 del self._waiting[job.id]
+        self._spans.done(done)
 
     def _report(self, connection: sa.Connection, pending: Mapping[str, Pending]) -> None:
         """Write how many passages of each waiting document have their vector."""
@@ -467,6 +481,7 @@ class Worker:
         rest.
         """
         jobs, self._waiting = list(self._waiting.values()), {}
+        self._spans.done(jobs)
         reason = self._error_of(error)
 
         def write(connection: sa.Connection) -> None:

@@ -26,6 +26,7 @@ from typing import IO, Any, Literal
 import structlog
 from sqlalchemy.exc import OperationalError
 
+from kb import telemetry
 from kb.errors import KernloreError
 from kb.settings import Settings
 
@@ -152,7 +153,7 @@ class ChildProcess:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=environment(settings),
+            env={**environment(settings), **telemetry.for_child()},
             stdin=subprocess.DEVNULL,
             stdout=self._log or subprocess.PIPE,
             stderr=self._log or subprocess.PIPE,

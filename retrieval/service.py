@@ -57,7 +57,7 @@ from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
-from retrieval.stages import stage
+from retrieval.stages import describe_answer, stage
 from retrieval.whole_answer import Asked, Written, answer_of, key_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
@@ -115,7 +115,7 @@ class Retriever:
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
 
-    @stage("other")
+    @stage("other", span="retrieve")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
         equal `context`; without a vector index that is needed it is found by words, and says so.
@@ -146,6 +146,7 @@ class Retriever:
             catalog_revision = revision_of(connection)
         answer = replace(answer_of(asked, written), profile=profile)
         self._record(request, answer, written.shown, catalog_revision, started)
+        describe_answer(answer)
         return answer
 
     def _written(self, connection: Connection, asked: Asked) -> Written:
@@ -242,9 +243,7 @@ class Retriever:
         )
 
     def warm(self, folder: Path) -> None:
-        """Have the vectors of the signals' phrases, which are the same in every request; the first
-        time for this folder it takes a second.
-        """
+        """Have the vectors of the signals' phrases; the first time for this folder takes a second."""
         phrases = [phrase for signal in self._signals for phrase in signal.phrases]
         self._phrases = phrase_vectors(self._embedder, phrases, folder)
 

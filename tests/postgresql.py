@@ -18,6 +18,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
+from benchmarks.processes import kill_tree
 from tests.one_server import OneServer, Unstartable
 
 EVERYWHERE = os.environ.get("KERNLORE_TEST_CATALOG", "") == "postgresql"
@@ -54,9 +55,10 @@ def _user() -> str | None:
 
 
 class Server:
-    """A server on a socket in a folder of its own."""
+    """A server on a socket in a folder of its own. With `durable` it syncs as one in use does."""
 
-    def __init__(self) -> None:
+    def __init__(self, durable: bool = False) -> None:
+        self._durable = durable
         self._programs, self._user = _programs(), _user()
         self.folder = Path(tempfile.mkdtemp(prefix="kl-pg-", dir=tempfile.gettempdir()))
         if self._user is not None:
@@ -85,7 +87,7 @@ class Server:
     def start(self) -> None:
         """Start it, and wait until it answers."""
         # What is committed outlives `stop`; it need not outlive a crash of the machine.
-        off = ("fsync=off", "full_page_writes=off")
+        off = () if self._durable else ("fsync=off", "full_page_writes=off")
         settings = ("listen_addresses=", f"unix_socket_directories={self.folder}", *off)
         options = [part for setting in settings for part in ("-c", setting)]
         with (self.folder / "log").open("ab") as log:
@@ -118,6 +120,13 @@ class Server:
         """Stop it at once, as a crash would."""
         if self._process is not None:
             self._process.send_signal(signal.SIGQUIT)
+            self._process.wait(timeout=START_SECONDS)
+            self._process = None
+
+    def kill(self) -> None:
+        """SIGKILL for it and all of its processes, as when its machine loses power."""
+        if self._process is not None:
+            kill_tree(self._process.pid)
             self._process.wait(timeout=START_SECONDS)
             self._process = None
 

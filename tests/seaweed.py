@@ -71,6 +71,7 @@ class S3Server:
             "dir": str(self.folder / "data"),
             "s3.config": str(self.folder / "s3.json"),
             "s3.port.iceberg": "0",
+            "s3.port.lance": "0",
             "s3.autoCreateBucket": "false",
             "filer.localSocket": str(self.folder / "filer.sock"),
             "volume.preStopSeconds": "0",

@@ -98,7 +98,7 @@ def test_the_image_has_every_package_and_only_settings_that_there_are() -> None:
     for package in packages:
         folder = package.rstrip("*")
         assert f"COPY {folder} {folder}\n" in CONTAINERFILE
-    extras = re.search(r"'\.\[([a-z,]+)\]'", CONTAINERFILE)
+    extras = re.search(r"'\.\[([a-z0-9,]+)\]'", CONTAINERFILE)
     assert (
         extras and set(extras[1].split(",")) <= project["project"]["optional-dependencies"].keys()
     )

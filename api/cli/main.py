@@ -22,6 +22,7 @@ from typer.exceptions import TyperException
 from typer.main import get_command, get_group
 
 from api.cli.output import report_error
+from kb import telemetry
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 
 
@@ -135,6 +136,7 @@ def main(arguments: Sequence[str]) -> int:
     """Carry out one command line; the exit code."""
     as_json = "--json" in arguments
     try:
+        telemetry.start()
         return int(
             kernlore().main(
                 list(arguments) or ["--help"], prog_name="kernlore", standalone_mode=False

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -20,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from api.http.errors import internal_error, respond
 from api.services import Readiness
+from kb import telemetry
 from kb.catalog.figures import Figures
 from kb.ids import new_id
 from retrieval.answer import Answer
@@ -30,6 +32,7 @@ _SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 30)
 _STATES = ("queued", "running", "ready", "partial", "failed")
 _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE = 499
+_PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
 log = structlog.get_logger(__name__)
 
@@ -179,7 +182,10 @@ class RequestLog:
             await send(message)
 
         started = time.perf_counter()
-        with structlog.contextvars.bound_contextvars(request_id=request_id):
+        with (
+            _span(scope, request_id),
+            structlog.contextvars.bound_contextvars(request_id=request_id, **_trace()),
+        ):
             try:
                 await self._app(scope, receive, marked)
             except ClientDisconnect:
@@ -194,6 +200,11 @@ class RequestLog:
 
     def _finish(self, scope: Scope, status: int, seconds: float) -> None:
         route, method = _route(scope), scope["method"]
+        telemetry.describe(
+            {"http.route": route, "http.response.status_code": status},
+            name=f"{method} {route}",
+            failed=f"status {status}" if status >= 500 else None,
+        )
         self._metrics.request(route, method, status, seconds)
         log.info("request", method=method, route=route, status=status, ms=round(seconds * 1000, 2))
 
@@ -202,6 +213,24 @@ def _request_id(scope: Scope) -> str:
     """The caller's own, where it is one."""
     given = Headers(scope=scope).get("x-request-id", "")
     return given if _GIVEN_ID.fullmatch(given) else new_id("req")
+
+
+def _span(scope: Scope, request_id: str) -> AbstractContextManager[None]:
+    """Around a request, below what its caller says in `traceparent`. Probes have none: they would
+    be most of all traces.
+    """
+    if not telemetry.on() or scope["path"] in _PROBES:
+        return nullcontext()
+    about = {"kernlore.request.id": request_id, "http.request.method": scope["method"]}
+    headers = Headers(scope=scope)
+    parent = {name: headers[name] for name in telemetry.IN_ENVIRONMENT if name in headers}
+    return telemetry.span("request", about, parent=parent, kind="server")
+
+
+def _trace() -> dict[str, str]:
+    """For the log line, so that it is found from the trace and the other way round."""
+    trace_id = telemetry.trace_id()
+    return {} if trace_id is None else {"trace_id": trace_id}
 
 
 def _route(scope: Scope) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from kb import telemetry
 from kb.errors import Unavailable
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.candidate_processes import CandidateProcesses, EvaluationContext
@@ -124,7 +125,8 @@ class Attempt:
         self.reached = stage
         began = time.perf_counter()
         try:
-            yield
+            with telemetry.span(f"evaluate: {stage}", {"kernlore.evaluation": self.key}):
+                yield
         finally:
             self.seconds[stage] = time.perf_counter() - began
 

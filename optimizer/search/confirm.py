@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
+from kb import telemetry
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
@@ -78,6 +79,7 @@ class Outcome:
         return asdict(self)
 
 
+@telemetry.traced("run: confirm")
 def confirm(
     tree: Tree,
     bench: Confirming,

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from kb import telemetry
 from kb.errors import KernloreError, NotFound, Unavailable
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
@@ -46,6 +47,18 @@ def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[
     `log` takes a message for each failure; `seconds` is the clock of the run, in seconds since it
     began.
     """
+    assert node.proposal is not None
+    about: dict[str, telemetry.Value] = {
+        "kernlore.node": node.number,
+        "kernlore.proposer": node.proposal.synthesizer,
+    }
+    with telemetry.span("node: evaluate", about):
+        evaluated = _evaluated(bench, node, log, seconds)
+        telemetry.describe({"kernlore.verdict": evaluated.verdict})
+    return evaluated
+
+
+def _evaluated(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
     assert node.proposal is not None
     problem = ""
     for attempt in range(1, ATTEMPTS + 1):
@@ -88,7 +101,8 @@ def evaluate_all(
 
     for node in nodes:
         name = f"evaluate-{node.number}"
-        threading.Thread(target=measure, args=(node,), name=name, daemon=True).start()
+        measuring = telemetry.carried(measure)
+        threading.Thread(target=measuring, args=(node,), name=name, daemon=True).start()
     done: dict[int, Node] = {}
     while len(done) < len(nodes):
         message = messages.get()

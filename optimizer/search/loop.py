@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
+from kb import telemetry
 from optimizer.search.confirm import last_seconds
 from optimizer.search.evaluate import Bench, evaluate_all
 from optimizer.search.goal import Goal, reason_to_stop
@@ -128,7 +129,9 @@ class Search:
         return ended
 
     def _reference(self) -> Node:
-        return Node(REFERENCE, None, "evaluated", None, self.bench.reference(), at=self.seconds)
+        with telemetry.span("node: evaluate", {"kernlore.node": REFERENCE}):
+            evaluation = self.bench.reference()
+        return Node(REFERENCE, None, "evaluated", None, evaluation, at=self.seconds)
 
     def _stop(self, tree: Tree) -> str | None:
         """Why the run ends; None while it goes on. Nodes in flight count for every budget."""
@@ -204,7 +207,8 @@ class Search:
         while len(proposed) < count:
             if proposed and (ended := self._stop(view)):
                 break
-            node = self._proposer.next(view, lambda: self._stop(view))
+            with telemetry.span("node: propose", {"kernlore.node": len(view)}):
+                node = self._proposer.next(view, lambda: self._stop(view))
             if isinstance(node, str):
                 ended = node
                 break

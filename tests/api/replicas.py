@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import cycle
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 
 import httpx
 
+from benchmarks.processes import kill_tree
 from tests.api.cli_process import COMMAND, ROOT, free_port
 from tests.shared import place_models
 
@@ -24,20 +25,30 @@ START_SECONDS = 120.0
 class Replica:
     """One service in a process of its own."""
 
-    def __init__(self, folder: Path, environment: Mapping[str, str], model_cache: Path) -> None:
+    def __init__(
+        self, folder: Path, environment: Mapping[str, str], model_cache: Path | None = None
+    ) -> None:
+        """`model_cache` has the exported query model; without it the service makes its own."""
         self.folder = folder
-        self.data = place_models(folder / "data", model_cache)
+        self.data = folder / "data"
+        if model_cache is not None:
+            place_models(self.data, model_cache)
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
+        self._port = free_port()
         self.client: Any = httpx.Client()  # its answers are checked as those of a TestClient are
+
+    @property
+    def url(self) -> str:
+        """Of the service, also after it was started again."""
+        return f"http://127.0.0.1:{self._port}"
 
     def start(self) -> None:
         """Start it; `await_ready` waits for it."""
-        port = free_port()
-        self.client = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60)
+        self.client = httpx.Client(base_url=self.url, timeout=60)
         with (self.folder / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [*COMMAND, "serve", "--port", str(port), "--data-dir", str(self.data)],
+                [*COMMAND, "serve", "--port", str(self._port), "--data-dir", str(self.data)],
                 cwd=ROOT,
                 stdout=log,
                 stderr=log,
@@ -45,17 +56,26 @@ class Replica:
                 start_new_session=True,
             )
 
-    def await_ready(self) -> dict[str, Any]:
+    def await_ready(self, seconds: float = START_SECONDS) -> dict[str, Any]:
         """What /readyz says once nothing is left to do."""
-        deadline = time.monotonic() + START_SECONDS
+        return self._await(lambda status, state: bool(state.get("ready")), seconds)
+
+    def await_answers(self) -> dict[str, Any]:
+        """What /readyz says once questions are answered; something may be left to do."""
+        return self._await(lambda status, state: status == 200, START_SECONDS)
+
+    def _await(self, done: Callable[[int, dict[str, Any]], bool], seconds: float) -> dict[str, Any]:
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             assert self._process is not None and self._process.poll() is None, self.log()
             try:
-                state: dict[str, Any] = self.client.get("/readyz").json()
+                answer = self.client.get("/readyz")
+                state: dict[str, Any] = answer.json()
             except httpx.TransportError:
-                state = {}
-            if state.get("ready"):
-                return state
+                pass
+            else:
+                if done(answer.status_code, state):
+                    return state
             time.sleep(0.2)
         raise AssertionError(f"not ready:\n{self.log()}")
 
@@ -69,9 +89,9 @@ class Replica:
         os.killpg(self._process.pid, number)
 
     def kill(self) -> None:
-        """As when its machine loses power."""
-        self.signal(signal.SIGKILL)
+        """As when its machine loses power: with all that it has started, runs too."""
         assert self._process is not None
+        kill_tree(self._process.pid)
         self._process.wait()
         self._process = None
 

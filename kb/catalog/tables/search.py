@@ -88,6 +88,7 @@ evaluations = Table(
     when(),
     when("finished_at", nullable=True),
     scope(),
+    Index(None, "state"),
 )
 
 evaluation_cases = Table(
@@ -144,6 +145,9 @@ runs = Table(
     when("finished_at", nullable=True),
     when("cancel_requested_at", nullable=True),
     scope(),
+    Index(None, "created_at"),
+    Index(None, "hardware_id", "created_at"),
+    Index(None, "state", "cost_usd"),
 )
 
 nodes = Table(

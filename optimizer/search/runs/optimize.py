@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from kb import telemetry
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
 from kb.errors import Conflict, InvalidRequest, Unavailable
@@ -87,6 +88,7 @@ class RunInterrupted(KeyboardInterrupt):
         self.finished = finished
 
 
+@telemetry.traced("run", of_environment=True)
 def optimize(
     base: KnowledgeBase,
     problem_path: Path,
@@ -152,6 +154,7 @@ def optimize(
 @contextmanager
 def _ends(store: CatalogStore, run_id: str) -> Iterator[None]:
     """A run that an error or a signal ends is not left running, whatever it was doing."""
+    telemetry.describe({"kernlore.run.id": run_id})
     try:
         yield
     except BaseException as error:

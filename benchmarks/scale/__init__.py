@@ -1,0 +1,1 @@
+"""How stores and searches grow: millions of synthetic passages, a hundred thousand runs."""

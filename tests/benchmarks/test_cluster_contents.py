@@ -1,0 +1,47 @@
+"""What `make cluster` calls lost, in planted differences."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from benchmarks.cluster.contents import Contents, Spoken, differences, spoken
+from retrieval.hints import NO_INDEX
+
+ANSWER = Spoken("context", (("psg_1", "text"),), by_words=False)
+BEFORE = Contents({"doc_1": "Manual a1 current"}, {"run_1": "b2"}, {"0 at one": ANSWER})
+
+
+def test_the_same_and_more_is_no_loss() -> None:
+    more = replace(BEFORE, documents={**BEFORE.documents, "doc_2": "new"}, runs={"run_1": "b2"})
+    assert differences(BEFORE, more) == []
+
+
+@pytest.mark.parametrize(
+    ("after", "said"),
+    [
+        (replace(BEFORE, documents={}), "document doc_1 is gone"),
+        (replace(BEFORE, documents={"doc_1": "Manual a2 current"}), "document doc_1 was"),
+        (replace(BEFORE, runs={}), "run run_1 is gone"),
+        (
+            replace(BEFORE, answers={"0 at one": replace(ANSWER, context="other")}),
+            "answer 0 at one is different",
+        ),
+        (
+            replace(BEFORE, answers={"0 at one": Spoken("other", (), by_words=True)}),
+            "answer 0 at one is by words",
+        ),
+    ],
+)
+def test_what_is_gone_or_other_is_named(after: Contents, said: str) -> None:
+    (line,) = differences(BEFORE, after)
+    assert line.startswith(said)
+
+
+def test_an_answer_by_words_says_so() -> None:
+    body = {"context": "c", "excerpts": [{"id": "psg_1", "text": "t"}], "hints": [NO_INDEX]}
+    answer = spoken(body)
+    assert answer.by_words and answer.against(answer) == "same"
+    assert answer.against(ANSWER) == "by words"
+    assert ANSWER.against(answer) == "different"
