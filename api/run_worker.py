@@ -16,7 +16,8 @@ from api.cli.progress import plain_lines
 from kb.catalog.search.run_processes import RunMail
 from kb.errors import KernloreError
 from optimizer.search.goal import goal_from_json
-from optimizer.search.runs.optimize import builtin, optimize, places_for
+from optimizer.search.runs.optimize import builtin, optimize
+from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer

@@ -20,6 +20,7 @@ from api.cli.options import (
     Models,
     ModelSeconds,
     ProblemPath,
+    Ray,
     Seed,
     switched_on,
 )
@@ -109,6 +110,7 @@ def optimize(
     stall: Stall = None,
     output: Output = None,
     distill: Distill = False,
+    ray: Ray = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -135,7 +137,7 @@ def optimize(
         from optimizer.search.runs.portable import write_result
 
         options = ModelOptions(api_base, context_tokens, tools, model_seconds)
-        finished, code = _search(local, problem, goal, hardware, models, options, as_json)
+        finished, code = _search(local, problem, goal, hardware, models, options, as_json, ray)
         answer = write_result(finished, output)
         if distill and finished.run.state == "finished":
             from skills.curator.distil import distil_source
@@ -210,6 +212,7 @@ def _search(
     models: str,
     options: ModelOptions,
     quiet: bool,
+    ray: str | None,
 ) -> tuple[Finished, int]:
     """The run, and the exit code: that of an interrupted one says so."""
     from optimizer.evaluation.problem.load import load_problem
@@ -217,6 +220,7 @@ def _search(
     load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
     if hardware != "auto":
         local.services.registry.resolve(hardware)
+    from api.cli.elsewhere import places_on
     from api.cli.progress import progress
     from optimizer.search.runs.optimize import RunInterrupted
     from optimizer.search.runs.optimize import optimize as run
@@ -224,17 +228,24 @@ def _search(
 
     if goal.knowledge:
         local.load_knowledge(note)
-    with ended_as_by_ctrl_c(), progress(goal, quiet) as listener:
-        prepare_library(local.services, hardware, goal.language, listener.log)
+    services, language = local.services, goal.language
+    with (
+        ended_as_by_ctrl_c(),
+        places_on(services, ray, hardware, language) as elsewhere,
+        progress(goal, quiet) as listener,
+    ):
+        places = elsewhere.places if elsewhere is not None else None
+        prepare_library(services, hardware, language, listener.log, places)
         try:
             finished = run(
-                local.services,
+                services,
                 Path(problem),
                 goal,
                 hardware,
                 listener,
                 models=models,
                 model_options=options,
+                elsewhere=elsewhere,
             )
         except RunInterrupted as interrupt:
             return interrupt.finished, INTERRUPTED

@@ -1,0 +1,48 @@
+"""`--ray`: the cluster of a command, and the places of a search there. Without it nothing of Ray is
+imported.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from api.cli.output import note
+
+if TYPE_CHECKING:
+    from kb.cluster.connection import Cluster
+    from optimizer.search.runs.cluster_places import ClusterPlaces
+    from retrieval.knowledge_base import KnowledgeBase
+
+SEARCHING = ("kb", "retrieval", "optimizer")  # packages of this program that nodes import
+READING = ("kb", "ingestion")
+
+
+@contextmanager
+def cluster_at(address: str, packages: tuple[str, ...]) -> Iterator[Cluster]:
+    """A connection to the cluster, whose dashboard is named."""
+    from kb.cluster.connection import connected
+
+    with connected(address, packages) as cluster:
+        note(f"dashboard of the cluster: {cluster.dashboard or 'none is running'}")
+        yield cluster
+
+
+@contextmanager
+def places_on(
+    base: KnowledgeBase, address: str | None, hardware: str, language: str | None
+) -> Iterator[ClusterPlaces | None]:
+    """The places of a search on the cluster at an address; None without one."""
+    if address is None:
+        yield None
+        return
+    from optimizer.search.runs.cluster_places import cluster_places
+
+    with cluster_at(address, SEARCHING) as cluster:
+        there = cluster_places(base, cluster, hardware, language, note)
+        note(
+            f"{there.slots.count} places for {there.hardware} on {', '.join(there.hosts)}"
+            f" ({there.slots.resource} {there.slots.amount:g} each)"
+        )
+        yield there
