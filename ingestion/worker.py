@@ -26,11 +26,13 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from ingestion.elements import ParsedDocument
+from ingestion.elsewhere import Elsewhere
 from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.job_report import internal_error, progress_of
 from ingestion.left_behind import READ, retry_read, take_over
 from ingestion.next_texts import next_texts
+from ingestion.on_node import File
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
@@ -67,7 +69,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """The stores and models that a worker uses."""
+    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them."""
 
     catalog: Catalog
     blobs: Blobs
@@ -76,6 +78,7 @@ class Parts:
     embedder: Embedder
     tagger: Tagger
     parsers: ParserPool
+    elsewhere: Elsewhere | None = None
 
 
 class Worker:
@@ -265,24 +268,36 @@ class Worker:
             self._fail(job, version_id, self._error_of(error))
 
     def _read_version(self, job: Job, version_id: str) -> None:
-        parts = self._parts
         version = self._version(version_id)
         if job.kept is not None and version.state in READ:
             self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
             return
         hardware = sorted(version.declared["hardware"])
-        parsed, specs = self._parse(version), parts.registry.all()
-        builtin = version.origin == "builtin"  # their facts are in hardware.toml, with sources
-        spoken = version.declared["languages"]
-        read = read_document(
-            parsed, parts.embedder, parts.tagger, hardware, specs, spoken, with_facts=not builtin
-        )
+        read = self._read_file(version, hardware)
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
             return
         if job.payload.get("title_given"):
             read = replace(read, content=replace(read.content, title=None))
         self._await_vectors(job, self._store(job, version, read, hardware))
+
+    def _read_file(self, version: sa.Row[Any], hardware: list[str]) -> ReadDocument:
+        parts, specs = self._parts, self._parts.registry.all()
+        facts = version.origin != "builtin"  # theirs are in hardware.toml, with sources
+        spoken = version.declared["languages"]
+        if parts.elsewhere is not None:
+            data = parts.blobs.get(version.blob_key)
+            file = File(data, version.file_name, tuple(hardware), tuple(spoken), facts)
+            return parts.elsewhere.read(file, specs)
+        return read_document(
+            self._parse(version),
+            parts.embedder,
+            parts.tagger,
+            hardware,
+            specs,
+            spoken,
+            with_facts=facts,
+        )
 
     def _await_vectors(self, job: Job, progress: Mapping[str, Any]) -> None:
         count = progress["passages"]
@@ -411,7 +426,12 @@ class Worker:
             return False
         missing.sort(key=lambda item: len(item.text))
         started = time.monotonic()
-        vectors = encode_whole(parts.embedder, [item.text for item in missing])
+        texts = [item.text for item in missing]
+        vectors = (
+            encode_whole(parts.embedder, texts)
+            if parts.elsewhere is None
+            else parts.elsewhere.encode(texts)
+        )
         self._resize(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
