@@ -4,7 +4,7 @@ imported.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -46,3 +46,8 @@ def places_on(
             f" ({there.slots.resource} {there.slots.amount:g} each)"
         )
         yield there
+
+
+def words_of(there: ClusterPlaces | None) -> Callable[[], str] | None:
+    """What the nodes of a search do, in a few words; None where there are none."""
+    return None if there is None else there.activity.text

@@ -19,7 +19,6 @@ from api.cli.options import (
     DeviceHardware,
     Models,
     ModelSeconds,
-    ProblemPath,
     Ray,
     Seed,
     switched_on,
@@ -28,6 +27,7 @@ from api.cli.output import note, show
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
+    from optimizer.search.goal import Goal
     from optimizer.search.runs.optimize import Finished
     from optimizer.search.synthesizers.llm.settings import ModelOptions
 
@@ -90,7 +90,13 @@ Tools = Annotated[
 
 
 def optimize(
-    problem: ProblemPath,
+    problems: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="PROBLEM...",
+            help="A problem file, folder or the name of a built-in problem; several with --ray.",
+        ),
+    ],
     hardware: DeviceHardware = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
     target: Target = None,
@@ -137,6 +143,10 @@ def optimize(
         from optimizer.search.runs.portable import write_result
 
         options = ModelOptions(api_base, context_tokens, tools, model_seconds)
+        if len(problems) > 1:
+            asked = (goal, hardware, models, options)
+            return _several(local, problems, asked, ray, output, distill, as_json)
+        problem = problems[0]
         finished, code = _search(local, problem, goal, hardware, models, options, as_json, ray)
         answer = write_result(finished, output)
         if distill and finished.run.state == "finished":
@@ -220,7 +230,7 @@ def _search(
     load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
     if hardware != "auto":
         local.services.registry.resolve(hardware)
-    from api.cli.elsewhere import places_on
+    from api.cli.elsewhere import places_on, words_of
     from api.cli.progress import progress
     from optimizer.search.runs.optimize import RunInterrupted
     from optimizer.search.runs.optimize import optimize as run
@@ -232,7 +242,7 @@ def _search(
     with (
         ended_as_by_ctrl_c(),
         places_on(services, ray, hardware, language) as elsewhere,
-        progress(goal, quiet) as listener,
+        progress(goal, quiet, words_of(elsewhere)) as listener,
     ):
         places = elsewhere.places if elsewhere is not None else None
         prepare_library(services, hardware, language, listener.log, places)
@@ -250,6 +260,42 @@ def _search(
         except RunInterrupted as interrupt:
             return interrupt.finished, INTERRUPTED
     return finished, 0
+
+
+def _several(
+    local: LocalTarget,
+    problems: list[str],
+    asked: tuple[Goal, str, str, ModelOptions],
+    ray: str | None,
+    output: Path | None,
+    distill: bool,
+    as_json: bool,
+) -> int:
+    """Several problems side by side; 1 where one of them had no search."""
+    from kb.errors import InvalidRequest
+    from optimizer.evaluation.problem.load import load_problem
+
+    if ray is None or distill:
+        raise InvalidRequest(
+            f"{len(problems)} problems" + (" with --distill" if ray else ""),
+            hint="Several are searched side by side on a cluster: give --ray, and distil each run"
+            " afterwards with `kernlore skills distill`.",
+        )
+    paths = [load_problem(Path(name)).path for name in dict.fromkeys(problems)]
+    from api.cli.elsewhere import places_on
+    from api.cli.side_by_side import Asked, search_all, text_of
+
+    goal, hardware, models, options = asked
+    if goal.knowledge:
+        local.load_knowledge(note)
+    with places_on(local.services, ray, hardware, goal.language) as there:
+        assert there is not None
+        at_once, hardware = there.slots.count, there.hardware
+    common = Asked(goal, hardware, models, options, ray)
+    with ended_as_by_ctrl_c():
+        answers = search_all(local.services, paths, common, at_once, output, as_json)
+    show(answers, as_json, lambda rows: text_of(rows, _rendered))
+    return 1 if any("error" in answer for answer in answers) else 0
 
 
 def _rendered(answer: Any) -> str:

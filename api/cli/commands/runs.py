@@ -197,7 +197,7 @@ def resume(
         from optimizer.search.runs.run_store import run_store, summary_of
 
         row = run_store(local.services).run(run)
-        from api.cli.elsewhere import places_on
+        from api.cli.elsewhere import places_on, words_of
         from api.cli.progress import progress
         from optimizer.search.runs.models import models_to_go_on
         from optimizer.search.runs.optimize import RunInterrupted, optimize
@@ -208,7 +208,7 @@ def resume(
         with (
             ended_as_by_ctrl_c(),
             places_on(services, ray, row.hardware, language) as elsewhere,
-            progress(row.goal, as_json) as listener,
+            progress(row.goal, as_json, words_of(elsewhere)) as listener,
         ):
             places = elsewhere.places if elsewhere is not None else None
             prepare_library(services, row.hardware, language, listener.log, places)

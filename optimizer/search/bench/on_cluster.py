@@ -85,6 +85,14 @@ class Activity:
         """As it is stored with the run. It goes on changing with the run."""
         return self._state
 
+    def text(self) -> str:
+        """What is going on, in a few words."""
+        nodes = self._state["nodes"].values()
+        busy = sum(row["evaluating"] for row in nodes)
+        words = [f"{busy} of {self._state['slots']} places busy"]
+        words += [f"{self._state[w]} {w}" for w in ("waiting", "lost") if self._state[w]]
+        return ", ".join(words)
+
     def count(self, host: str | None, what: str, by: int) -> None:
         """Add to a figure of a node, or with None of the run."""
         with self._lock:

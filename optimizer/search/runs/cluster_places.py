@@ -4,13 +4,14 @@ measure alike, and what the search has to know of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kb.catalog.search.evaluations import Evaluations
 from kb.cluster.connection import Cluster, WorkLost
 from kb.cluster.nodes import NODE_ID, Slots, only_hardware, slots_for
-from kb.errors import InvalidRequest, Unavailable, UnknownHardware
+from kb.errors import InternalError, InvalidRequest, Unavailable, UnknownHardware
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceKind
@@ -43,7 +44,7 @@ SURVEY_SECONDS = 120.0  # for a node to start a process and to import torch
 @dataclass(frozen=True)
 class ClusterPlaces:
     """The nodes of a run. `places` are by language; `slots` are those nodes that have `chosen` in
-    common; `others` are ids of nodes that measure otherwise, `left_out` says by host why."""
+    common; `others` are ids of nodes that measure otherwise, `activity` is for one run."""
 
     hardware: str
     cluster: Cluster
@@ -52,8 +53,8 @@ class ClusterPlaces:
     chosen: Surveyed
     hosts: Sequence[str]
     others: Sequence[str]
-    left_out: Mapping[str, str]
     places: Mapping[str, Place]
+    activity: Activity
 
     def bench(
         self, base: KnowledgeBase, problem: Problem, log: Callable[[str], None]
@@ -62,12 +63,14 @@ class ClusterPlaces:
         lineage = base.registry.lineage(self.hardware)
         signatures, rules = known_signatures(base, lineage), known_rules(base, lineage)
         setting = replace(self.setting, problem=problem, signatures=signatures, rules=rules)
-        cluster = self.cluster
-        activity = Activity(
-            cluster.address, cluster.dashboard, self.hosts, self.slots.count, self.left_out
-        )
         nodes = Nodes(
-            cluster, self.slots, setting, self.chosen.environment, self.others, activity, log
+            self.cluster,
+            self.slots,
+            setting,
+            self.chosen.environment,
+            self.others,
+            self.activity,
+            log,
         )
         nodes.measured_on = self._storing_device(base)
         for place in self.places.values():
@@ -121,9 +124,9 @@ def cluster_places(
     slots = slots_for(nodes, named, resolve)
     offered = _offered(base, named, language)
     setting = Setting(offered, _device(base, named), settings=settings or EvaluationSettings())
-    surveyed = _survey(cluster, slots, setting)
+    surveyed, silent = _survey(cluster, slots, setting)
     chosen, others = _alike(slots, surveyed)
-    left_out = {
+    left_out = silent | {
         other.host: other.environment.difference(chosen.environment)
         for other in surveyed
         if other.environment != chosen.environment
@@ -139,7 +142,8 @@ def cluster_places(
         versions=tuple(pair for pair in chosen.environment.versions if pair[0] in places),
     )
     chosen = replace(chosen, environment=environment)
-    return ClusterPlaces(named, cluster, kept, narrowed, chosen, hosts, others, left_out, places)
+    activity = Activity(cluster.address, cluster.dashboard, hosts, kept.count, left_out)
+    return ClusterPlaces(named, cluster, kept, narrowed, chosen, hosts, others, places, activity)
 
 
 def _resolver(base: KnowledgeBase) -> Callable[[str], str | None]:
@@ -182,10 +186,13 @@ def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[s
     return offered
 
 
-def _survey(cluster: Cluster, slots: Slots, setting: Setting) -> list[Surveyed]:
-    """How each of the nodes measures; one that is lost meanwhile has no answer."""
-    sent = [
-        cluster.send(
+def _survey(
+    cluster: Cluster, slots: Slots, setting: Setting
+) -> tuple[list[Surveyed], dict[str, str]]:
+    """How each of the nodes measures, and why others have no answer. Raises Unavailable where none
+    has one."""
+    sent = {
+        node.name: cluster.send(
             survey,
             setting,
             name="survey",
@@ -193,23 +200,26 @@ def _survey(cluster: Cluster, slots: Slots, setting: Setting) -> list[Surveyed]:
             own_process=setting.device == "cuda",  # which is then free of any GPU
         )
         for node in slots.nodes
-    ]
-    answers = []
-    for work in sent:
+    }
+    answers, silent = [], {}
+    deadline = time.monotonic() + SURVEY_SECONDS
+    for name, work in sent.items():
         try:
-            if work.answered(SURVEY_SECONDS):
+            if work.answered(max(0.0, deadline - time.monotonic())):
                 answers.append(work.next())
-        except WorkLost:
-            continue
+            else:
+                silent[name] = f"no answer within {SURVEY_SECONDS:.0f} s"
+        except (WorkLost, InternalError) as error:
+            silent[name] = error.message
         finally:
             cluster.forget(work)
     if not answers:
+        reasons = "; ".join(f"{name}: {why}" for name, why in silent.items())
         raise Unavailable(
-            f"no node with {slots.label}={'|'.join(slots.values)} answered within"
-            f" {SURVEY_SECONDS:.0f} s",
+            f"no node with {slots.label}={'|'.join(slots.values)} can be used: {reasons}",
             hint="See the nodes and their logs in Ray's dashboard.",
         )
-    return answers
+    return answers, silent
 
 
 def _alike(slots: Slots, surveyed: Sequence[Surveyed]) -> tuple[Surveyed, list[str]]:
