@@ -201,6 +201,7 @@ class Nodes:
             work,
             name=name,
             options=self.slots.options(self._excluded()),
+            own_process=self.slots.resource == "GPU",  # it cannot go on with another GPU
         )
         try:
             with self._counted(None, "waiting"):
@@ -470,5 +471,6 @@ class SimulatedOnCluster(SimulatedBench):
             cases,
             by,
             self.journal,
-            lambda: self.nodes.measure(work, name, 1),
+            # Before there is a baseline, nobody tries the run's first candidate again.
+            lambda: self.nodes.measure(work, name, 1 if self._baseline else TRIES),
         )
