@@ -6,17 +6,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from api.cli.output import note
 
 if TYPE_CHECKING:
     from kb.cluster.connection import Cluster
+    from optimizer.search.goal import Goal
     from optimizer.search.runs.cluster_places import ClusterPlaces
+    from optimizer.search.synthesizers.llm.settings import ModelOptions
     from retrieval.knowledge_base import KnowledgeBase
 
 SEARCHING = ("kb", "retrieval", "optimizer")  # packages of this program that nodes import
 READING = ("kb", "ingestion")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What is asked of every problem; `ray` is the address of a cluster, None for this machine."""
+
+    goal: Goal
+    hardware: str
+    models: str
+    options: ModelOptions
+    ray: str | None
 
 
 @contextmanager

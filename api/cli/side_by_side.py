@@ -28,8 +28,8 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
 
 if TYPE_CHECKING:
+    from api.cli.elsewhere import Asked
     from optimizer.search.goal import Goal
-    from optimizer.search.synthesizers.llm.settings import ModelOptions
     from retrieval.knowledge_base import KnowledgeBase
 
 LOOK_SECONDS = 2.0
@@ -51,17 +51,6 @@ class _Search:
     line: str = "waits"
     ended: bool = False
     said: float = field(default=0.0, repr=False)
-
-
-@dataclass(frozen=True)
-class Asked:
-    """What all problems have in common; `ray` is the address of the cluster."""
-
-    goal: Goal
-    hardware: str
-    models: str
-    options: ModelOptions
-    ray: str
 
 
 def search_all(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.backends import opened
+from api.cli.elsewhere import Asked
 from api.cli.options import (
     ApiBase,
     AsJson,
@@ -27,9 +29,7 @@ from api.cli.output import note, show
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
-    from optimizer.search.goal import Goal
     from optimizer.search.runs.optimize import Finished
-    from optimizer.search.synthesizers.llm.settings import ModelOptions
 
 Target = Annotated[
     str | None,
@@ -75,6 +75,13 @@ Distill = Annotated[
 ]
 
 
+Problems = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PROBLEM...",
+        help="A problem file, folder or the name of a built-in problem; several with --ray.",
+    ),
+]
 Minutes = Annotated[float | None, typer.Option(help="Search for at most this many minutes.")]
 Usd = Annotated[
     float | None, typer.Option(help="Spend at most this many US dollars on language models.")
@@ -90,13 +97,7 @@ Tools = Annotated[
 
 
 def optimize(
-    problems: Annotated[
-        list[str],
-        typer.Argument(
-            metavar="PROBLEM...",
-            help="A problem file, folder or the name of a built-in problem; several with --ray.",
-        ),
-    ],
+    problems: Problems,
     hardware: DeviceHardware = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
     target: Target = None,
@@ -139,20 +140,31 @@ def optimize(
             "stall": stall,
         }
     )
+    options = ModelOptions(api_base, context_tokens, tools, model_seconds)
+    asked = Asked(goal, hardware, models, options, ray)
     with opened(data_dir) as local:
-        from optimizer.search.runs.portable import write_result
-
-        options = ModelOptions(api_base, context_tokens, tools, model_seconds)
         if len(problems) > 1:
-            asked = (goal, hardware, models, options)
-            return _several(local, problems, asked, ray, output, distill, as_json)
-        problem = problems[0]
-        finished, code = _search(local, problem, goal, hardware, models, options, as_json, ray)
-        answer = write_result(finished, output)
-        if distill and finished.run.state == "finished":
-            from skills.curator.distil import distil_source
+            return _several(local, problems, asked, output, distill, as_json)
+        return _single(local, problems[0], asked, output, distill, as_json)
 
-            answer["distilled"] = distil_source(local.services, finished.run.id).as_json()
+
+def _single(
+    local: LocalTarget,
+    problem: str,
+    asked: Asked,
+    output: Path | None,
+    distill: bool,
+    as_json: bool,
+) -> int:
+    """One problem; the exit code."""
+    from optimizer.search.runs.portable import write_result
+
+    finished, code = _search(local, problem, asked, as_json)
+    answer = write_result(finished, output)
+    if distill and finished.run.state == "finished":
+        from skills.curator.distil import distil_source
+
+        answer["distilled"] = distil_source(local.services, finished.run.id).as_json()
     show(answer, as_json, _rendered)
     if not distill and answer["outcome"]["gain"] is not None:
         note(f"to learn from it: kernlore skills distill {finished.run.id}")
@@ -214,19 +226,11 @@ def named_synthesizers(text: str) -> tuple[str, ...]:
     return names
 
 
-def _search(
-    local: LocalTarget,
-    problem: str,
-    goal: Any,
-    hardware: str,
-    models: str,
-    options: ModelOptions,
-    quiet: bool,
-    ray: str | None,
-) -> tuple[Finished, int]:
+def _search(local: LocalTarget, problem: str, asked: Asked, quiet: bool) -> tuple[Finished, int]:
     """The run, and the exit code: that of an interrupted one says so."""
     from optimizer.evaluation.problem.load import load_problem
 
+    goal, hardware = asked.goal, asked.hardware
     load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
     if hardware != "auto":
         local.services.registry.resolve(hardware)
@@ -241,7 +245,7 @@ def _search(
     services, language = local.services, goal.language
     with (
         ended_as_by_ctrl_c(),
-        places_on(services, ray, hardware, language) as elsewhere,
+        places_on(services, asked.ray, hardware, language) as elsewhere,
         progress(goal, quiet, words_of(elsewhere)) as listener,
     ):
         places = elsewhere.places if elsewhere is not None else None
@@ -253,8 +257,8 @@ def _search(
                 goal,
                 hardware,
                 listener,
-                models=models,
-                model_options=options,
+                models=asked.models,
+                model_options=asked.options,
                 elsewhere=elsewhere,
             )
         except RunInterrupted as interrupt:
@@ -265,8 +269,7 @@ def _search(
 def _several(
     local: LocalTarget,
     problems: list[str],
-    asked: tuple[Goal, str, str, ModelOptions],
-    ray: str | None,
+    asked: Asked,
     output: Path | None,
     distill: bool,
     as_json: bool,
@@ -275,6 +278,7 @@ def _several(
     from kb.errors import InvalidRequest
     from optimizer.evaluation.problem.load import load_problem
 
+    ray = asked.ray
     if ray is None or distill:
         raise InvalidRequest(
             f"{len(problems)} problems" + (" with --distill" if ray else ""),
@@ -283,17 +287,16 @@ def _several(
         )
     paths = [load_problem(Path(name)).path for name in dict.fromkeys(problems)]
     from api.cli.elsewhere import places_on
-    from api.cli.side_by_side import Asked, search_all, text_of
+    from api.cli.side_by_side import search_all, text_of
 
-    goal, hardware, models, options = asked
+    goal = asked.goal
     if goal.knowledge:
         local.load_knowledge(note)
-    with places_on(local.services, ray, hardware, goal.language) as there:
+    with places_on(local.services, ray, asked.hardware, goal.language) as there:
         assert there is not None
-        at_once, hardware = there.slots.count, there.hardware
-    common = Asked(goal, hardware, models, options, ray)
+        at_once, asked = there.slots.count, replace(asked, hardware=there.hardware)
     with ended_as_by_ctrl_c():
-        answers = search_all(local.services, paths, common, at_once, output, as_json)
+        answers = search_all(local.services, paths, asked, at_once, output, as_json)
     show(answers, as_json, lambda rows: text_of(rows, _rendered))
     return 1 if any("error" in answer for answer in answers) else 0
 

@@ -34,7 +34,7 @@ from optimizer.search.runs.cluster_places import ClusterPlaces
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.models import asked_models, check_keys, language_models
-from optimizer.search.runs.places import bench_for, places_for
+from optimizer.search.runs.places import bench_for, places_for, target_of
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import compared_with, manual_samples
@@ -109,21 +109,18 @@ def optimize(
     store = _store_of(base, resume, problem)
     _check_models(goal, models, options)
     places = _places(base, hardware, goal, elsewhere)
-    target = next(iter(places.values())).target
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
     lock = _lock(base, store, resume, run_id or new_id("run"))
     with lock, _bench(base, problem, places, elsewhere, listener) as bench:
         view = problem_view(problem, bench.device, _is_elsewhere(bench))
-        hardware_view = hardware_view_of(target, places, goal.language)
+        hardware_view = hardware_view_of(target_of(places), places, goal.language)
         check_launch(view, hardware_view)
         over = _compared_with(bench, chosen, view, hardware_view, store, resume)
         asked = asked_models(models, options, listener)
-        if resume is None:
-            bench.reference()  # makes the problem's row, which the run's row points to
-            run = _begin(store, problem, target.hardware, goal, places, lock.run_id, asked)
+        if resume is not None:
+            run = _watched(store, _resumed(base, store, resume, problem, asked), bench)
         else:
-            run = _resumed(base, store, resume, problem, asked)
-        run = _watched(store, run, bench)
+            run = _watched(store, _begin(store, problem, bench, goal, lock.run_id, asked), bench)
         with _ends(store, run.id):
             if models:
                 tools = ModelTools(base, hardware_view, view, places)
@@ -368,7 +365,7 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
     row = store.run(run_id)
     problem = load_problem(Path(row.problem))
     places = places_for(base, row.hardware, row.goal.language)
-    target = next(iter(places.values())).target
+    target = target_of(places)
     view = problem_view(problem, target.device or "cpu")
     task = Task(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
     proposers = builtin(base, row.goal, places)
@@ -378,20 +375,20 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
 def _begin(
     store: CatalogStore,
     problem: Problem,
-    hardware: str,
+    bench: RunBench,
     goal: Goal,
-    places: dict[str, Place],
     run_id: str,
     asked: Mapping[str, Any],
 ) -> RunRow:
+    bench.reference()  # makes the problem's row, which the run's row points to
     run = RunRow(
         id=run_id,
         problem=str(problem.path),
         problem_sha256=problem.sha256,
-        hardware=hardware,
+        hardware=target_of(bench.places).hardware,
         goal=goal,
         started_at=time.time(),
-        environment={name: place.toolchain.version() for name, place in places.items()},
+        environment={name: place.toolchain.version() for name, place in bench.places.items()},
         asked=asked,
     )
     store.begin(run)

@@ -18,6 +18,7 @@ from optimizer.evaluation.evaluate import (
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
+from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
@@ -31,7 +32,7 @@ def bench_for(
 ) -> LocalBench | SimulatedBench:
     """What evaluates candidates in these places: this machine's devices, or a chip's own
     commands."""
-    target = next(iter(places.values())).target
+    target = target_of(places)
     settings = EvaluationSettings()
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
     signatures = known_signatures(base, target.lineage)
@@ -70,6 +71,11 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
             hint="Search on a machine that has it, or pack a portable session.",
         )
     return places
+
+
+def target_of(places: Mapping[str, Place]) -> Target:
+    """The hardware of these places, which they have in common."""
+    return next(iter(places.values())).target
 
 
 def of_one_clock(places: Mapping[str, Place], language: str | None) -> dict[str, Place]:

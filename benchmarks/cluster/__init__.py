@@ -1,0 +1,1 @@
+"""Benchmarks of work on a cluster: one command each."""
