@@ -2,8 +2,8 @@
 is stored here, as if it had been made here.
 
 Plain tasks, one for each file and for some dozens of texts: a document is searchable as soon as it
-is read, one that fails fails alone, and uploads of people come first. docs/adr/029 has what Ray
-Data took for the same. A node that dies costs the files and texts that it was at.
+is read, one that fails fails alone, and uploads of people come first. docs/adr/029 says why not
+Ray Data. A node that dies costs the files and texts that it was at.
 """
 
 from __future__ import annotations
