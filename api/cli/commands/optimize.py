@@ -281,7 +281,7 @@ def _several(
     ray = asked.ray
     if ray is None or distill:
         raise InvalidRequest(
-            f"{len(problems)} problems" + (" with --distill" if ray else ""),
+            f"{len(problems)} problems " + ("with --distill" if ray else "on one machine"),
             hint="Several are searched side by side on a cluster: give --ray, and distil each run"
             " afterwards with `kernlore skills distill`.",
         )
