@@ -96,7 +96,7 @@ class Nodes:
         return [str(node.node_id) for node in self._nodes]
 
     def close(self) -> None:
-        self._cluster.shutdown()
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="module")
@@ -192,7 +192,8 @@ def test_a_killed_node_costs_what_it_was_at(nodes: Nodes, chip: LocalTarget) -> 
         same = bench.measure(proposal.bundle, bench.cases(proposal), fresh=False)
         measured = next(e for e in _evaluations(tree) if e.candidate == same.candidate)
         assert same.seconds == measured.seconds  # those of the node
-    shown = pages._environment().get_template("run_parts.html").module.cluster(stored, "finished")
+    macros: Any = pages._environment().get_template("run_parts.html").module
+    shown = macros.cluster(stored, "finished")
     assert "began again" in shown and next(iter(stored["nodes"])) in shown
     nodes.replace()
 

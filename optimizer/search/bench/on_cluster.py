@@ -273,7 +273,7 @@ class ToolchainThere:
     def __init__(self, language: str, named: str) -> None:
         """`named` is its name and version as a node reports them."""
         self.name, _, self._version = named.partition(" ")
-        self.languages = (language,)
+        self.languages: tuple[str, ...] = (language,)
         self.nodes: Nodes | None = None
 
     def available(self, target: Target) -> Availability:

@@ -38,7 +38,7 @@ from retrieval.knowledge_base import KnowledgeBase
 # What nodes import of this program.
 PACKAGES = ("kb", "retrieval", "optimizer")
 CUDA_VENDORS = ("nvidia", "amd")
-SURVEY_SECONDS = 120.0  # for a node to start a process and to import torch
+SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
 
 
 @dataclass(frozen=True)
