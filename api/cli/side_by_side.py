@@ -85,7 +85,7 @@ def search_all(
 
 
 def _begin(base: KnowledgeBase, search: _Search, asked: Asked) -> None:
-    description = {
+    description: dict[str, Any] = {
         "run": search.run,
         "problem": str(search.problem),
         "hardware": asked.hardware,

@@ -1,1 +1,0 @@
-"""Benchmarks of work on a cluster: one command each."""
