@@ -57,6 +57,10 @@ class Sent:
         errors = self._ray.exceptions
         try:
             return self._ray.get(next(self._stream))
+        except SystemExit as error:  # so Ray ends a wait when the connection is closed
+            if threading.current_thread() is threading.main_thread():
+                raise
+            raise WorkLost("the connection was closed", hint="Start the command again.") from error
         except errors.RayTaskError as error:
             lines = str(error).strip().splitlines()
             raise InternalError(
