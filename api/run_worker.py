@@ -6,22 +6,28 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.backends.local import LocalTarget
+from api.cli.elsewhere import places_on
 from api.cli.progress import plain_lines
 from kb import telemetry
 from kb.catalog.search.run_processes import RunMail
 from kb.errors import KernloreError
-from optimizer.search.goal import goal_from_json
-from optimizer.search.runs.optimize import builtin, optimize, places_for
+from optimizer.search.goal import Goal, goal_from_json
+from optimizer.search.loop import Listener
+from optimizer.search.runs.optimize import builtin, optimize
+from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer
 from optimizer.search.synthesizers.llm.prompt import brief
+from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.llm.templates import Fence
 from skills.lifecycle import prepare_library
 
@@ -37,6 +43,8 @@ def main(text: str) -> int:
     services = local.services
     run_id = description["run"]
     listener = plain_lines(goal)
+    if "ray" in description:
+        return _on_cluster(local, description, goal, listener)
     prepare_library(services, description["hardware"], goal.language, listener.log)
     proposers: list[Synthesizer] = []
     if "external" in description["proposers"]:
@@ -65,6 +73,36 @@ def main(text: str) -> int:
             proposers=proposers,
             run_id=run_id,
         )
+    except KernloreError as error:
+        print(f"{error.message}. {error.hint}", file=sys.stderr)
+        return 1
+    finally:
+        local.close()
+    return 0
+
+
+def _on_cluster(
+    local: LocalTarget, description: Mapping[str, Any], goal: Goal, listener: Listener
+) -> int:
+    """A run whose candidates the nodes of a cluster measure, by what a single machine proposes."""
+    services, hardware = local.services, description["hardware"]
+    try:
+        with places_on(services, description["ray"], hardware, goal.language) as elsewhere:
+            assert elsewhere is not None
+            signal.signal(signal.SIGTERM, _leave)
+            places = elsewhere.places
+            prepare_library(services, hardware, goal.language, listener.log, places)
+            optimize(
+                services,
+                Path(description["problem"]),
+                goal,
+                hardware,
+                listener,
+                models=description["models"],
+                model_options=ModelOptions(**description["options"]),
+                run_id=description["run"],
+                elsewhere=elsewhere,
+            )
     except KernloreError as error:
         print(f"{error.message}. {error.hint}", file=sys.stderr)
         return 1

@@ -20,11 +20,12 @@ import structlog
 
 from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
+from ingestion.elsewhere import Elsewhere
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
-from ingestion.read import pipeline_fingerprint
+from ingestion.read import pipeline_fingerprint, pipeline_parts
 from ingestion.rereading import read_again
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
@@ -49,6 +50,8 @@ from retrieval.ranking import WEIGHTS
 from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
+    from ingestion.on_cluster import ClusterReading
+    from kb.cluster.connection import Cluster
     from kb.index.near import NearIndex
 
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
@@ -150,18 +153,39 @@ class Services(KnowledgeBase):
 
     def parser_pool(self) -> ParserPool:
         """Processes that parse files, within the limits of the settings; to be used in a `with`."""
-        return ParserPool(
-            ParseLimits(
-                memory_mib=self.settings.parse_memory_bytes // MIB,
-                cpu_seconds=int(self.settings.parse_seconds),
-                wall_seconds=self.settings.parse_seconds,
-            )
+        return ParserPool(self._parse_limits)
+
+    @property
+    def _parse_limits(self) -> ParseLimits:
+        return ParseLimits(
+            memory_mib=self.settings.parse_memory_bytes // MIB,
+            cpu_seconds=int(self.settings.parse_seconds),
+            wall_seconds=self.settings.parse_seconds,
         )
 
+    def reading_on(self, cluster: Cluster, log: Callable[[str], None]) -> ClusterReading:
+        """Reads and embeds on the nodes of a cluster as this process would; `log` gets remarks."""
+        from ingestion.on_cluster import ClusterReading
+        from ingestion.on_node import Reading
+
+        embedder = self.embedder
+        reading = Reading(
+            self._parse_limits,
+            self.settings.embedder,
+            embedder.fingerprint,
+            pipeline_parts(embedder, self.tagger),
+            self.tagger,
+        )
+        return ClusterReading(cluster, reading, log)
+
     def worker(
-        self, parsers: ParserPool, on_vectors: Callable[[set[str]], None] | None = None
+        self,
+        parsers: ParserPool,
+        on_vectors: Callable[[set[str]], None] | None = None,
+        elsewhere: Elsewhere | None = None,
     ) -> Worker:
-        """The reader of queued documents; `on_vectors` gets the scopes that have new vectors."""
+        """The reader of queued documents; `on_vectors` gets the scopes that have new vectors;
+        `elsewhere` reads and embeds in place of this machine."""
         parts = Parts(
             self.catalog,
             self.blobs,
@@ -170,6 +194,7 @@ class Services(KnowledgeBase):
             self.embedder,
             self.tagger,
             parsers,
+            elsewhere,
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 

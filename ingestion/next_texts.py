@@ -11,6 +11,24 @@ from kb.catalog.jobs import Jobs, Turn
 from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.embeddings import MissingText
 
+# Passages a transaction: as many as take about EMBED_SECONDS. An upload waits for the batch at
+# hand, and larger ones encode hardly faster.
+EMBED_SECONDS = 3.0
+FIRST_BATCH, LARGEST_BATCH = 64, 512
+
+
+class BatchSize:
+    """How many texts a worker embeds at a time."""
+
+    def __init__(self) -> None:
+        self.texts = FIRST_BATCH
+
+    def took(self, texts: int, seconds: float) -> None:
+        """Let the next batch take about EMBED_SECONDS, by what this one took."""
+        if 2 * texts >= self.texts or seconds > EMBED_SECONDS:
+            fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
+            self.texts = min(max(fitting, FIRST_BATCH), 2 * self.texts, LARGEST_BATCH)
+
 
 def next_texts(
     catalog: Catalog, jobs: Jobs, model: str, batch: int, owner: str

@@ -75,14 +75,18 @@ class ReadDocument:
 
 def pipeline_fingerprint(embedder: Embedder, tagger: Tagger) -> str:
     """Changes whenever reading the same bytes again could give something else."""
-    parts = [
+    return sha256("\n".join(pipeline_parts(embedder, tagger)))[:16]
+
+
+def pipeline_parts(embedder: Embedder, tagger: Tagger) -> tuple[str, ...]:
+    """What decides how bytes are read, each with its version."""
+    return (
         f"pipeline {PIPELINE}",
         f"cut {cutting.MAX_CHARS} {cutting.MAX_CODE_CHARS}",
         f"tags {tagger.fingerprint}",
         f"window {embedder.window} {embedder.fingerprint}",
         *(f"{name} {_installed_version(name)}" for name in _PARSERS),
-    ]
-    return sha256("\n".join(parts))[:16]
+    )
 
 
 def _installed_version(package: str) -> str:

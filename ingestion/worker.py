@@ -26,12 +26,14 @@ import structlog
 from sqlalchemy.exc import DBAPIError
 
 from ingestion.elements import ParsedDocument
+from ingestion.elsewhere import Elsewhere
 from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.job_report import internal_error, progress_of
 from ingestion.job_spans import JobSpans
 from ingestion.left_behind import READ, retry_read, take_over
-from ingestion.next_texts import next_texts
+from ingestion.next_texts import BatchSize, next_texts
+from ingestion.on_node import File
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
@@ -58,17 +60,12 @@ from kb.liveness import forget_dead, living
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
-# Passages a transaction: as many as take about EMBED_SECONDS. An upload waits for the batch at
-# hand, and larger ones encode hardly faster.
-EMBED_SECONDS = 3.0
-FIRST_BATCH, LARGEST_BATCH = 64, 512
-
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The stores and models that a worker uses."""
+    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them."""
 
     catalog: Catalog
     blobs: Blobs
@@ -77,6 +74,7 @@ class Parts:
     embedder: Embedder
     tagger: Tagger
     parsers: ParserPool
+    elsewhere: Elsewhere | None = None
 
 
 class Worker:
@@ -104,7 +102,7 @@ class Worker:
         self._unsettled = False  # whether jobs are running whose end could not be written
         self._looked = False  # at what others have left
         self._released = threading.Event()
-        self._batch = FIRST_BATCH
+        self._batch = BatchSize()
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
@@ -272,24 +270,36 @@ class Worker:
             self._fail(job, version_id, self._error_of(error))
 
     def _read_version(self, job: Job, version_id: str) -> None:
-        parts = self._parts
         version = self._version(version_id)
         if job.kept is not None and version.state in READ:
             self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
             return
         hardware = sorted(version.declared["hardware"])
-        parsed, specs = self._parse(version), parts.registry.all()
-        builtin = version.origin == "builtin"  # their facts are in hardware.toml, with sources
-        spoken = version.declared["languages"]
-        read = read_document(
-            parsed, parts.embedder, parts.tagger, hardware, specs, spoken, with_facts=not builtin
-        )
+        read = self._read_file(version, hardware)
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
             return
         if job.payload.get("title_given"):
             read = replace(read, content=replace(read.content, title=None))
         self._await_vectors(job, self._store(job, version, read, hardware))
+
+    def _read_file(self, version: sa.Row[Any], hardware: list[str]) -> ReadDocument:
+        parts, specs = self._parts, self._parts.registry.all()
+        facts = version.origin != "builtin"  # theirs are in hardware.toml, with sources
+        spoken = version.declared["languages"]
+        if parts.elsewhere is not None:
+            data = parts.blobs.get(version.blob_key)
+            file = File(data, version.file_name, tuple(hardware), tuple(spoken), facts)
+            return parts.elsewhere.read(file, specs)
+        return read_document(
+            self._parse(version),
+            parts.embedder,
+            parts.tagger,
+            hardware,
+            specs,
+            spoken,
+            with_facts=facts,
+        )
 
     def _await_vectors(self, job: Job, progress: Mapping[str, Any]) -> None:
         count = progress["passages"]
@@ -418,25 +428,21 @@ class Worker:
         """Embed some texts that have no vector; False when there are none."""
         parts = self._parts
         model = parts.embedder.fingerprint
-        missing = next_texts(parts.catalog, parts.jobs, model, self._batch, self._owner)
+        missing = next_texts(parts.catalog, parts.jobs, model, self._batch.texts, self._owner)
         if not missing:
             return False
         missing.sort(key=lambda item: len(item.text))
         started = time.monotonic()
+        texts = [item.text for item in missing]
         with self._spans.embedding(len(missing), self._waiting.values()):
-            vectors = encode_whole(parts.embedder, [item.text for item in missing])
-        self._resize(len(missing), time.monotonic() - started)
+            elsewhere = parts.elsewhere
+            vectors = elsewhere.encode(texts) if elsewhere else encode_whole(parts.embedder, texts)
+        self._batch.took(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
             embeddings.put(connection, model, dict(zip(shas, vectors, strict=True)))
             self._fresh |= embeddings.text_scopes(connection, shas)
         return True
-
-    def _resize(self, texts: int, seconds: float) -> None:
-        """Let the next batch take about EMBED_SECONDS, by what this one took."""
-        if 2 * texts >= self._batch or seconds > EMBED_SECONDS:
-            fitting = int(texts * EMBED_SECONDS / max(seconds, 0.001))
-            self._batch = min(max(fitting, FIRST_BATCH), 2 * self._batch, LARGEST_BATCH)
 
     def _finish_embedded(self) -> None:
         """End the jobs whose passages all have vectors now, and say how far the others are."""

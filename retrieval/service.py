@@ -243,7 +243,7 @@ class Retriever:
         )
 
     def warm(self, folder: Path) -> None:
-        """Have the vectors of the signals' phrases; the first time for this folder takes a second."""
+        """Have the vectors of the signals' phrases; a folder's first time takes a second."""
         phrases = [phrase for signal in self._signals for phrase in signal.phrases]
         self._phrases = phrase_vectors(self._embedder, phrases, folder)
 

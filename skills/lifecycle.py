@@ -8,9 +8,9 @@ are suspect, with the reason that their last event gives.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from sqlalchemy import Connection
 
@@ -22,6 +22,9 @@ from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_base import KnowledgeBase
 from skills.observation import retire_unused
 from skills.skill_library import SkillLibrary
+
+if TYPE_CHECKING:
+    from optimizer.search.bench.local import Place
 
 ACTOR = "lifecycle"
 Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
@@ -263,18 +266,24 @@ def change_state(
 
 
 def prepare_library(
-    base: KnowledgeBase, hardware: str, language: str | None, log: Callable[[str], None]
+    base: KnowledgeBase,
+    hardware: str,
+    language: str | None,
+    log: Callable[[str], None],
+    places: Mapping[str, Place] | None = None,
 ) -> None:
     """Store this version's built-in skills and update the states of learned ones.
 
     Skills measured with another toolchain become suspect; skills that many answers showed and
-    nobody used are retired. `log` gets one sentence for each change. Raises UnknownHardware, and
-    Unavailable where nothing can be run on `hardware` here.
+    nobody used are retired. `log` gets one sentence for each change. `places` are those of the
+    search, by language, where they are not this machine's. Raises UnknownHardware, and Unavailable
+    where nothing can be run on `hardware` here.
     """
-    from optimizer.search.runs.optimize import places_for  # seconds to import
+    from optimizer.search.runs.places import places_for  # seconds to import
 
     SkillLibrary(base.catalog).sync_builtin(base.settings.skills_dir)
-    for place in places_for(base, hardware, language).values():
+    chosen = places_for(base, hardware, language) if places is None else places
+    for place in chosen.values():
         toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
         for name in note_toolchain(base.catalog, place.target.hardware, toolchain):
             log(f"{name} was measured with another toolchain: `kernlore skills verify`")

@@ -198,6 +198,23 @@ def test_only_one_module_opens_chroma() -> None:
     assert openers == [CHROMA_OWNER]
 
 
+def test_ray_is_imported_only_with_a_cluster() -> None:
+    """It is an extra and takes a second: nothing imports it when it is imported itself."""
+    importers = {path for path in modules() if "ray" in imported(tree(path))}
+    assert importers == {
+        Path("kb/cluster/connection.py"),
+        Path("ingestion/on_node.py"),
+        Path("optimizer/search/bench/on_node.py"),
+    }
+    at_once = [
+        str(path)
+        for path in importers
+        for node in tree(path).body
+        if isinstance(node, ast.Import) and any(name.name == "ray" for name in node.names)
+    ]
+    assert at_once == []
+
+
 def test_no_module_is_too_long() -> None:
     long = {
         str(path): lines

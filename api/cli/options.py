@@ -30,6 +30,15 @@ ProblemPath = Annotated[
 DeviceHardware = Annotated[
     str, typer.Option("--hardware", help="Hardware id; auto: the hardware of this machine.")
 ]
+Ray = Annotated[
+    str | None,
+    typer.Option(
+        "--ray",
+        help="HOST:PORT of a Ray cluster whose nodes do the work, or auto for the one on this"
+        " machine.",
+        show_default=False,
+    ),
+]
 Seed = Annotated[int, typer.Option(help="Random seed.")]
 Models = Annotated[
     str,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from optimizer.search.goal import Goal
@@ -18,19 +18,23 @@ PLAIN_EVERY = 5.0  # seconds between plain lines that bring nothing new
 ASKING_EVERY = 60.0  # seconds between plain lines that a model is still being asked
 
 
+Words = Callable[[], str]
+
+
 @contextmanager
-def progress(goal: Goal, quiet: bool) -> Iterator[Listener]:
+def progress(goal: Goal, quiet: bool, elsewhere: Words | None = None) -> Iterator[Listener]:
     """A listener that prints the progress of a search on standard error.
 
-    With `quiet` it prints remarks alone: the answer is JSON for a program.
+    With `quiet` it prints remarks alone: the answer is JSON for a program. `elsewhere` says in a
+    few words what other machines do for it.
     """
     if quiet:
         yield _Remarks()
     elif sys.stderr.isatty():
-        with _Live(goal) as live:
+        with _Live(goal, elsewhere) as live:
             yield live
     else:
-        yield _Plain(goal)
+        yield _Plain(goal, elsewhere)
 
 
 def plain_lines(goal: Goal) -> Listener:
@@ -57,8 +61,9 @@ class _Remarks:
 class _Plain:
     """A line when there is a better candidate, and now and then the state of the search."""
 
-    def __init__(self, goal: Goal) -> None:
+    def __init__(self, goal: Goal, elsewhere: Words | None = None) -> None:
         self._goal = goal
+        self._elsewhere = elsewhere
         self._began = time.monotonic()
         self._last = -PLAIN_EVERY
         self._best = -1
@@ -72,7 +77,8 @@ class _Plain:
             return
         self._best = best.number if best is not None else -1
         self._last = time.monotonic()
-        print(status(tree, self._goal, self._last - self._began), file=sys.stderr, flush=True)
+        line = status(tree, self._goal, self._last - self._began, self._elsewhere)
+        print(line, file=sys.stderr, flush=True)
 
     def asking(self, asking: Asking) -> None:
         """A line for each candidate, and then every ASKING_EVERY of a call."""
@@ -90,10 +96,11 @@ class _Plain:
 class _Live:
     """One status line that changes, with remarks above it."""
 
-    def __init__(self, goal: Goal) -> None:
+    def __init__(self, goal: Goal, elsewhere: Words | None = None) -> None:
         from rich.console import Console
 
         self._goal = goal
+        self._elsewhere = elsewhere
         self._console = Console(stderr=True)
         self._began = time.monotonic()
         self._tree: Tree | None = None
@@ -108,7 +115,8 @@ class _Live:
 
     def node(self, node: Node, tree: Tree) -> None:
         self._tree = tree
-        self._status.update(status(tree, self._goal, time.monotonic() - self._began))
+        seconds = time.monotonic() - self._began
+        self._status.update(status(tree, self._goal, seconds, self._elsewhere))
 
     def asking(self, asking: Asking) -> None:
         now = time.monotonic() - self._began
@@ -119,8 +127,8 @@ class _Live:
         self._console.print(message, style="dim", markup=False)
 
 
-def status(tree: Tree, goal: Goal, seconds: float) -> str:
-    """Best so far, verdict counts, candidates a minute, budget left."""
+def status(tree: Tree, goal: Goal, seconds: float, elsewhere: Words | None = None) -> str:
+    """Best so far, verdict counts, candidates a minute, budget left, and what other machines do."""
     tried = tree.nodes[1:]
     counts = Counter(node.verdict for node in tried)
     best = tree.best
@@ -135,4 +143,5 @@ def status(tree: Tree, goal: Goal, seconds: float) -> str:
     left = f"{max(0, goal.candidates - len(tried))} candidates"
     if goal.minutes is not None:
         left += f", {max(0.0, goal.minutes - seconds / 60):.1f} min"
-    return f"{leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
+    line = f"{leader} | {verdicts or 'nothing tried yet'} | {rate:.1f}/min | left {left}"
+    return line if elsewhere is None else f"{line} | {elsewhere()}"

@@ -30,6 +30,9 @@ class ShownRun(BaseModel):
     seconds: float = 0.0
     environment: dict[str, str] = Field(default_factory=dict)
     asked: Json = Field(default_factory=dict)
+    cluster: Json = Field(
+        default_factory=dict, description="Where candidates are measured; empty for one machine."
+    )
     result: Json = Field(default_factory=dict)
 
 

@@ -26,7 +26,8 @@ from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
-from optimizer.search.runs.optimize import Finished, optimize, places_for
+from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.runs.places import places_for
 from optimizer.search.runs.samples import AS_IT_STANDS, manual_samples
 from optimizer.search.synthesizers.base import Asking, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer

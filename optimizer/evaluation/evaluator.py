@@ -8,7 +8,7 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from kb.hardware.spec import SignatureSpec
@@ -57,6 +57,36 @@ def stays_on(device: str) -> bool:
     process has allocated and freed before, and in which pages arrays lie, decides up to a tenth of
     the time."""
     return device != "cpu"
+
+
+@dataclass(frozen=True)
+class Measured:
+    """By what an evaluation is done: hardware id, kind of device, toolchain and its version, the
+    fingerprint of the settings, and the processor."""
+
+    hardware: str
+    device: str
+    toolchain: str
+    version: str
+    settings: str
+    processor: str
+
+
+def evaluation_key(problem: Problem, cases: Sequence[Case], bundle: Bundle, by: Measured) -> str:
+    """A digest of everything that decides a result: the same key never has to be evaluated
+    twice."""
+    parts = (
+        problem.sha256,
+        *(case.name for case in cases),
+        bundle.sha256,
+        by.hardware,
+        by.device,
+        by.toolchain,
+        by.version,
+        by.settings,
+        *([by.processor] if by.device == "cpu" else []),  # the id x86-64 means many processors
+    )
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
 class Evaluator:
@@ -223,20 +253,16 @@ class Evaluator:
         return replace(evaluation, verdict=verdict, seconds=took)
 
     def key(self, bundle: Bundle, toolchain: Toolchain, cases: Sequence[Case]) -> str:
-        """A digest of everything that decides a result: the same key never has to be evaluated
-        twice."""
-        parts = (
-            self.problem.sha256,
-            *(case.name for case in cases),
-            bundle.sha256,
+        """The key of an evaluation here; see `evaluation_key`."""
+        place = Measured(
             self.target.hardware,
             self.device,
             toolchain.name,
             toolchain.version(),
             self.settings.fingerprint,
-            *([processor()] if self.device == "cpu" else []),  # the id x86-64 means many processors
+            processor(),
         )
-        return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+        return evaluation_key(self.problem, cases, bundle, place)
 
     def _evaluation(self, attempt: Attempt) -> Evaluation:
         weights = {case.name: case.weight for case in attempt.cases}

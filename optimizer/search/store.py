@@ -23,7 +23,10 @@ class RunRow:
 
     `state` is running, finished, cancelled or failed; `ended` says in words why it ended. Times are
     in seconds. `environment` names device, toolchains and versions. `asked` says which language
-    models are asked and how (names, address, times; never a key), empty where none is.
+    models are asked and how (names, address, times; never a key), empty where none is. `cluster`
+    says where its candidates are measured, empty for this machine: address, dashboard, places
+    (`slots`), what each of the nodes does and has done, nodes that are left out and why, and how
+    many evaluations were lost with a node.
     """
 
     id: str
@@ -38,6 +41,7 @@ class RunRow:
     environment: Mapping[str, str] = field(default_factory=dict)
     asked: Mapping[str, Any] = field(default_factory=dict)
     result: Mapping[str, Any] = field(default_factory=dict)
+    cluster: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """The stored row."""

@@ -22,7 +22,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.runs.knowledge import library_recipes, library_sources
-from optimizer.search.runs.optimize import bench_for, places_for
+from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.runs.run_store import run_store
 from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.contrast import Roles, roles_of

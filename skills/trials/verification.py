@@ -33,7 +33,8 @@ from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import bench_for, hardware_view_of, places_for
+from optimizer.search.runs.optimize import hardware_view_of
+from optimizer.search.runs.places import bench_for, places_for
 from retrieval.knowledge_base import KnowledgeBase
 from skills.lifecycle import queue
 from skills.observation import known_uses, store_narrowed, without

@@ -21,7 +21,8 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
-from optimizer.search.runs.optimize import Finished, optimize, places_for
+from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import manual_samples
 from optimizer.search.synthesizers.base import HardwareView

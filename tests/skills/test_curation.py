@@ -26,7 +26,8 @@ from optimizer.search.runs.knowledge import (
     library_recipes,
     library_sources,
 )
-from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize, places_for
+from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize
+from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import Asking

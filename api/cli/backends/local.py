@@ -11,6 +11,7 @@ Imports are where they are used: a command pays only for what it needs.
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -29,9 +30,12 @@ from kb.settings import Settings
 
 if TYPE_CHECKING:
     from api.services import Services
+    from ingestion.on_cluster import ClusterReading
+    from ingestion.parse_process import ParserPool
     from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.proposed_symbols import SymbolStatus
+    from kb.cluster.connection import Cluster
     from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
@@ -46,7 +50,8 @@ class LocalTarget:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = f"data directory {settings.data_dir}"
-        self._reader: threading.Thread | None = None
+        self._elsewhere: ClusterReading | None = None
+        self._readers: list[threading.Thread] = []
         self._workers: list[Worker] = []
 
     def close(self) -> None:
@@ -178,30 +183,44 @@ class LocalTarget:
         submitted: Json = plain(self.services.uploads.submit(upload))
         return submitted
 
+    def read_on(self, cluster: Cluster) -> None:
+        """Let the nodes of a cluster read and embed from now on."""
+        self._elsewhere = self.services.reading_on(cluster, note)
+
     @contextmanager
     def reading(self) -> Iterator[None]:
-        """Read and embed what is queued in a thread, while the caller watches the jobs."""
+        """Read and embed what is queued in threads, while the caller watches the jobs: in one, or
+        on a cluster in as many as files are read there at once.
+        """
         if (wide := open_to_others(self.settings.data_dir)) is not None:
             note(f"Warning: {wide}.")
         stop = threading.Event()
         workers = self._workers = []
-        self._reader = threading.Thread(
-            target=self._read, args=(stop, workers), name="reading", daemon=True
-        )
-        self._reader.start()
-        try:
-            yield
-        finally:
-            stop.set()
-            self._reader.join(timeout=STOP_SECONDS)
-            for worker in workers:
-                worker.release()  # else what a stopped command leaves would still be running
-            self._reader = None
-
-    def _read(self, stop: threading.Event, workers: list[Worker]) -> None:
+        count = 1 if self._elsewhere is None else self._elsewhere.at_once
         with self.services.parser_pool() as parsers:
-            workers.append(self.services.worker(parsers))
-            workers[0].run(stop, idle_seconds=POLL_SECONDS)
+            self._readers = [
+                threading.Thread(
+                    target=self._read, args=(stop, workers, parsers), name="reading", daemon=True
+                )
+                for _ in range(count)
+            ]
+            for reader in self._readers:
+                reader.start()
+            try:
+                yield
+            finally:
+                stop.set()
+                deadline = time.monotonic() + STOP_SECONDS
+                for reader in self._readers:
+                    reader.join(timeout=max(0.0, deadline - time.monotonic()))
+                for worker in workers:
+                    worker.release()  # else what a stopped command leaves would still be running
+                self._readers = []
+
+    def _read(self, stop: threading.Event, workers: list[Worker], parsers: ParserPool) -> None:
+        worker = self.services.worker(parsers, elsewhere=self._elsewhere)
+        workers.append(worker)
+        worker.run(stop, idle_seconds=POLL_SECONDS)
 
     def jobs(self, asked: Json) -> Json:
         from ingestion.progress import JobFilter, list_jobs
@@ -231,7 +250,7 @@ class LocalTarget:
         return job
 
     def _check_reader(self, unfinished: bool) -> None:
-        stopped = self._reader is not None and not self._reader.is_alive()
+        stopped = bool(self._readers) and not any(r.is_alive() for r in self._readers)
         if unfinished and any(worker.full for worker in self._workers):
             from kb.catalog.faults import full
 

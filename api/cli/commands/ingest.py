@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from api.cli.backends import About, Target, open_target
+from api.cli.backends import About, Target, open_target, opened
 from api.cli.commands.hardware import coverage_text
-from api.cli.options import AsJson, DataDir, Url
+from api.cli.options import AsJson, DataDir, Ray, Url
 from api.cli.output import Json, note, write_json
 from api.cli.reading import Entry, counts_of, describe, read_all
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
@@ -37,6 +38,7 @@ def ingest(
     builtin: Annotated[
         bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
     ] = False,
+    ray: Ray = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
@@ -57,7 +59,7 @@ def ingest(
         group=group,
     )
     _check(paths or [], builtin)
-    with open_target(data_dir, url) as target:
+    with _target(data_dir, url, ray) as target:
         entries = list(_upload_builtin(target, group)) if builtin else []
         if paths:
             _known_hardware(target, about.hardware)
@@ -71,6 +73,27 @@ def ingest(
     _report(group, entries, coverage, as_json)
     if any(entry.bad for entry in entries):
         raise typer.Exit(1)
+
+
+@contextmanager
+def _target(data_dir: Path | None, url: str | None, ray: str | None) -> Iterator[Target]:
+    """Where files go. With a cluster it is this process, also beside a service, which takes its
+    share of what is queued.
+    """
+    if ray is None:
+        with open_target(data_dir, url) as target:
+            yield target
+        return
+    if url is not None:
+        raise InvalidRequest(
+            "--ray and --url exclude each other",
+            hint="Give the data directory: the catalog is filled from here.",
+        )
+    from api.cli.elsewhere import READING, cluster_at
+
+    with opened(data_dir) as local, cluster_at(ray, READING) as cluster:
+        local.read_on(cluster)
+        yield local
 
 
 def _check(paths: Sequence[Path], builtin: bool) -> None:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from api.cli.backends import opened
+from api.cli.elsewhere import Asked
 from api.cli.options import (
     ApiBase,
     AsJson,
@@ -19,7 +21,7 @@ from api.cli.options import (
     DeviceHardware,
     Models,
     ModelSeconds,
-    ProblemPath,
+    Ray,
     Seed,
     switched_on,
 )
@@ -28,7 +30,6 @@ from api.cli.output import note, show
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from optimizer.search.runs.optimize import Finished
-    from optimizer.search.synthesizers.llm.settings import ModelOptions
 
 Target = Annotated[
     str | None,
@@ -74,6 +75,13 @@ Distill = Annotated[
 ]
 
 
+Problems = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="PROBLEM...",
+        help="A problem file, folder or the name of a built-in problem; several with --ray.",
+    ),
+]
 Minutes = Annotated[float | None, typer.Option(help="Search for at most this many minutes.")]
 Usd = Annotated[
     float | None, typer.Option(help="Spend at most this many US dollars on language models.")
@@ -89,7 +97,7 @@ Tools = Annotated[
 
 
 def optimize(
-    problem: ProblemPath,
+    problems: Problems,
     hardware: DeviceHardware = "auto",
     language: Annotated[str | None, typer.Option(help="Only candidates in this language.")] = None,
     target: Target = None,
@@ -109,6 +117,7 @@ def optimize(
     stall: Stall = None,
     output: Output = None,
     distill: Distill = False,
+    ray: Ray = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -131,16 +140,31 @@ def optimize(
             "stall": stall,
         }
     )
+    options = ModelOptions(api_base, context_tokens, tools, model_seconds)
+    asked = Asked(goal, hardware, models, options, ray)
     with opened(data_dir) as local:
-        from optimizer.search.runs.portable import write_result
+        if len(problems) > 1:
+            return _several(local, problems, asked, output, distill, as_json)
+        return _single(local, problems[0], asked, output, distill, as_json)
 
-        options = ModelOptions(api_base, context_tokens, tools, model_seconds)
-        finished, code = _search(local, problem, goal, hardware, models, options, as_json)
-        answer = write_result(finished, output)
-        if distill and finished.run.state == "finished":
-            from skills.curator.distil import distil_source
 
-            answer["distilled"] = distil_source(local.services, finished.run.id).as_json()
+def _single(
+    local: LocalTarget,
+    problem: str,
+    asked: Asked,
+    output: Path | None,
+    distill: bool,
+    as_json: bool,
+) -> int:
+    """One problem; the exit code."""
+    from optimizer.search.runs.portable import write_result
+
+    finished, code = _search(local, problem, asked, as_json)
+    answer = write_result(finished, output)
+    if distill and finished.run.state == "finished":
+        from skills.curator.distil import distil_source
+
+        answer["distilled"] = distil_source(local.services, finished.run.id).as_json()
     show(answer, as_json, _rendered)
     if not distill and answer["outcome"]["gain"] is not None:
         note(f"to learn from it: kernlore skills distill {finished.run.id}")
@@ -202,21 +226,15 @@ def named_synthesizers(text: str) -> tuple[str, ...]:
     return names
 
 
-def _search(
-    local: LocalTarget,
-    problem: str,
-    goal: Any,
-    hardware: str,
-    models: str,
-    options: ModelOptions,
-    quiet: bool,
-) -> tuple[Finished, int]:
+def _search(local: LocalTarget, problem: str, asked: Asked, quiet: bool) -> tuple[Finished, int]:
     """The run, and the exit code: that of an interrupted one says so."""
     from optimizer.evaluation.problem.load import load_problem
 
+    goal, hardware = asked.goal, asked.hardware
     load_problem(Path(problem))  # a wrong name is reported before anything is read or imported
     if hardware != "auto":
         local.services.registry.resolve(hardware)
+    from api.cli.elsewhere import places_on, words_of
     from api.cli.progress import progress
     from optimizer.search.runs.optimize import RunInterrupted
     from optimizer.search.runs.optimize import optimize as run
@@ -224,21 +242,63 @@ def _search(
 
     if goal.knowledge:
         local.load_knowledge(note)
-    with ended_as_by_ctrl_c(), progress(goal, quiet) as listener:
-        prepare_library(local.services, hardware, goal.language, listener.log)
+    services, language = local.services, goal.language
+    with (
+        ended_as_by_ctrl_c(),
+        places_on(services, asked.ray, hardware, language) as elsewhere,
+        progress(goal, quiet, words_of(elsewhere)) as listener,
+    ):
+        places = elsewhere.places if elsewhere is not None else None
+        prepare_library(services, hardware, language, listener.log, places)
         try:
             finished = run(
-                local.services,
+                services,
                 Path(problem),
                 goal,
                 hardware,
                 listener,
-                models=models,
-                model_options=options,
+                models=asked.models,
+                model_options=asked.options,
+                elsewhere=elsewhere,
             )
         except RunInterrupted as interrupt:
             return interrupt.finished, INTERRUPTED
     return finished, 0
+
+
+def _several(
+    local: LocalTarget,
+    problems: list[str],
+    asked: Asked,
+    output: Path | None,
+    distill: bool,
+    as_json: bool,
+) -> int:
+    """Several problems side by side; 1 where one of them had no search."""
+    from kb.errors import InvalidRequest
+    from optimizer.evaluation.problem.load import load_problem
+
+    ray = asked.ray
+    if ray is None or distill:
+        raise InvalidRequest(
+            f"{len(problems)} problems " + ("with --distill" if ray else "on one machine"),
+            hint="Several are searched side by side on a cluster: give --ray, and distil each run"
+            " afterwards with `kernlore skills distill`.",
+        )
+    paths = [load_problem(Path(name)).path for name in dict.fromkeys(problems)]
+    from api.cli.elsewhere import places_on
+    from api.cli.side_by_side import search_all, text_of
+
+    goal = asked.goal
+    if goal.knowledge:
+        local.load_knowledge(note)
+    with places_on(local.services, ray, asked.hardware, goal.language) as there:
+        assert there is not None
+        at_once, asked = there.slots.count, replace(asked, hardware=there.hardware)
+    with ended_as_by_ctrl_c():
+        answers = search_all(local.services, paths, asked, at_once, output, as_json)
+    show(answers, as_json, lambda rows: text_of(rows, _rendered))
+    return 1 if any("error" in answer for answer in answers) else 0
 
 
 def _rendered(answer: Any) -> str:

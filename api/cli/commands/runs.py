@@ -23,6 +23,7 @@ from api.cli.options import (
     DataDir,
     Models,
     ModelSecondsOfRun,
+    Ray,
     Seed,
     switched_on,
 )
@@ -183,6 +184,7 @@ def resume(
     models: Models = "",
     api_base: ApiBase = None,
     model_seconds: ModelSecondsOfRun = None,
+    ray: Ray = None,
     data_dir: DataDir = None,
     as_json: AsJson = False,
 ) -> int:
@@ -195,17 +197,24 @@ def resume(
         from optimizer.search.runs.run_store import run_store, summary_of
 
         row = run_store(local.services).run(run)
+        from api.cli.elsewhere import places_on, words_of
         from api.cli.progress import progress
         from optimizer.search.runs.models import models_to_go_on
         from optimizer.search.runs.optimize import RunInterrupted, optimize
         from skills.lifecycle import prepare_library
 
         models, options = models_to_go_on(row.asked, models, api_base, model_seconds)
-        with ended_as_by_ctrl_c(), progress(row.goal, as_json) as listener:
-            prepare_library(local.services, row.hardware, row.goal.language, listener.log)
+        services, language = local.services, row.goal.language
+        with (
+            ended_as_by_ctrl_c(),
+            places_on(services, ray, row.hardware, language) as elsewhere,
+            progress(row.goal, as_json, words_of(elsewhere)) as listener,
+        ):
+            places = elsewhere.places if elsewhere is not None else None
+            prepare_library(services, row.hardware, language, listener.log, places)
             try:
                 finished = optimize(
-                    local.services,
+                    services,
                     Path(row.problem),
                     row.goal,
                     row.hardware,
@@ -213,6 +222,7 @@ def resume(
                     models=models,
                     model_options=options,
                     resume=run,
+                    elsewhere=elsewhere,
                 )
             except RunInterrupted as interrupt:
                 finished, code = interrupt.finished, INTERRUPTED

@@ -17,7 +17,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.records import Proposal
-from optimizer.search.runs.optimize import places_for
+from optimizer.search.runs.places import places_for
 
 ATTEMPTS = 3  # measurements of one point
 PLAN = "A point of the table."

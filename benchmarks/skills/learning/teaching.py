@@ -30,7 +30,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.loop import Search
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import ServiceKnowledge
-from optimizer.search.runs.optimize import bench_for, hardware_view_of
+from optimizer.search.runs.optimize import hardware_view_of
+from optimizer.search.runs.places import bench_for
 from optimizer.search.runs.portable import adopt
 from optimizer.search.runs.skill_moves import recipe_of
 from optimizer.search.store import FileStore, RunRow

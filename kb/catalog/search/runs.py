@@ -180,6 +180,16 @@ class Runs:
                 )
             )
 
+    def note(self, run_id: str, name: str, value: Mapping[str, Any]) -> None:
+        """Replace one of the settings of a run; nothing where there is no such run."""
+        with self._catalog.write() as connection:
+            query = sa.select(t.runs.c.settings).where(t.runs.c.id == run_id)
+            settings = connection.execute(query.with_for_update()).scalar_one_or_none()
+            if settings is not None:
+                changed = {**settings, name: dict(value)}
+                row = sa.update(t.runs).where(t.runs.c.id == run_id)
+                connection.execute(row.values(settings=changed))
+
     def request_cancel(self, run_id: str) -> None:
         """Ask the process of the run to end it. Raises NotFound."""
         self.find(run_id)

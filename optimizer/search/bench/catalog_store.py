@@ -50,6 +50,10 @@ class CatalogStore:
         )
         self._runs.update(run.id, run.state, run.as_json(), spent)
 
+    def note_cluster(self, run_id: str, cluster: Mapping[str, Any]) -> None:
+        """Store what a run does on a cluster, and nothing else of it."""
+        self._runs.note(run_id, "cluster", cluster)
+
     def add(self, run_id: str, node: Node) -> None:
         """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""
         record = node.as_json()

@@ -89,7 +89,7 @@ class SimulatedBench:
     removes the files that it wrote.
 
     `places` is by language, all of the same chip. `first` is the candidate that others are compared
-    with if it is correct.
+    with if it is correct. `side_by_side` is how many programs run at once.
     """
 
     problem: Problem
@@ -99,6 +99,7 @@ class SimulatedBench:
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
     first: Proposal | None = None
+    side_by_side: int = 1
     _compared_with: Bundle | None = None
     _evaluators: dict[tuple[str, bool], Evaluator] = field(default_factory=dict)
     _baseline: dict[str, CaseTiming] = field(default_factory=dict)
@@ -117,8 +118,9 @@ class SimulatedBench:
 
     @property
     def at_once(self) -> int:
-        """1, because the first correct candidate decides what the others are compared with."""
-        return 1
+        """As many as run side by side, once there is a baseline: before that, the first correct
+        candidate decides what the others are compared with."""
+        return self.side_by_side if self._baseline else 1
 
     @property
     def device(self) -> str:
@@ -143,9 +145,7 @@ class SimulatedBench:
         """Evaluate a candidate on the searched cases that it claims and compare it with the
         baseline. Raises Unavailable for a language that no commands here run."""
         cases = self.cases(proposal)
-        evaluator = self._evaluator(proposal.bundle.language, fresh=False)
-        toolchain = self.places[proposal.bundle.language].toolchain
-        plain = evaluator.evaluate(proposal.bundle, toolchain, cases)
+        plain = self.measure(proposal.bundle, cases, fresh=False)
         if not self._baseline and plain.correct and all(map(cost_of, plain.timings)):
             self.compare_with(plain)
             self._compared_with = proposal.bundle
@@ -159,10 +159,9 @@ class SimulatedBench:
         chosen = [case for case in self.cases(proposal) if case.timed]
         if held_out:
             chosen = [case for case in self.problem.held_out if case.fits(GOLDENS)]
-        evaluator = self._evaluator(proposal.bundle.language, fresh=True)
         toolchain = self.places[proposal.bundle.language].toolchain
         before = self._baseline_again(toolchain, chosen)
-        evaluation = evaluator.evaluate(proposal.bundle, toolchain, chosen)
+        evaluation = self.measure(proposal.bundle, chosen, fresh=True)
         after = self._baseline_again(toolchain, chosen) if before else {}
         return self._compared(evaluation, _around(before, after) or self._baseline)
 
@@ -175,6 +174,12 @@ class SimulatedBench:
             if case.fits(GOLDENS) and (not claimed or case.name in claimed)
         ]
 
+    def measure(self, bundle: Bundle, cases: Sequence[Case], fresh: bool) -> Evaluation:
+        """Run a candidate, compared with nothing yet; `fresh` on new values, and not journalled.
+        Raises Unavailable for a language that no commands here run."""
+        evaluator = self._evaluator(bundle.language, fresh)
+        return evaluator.evaluate(bundle, self.places[bundle.language].toolchain, cases)
+
     # -- comparing
 
     def _baseline_again(self, toolchain: Toolchain, cases: Sequence[Case]) -> dict[str, CaseTiming]:
@@ -182,9 +187,7 @@ class SimulatedBench:
         bundle = self._compared_with
         if clock_of(toolchain) == SIMULATOR or bundle is None:
             return {}
-        place = self.places[bundle.language]
-        evaluator = self._evaluator(bundle.language, fresh=True)
-        evaluation = evaluator.evaluate(bundle, place.toolchain, cases)
+        evaluation = self.measure(bundle, cases, fresh=True)
         return {timing.case: timing for timing in evaluation.timings} if evaluation.correct else {}
 
     def _compared(self, evaluation: Evaluation, baseline: Mapping[str, CaseTiming]) -> Evaluation:
@@ -213,8 +216,7 @@ class SimulatedBench:
         """Journal the ratios as an evaluation of their own, so that a stored run has them."""
         if evaluation.speedup is None or self.journal.finished(evaluation.key) is not None:
             return
-        evaluator = self._evaluator(bundle.language, fresh=False)
-        signatures = {case.name: evaluator.case(case).open.signature for case in cases}
+        signatures = {case.name: open_case(self.problem, case).signature for case in cases}
         self.journal.begin(evaluation.key, self.problem, signatures, bundle, GOLDENS)
         self.journal.finish(evaluation, self.problem)
 

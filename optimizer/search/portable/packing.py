@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kb.cluster.source_files import ROOT, source_files
 from optimizer.evaluation.problem.load import SHIPPED
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.portable.launch import SESSION
@@ -21,11 +22,8 @@ from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 
-ROOT = Path(__file__).resolve().parents[3]
 # Packages whose files travel. Modules of theirs that need more than torch are never imported there.
 PACKAGES = ("kb", "retrieval", "optimizer")
-SUFFIXES = (".py", ".toml", ".md", ".json", ".h")
-LEFT_OUT = ("optimizer/problems", "kb/catalog/migrations")
 _MAIN = '''\
 """Unpacks itself and searches; see --help."""
 
@@ -102,7 +100,7 @@ def write_session(
         with zipfile.ZipFile(unfinished, "w", zipfile.ZIP_DEFLATED) as packed:
             packed.writestr("__main__.py", _MAIN)
             packed.writestr(SESSION, json.dumps(session))
-            for source in _sources():
+            for source in source_files(PACKAGES):
                 packed.write(source, source.relative_to(ROOT))
             used = {p.name: p for p in [*problems, *(run.problem for run in drafted)]}
             for problem in used.values():
@@ -118,17 +116,6 @@ def _known_as(problem: Problem) -> str:
     problem, or the path of its file."""
     shipped = problem.path.is_relative_to(SHIPPED)
     return problem.path.parent.name if shipped else str(problem.path)
-
-
-def _sources() -> list[Path]:
-    sources = []
-    for package in PACKAGES:
-        for path in sorted((ROOT / package).rglob("*")):
-            name = path.relative_to(ROOT).as_posix()
-            travels = path.suffix in SUFFIXES and "__pycache__" not in path.parts
-            if travels and not name.startswith(LEFT_OUT):
-                sources.append(path)
-    return sources
 
 
 def _add_problem(packed: zipfile.ZipFile, problem: Problem) -> None:

@@ -10,30 +10,20 @@ from pathlib import Path
 from typing import Any
 
 from kb import telemetry
-from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import Runs
-from kb.errors import Conflict, InvalidRequest, Unavailable
+from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
-from optimizer.evaluation.catalog_journal import CatalogJournal
-from optimizer.evaluation.evaluate import (
-    choose_target,
-    known_ceilings,
-    known_rules,
-    known_signatures,
-)
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
-from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.bench.local import LocalBench, Place, problem_view
-from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
+from optimizer.search.bench.on_cluster import ClusterBench, SimulatedOnCluster
+from optimizer.search.bench.simulated import SimulatedBench, clock_of
 from optimizer.search.confirm import Outcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource
@@ -41,9 +31,11 @@ from optimizer.search.loop import INTERRUPTED, Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.runs.archive import keep_right_kernels
+from optimizer.search.runs.cluster_places import ClusterPlaces
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.models import asked_models, check_keys, language_models
+from optimizer.search.runs.places import bench_for, places_for, target_of
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.runs.samples import compared_with, manual_samples
@@ -55,7 +47,6 @@ from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, 
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 
-LANGUAGES = ("torch", "triton", "cpp", "cuda")
 # The built-in synthesizers, and what each of them requires.
 REQUIRES = {
     "recipe": "recipes of active skills",
@@ -68,6 +59,9 @@ INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
 CANCELLED_EARLY = "cancelled before the winner was measured again"
 INTERRUPTED_EARLY = "interrupted before the winner was measured again"
+
+
+RunBench = LocalBench | SimulatedBench | ClusterBench
 
 
 @dataclass(frozen=True)
@@ -102,33 +96,33 @@ def optimize(
     knowledge: KnowledgeSource | None = None,
     resume: str | None = None,
     run_id: str | None = None,
+    elsewhere: ClusterPlaces | None = None,
 ) -> Finished:
     """Search until the goal is reached or its budget is spent, then measure the winner again.
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
-    shown to proposers in place of this base's. `resume` is the id of a run to continue. Raises
-    InvalidRequest, NotFound, RunInterrupted, Unavailable, and Conflict for a run that has ended.
+    shown to proposers in place of this base's. `resume` is the id of a run to continue.
+    `elsewhere` are nodes of a cluster that measure in place of this machine. Raises InvalidRequest,
+    NotFound, RunInterrupted, Unavailable, and Conflict for a run that has ended.
     """
     began, options = time.monotonic(), model_options or ModelOptions()
     problem = load_problem(problem_path)
     store = _store_of(base, resume, problem)
     _check_models(goal, models, options)
-    places = places_for(base, hardware, goal.language)
-    target = next(iter(places.values())).target
+    places = _places(base, hardware, goal, elsewhere)
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
     lock = _lock(base, store, resume, run_id or new_id("run"))
-    with lock, bench_for(base, problem, places) as bench:
-        view = problem_view(problem, bench.device)
-        hardware_view = hardware_view_of(target, places, goal.language)
+    with lock, _bench(base, problem, places, elsewhere, listener) as bench:
+        view = problem_view(problem, bench.device, _is_elsewhere(bench))
+        hardware_view = hardware_view_of(target_of(places), places, goal.language)
         check_launch(view, hardware_view)
         over = _compared_with(bench, chosen, view, hardware_view, store, resume)
         asked = asked_models(models, options, listener)
-        if resume is None:
-            bench.reference()  # makes the problem's row, which the run's row points to
-            run = _begin(store, problem, target.hardware, goal, places, lock.run_id, asked)
+        if resume is not None:
+            run = _watched(store, _resumed(base, store, resume, problem, asked), bench)
         else:
-            run = _resumed(base, store, resume, problem, asked)
+            run = _watched(store, _begin(store, problem, bench, goal, lock.run_id, asked), bench)
         with _ends(store, run.id):
             if models:
                 tools = ModelTools(base, hardware_view, view, places)
@@ -151,6 +145,46 @@ def optimize(
                 keep_right_kernels(base, search.tree, view, hardware_view, run.id)
 
 
+def _places(
+    base: KnowledgeBase, hardware: str, goal: Goal, elsewhere: ClusterPlaces | None
+) -> dict[str, Place]:
+    if elsewhere is None:
+        return places_for(base, hardware, goal.language)
+    return dict(elsewhere.places)
+
+
+def _bench(
+    base: KnowledgeBase,
+    problem: Problem,
+    places: dict[str, Place],
+    elsewhere: ClusterPlaces | None,
+    listener: Listener,
+) -> RunBench:
+    if elsewhere is None:
+        return bench_for(base, problem, places)
+    return elsewhere.bench(base, problem, listener.log)
+
+
+def _is_elsewhere(bench: RunBench) -> bool:
+    """Whether this machine cannot run the reference as the nodes do."""
+    if not isinstance(bench, ClusterBench) or bench.device == "cpu":
+        return False
+    import torch
+
+    return not torch.cuda.is_available()
+
+
+def _watched(store: CatalogStore, run: RunRow, bench: RunBench) -> RunRow:
+    """The row, which shows from now on what the run does on a cluster."""
+    if not isinstance(bench, ClusterBench | SimulatedOnCluster):
+        return run
+    activity = bench.nodes.activity
+    run = replace(run, cluster=activity.state)
+    activity.changed = lambda state: store.note_cluster(run.id, state)
+    store.update(run)
+    return run
+
+
 @contextmanager
 def _ends(store: CatalogStore, run_id: str) -> Iterator[None]:
     """A run that an error or a signal ends is not left running, whatever it was doing."""
@@ -166,9 +200,7 @@ def _ends(store: CatalogStore, run_id: str) -> Iterator[None]:
         raise
 
 
-def _carried_out(
-    search: Search, bench: LocalBench | SimulatedBench, over: str, problem: Problem
-) -> Finished:
+def _carried_out(search: Search, bench: RunBench, over: str, problem: Problem) -> Finished:
     """Search, then measure the winner again; what came of it is stored. Raises RunInterrupted."""
     tree, store = search.tree, search.store
     try:
@@ -195,7 +227,7 @@ def _carried_out(
 
 
 def _compared_with(
-    bench: LocalBench | SimulatedBench,
+    bench: RunBench,
     proposers: Sequence[Synthesizer],
     problem: ProblemView,
     hardware: HardwareView,
@@ -229,7 +261,7 @@ def _resumed(
     return run
 
 
-def _with_clock(outcome: Outcome, bench: LocalBench | SimulatedBench, over: str) -> Outcome:
+def _with_clock(outcome: Outcome, bench: RunBench, over: str) -> Outcome:
     """The outcome with the clock that its figures are by."""
     if not isinstance(bench, SimulatedBench):
         return outcome
@@ -252,66 +284,6 @@ def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
             hint="Add llm to --synthesizers.",
         )
     check_keys(models, options)
-
-
-def bench_for(
-    base: KnowledgeBase, problem: Problem, places: dict[str, Place]
-) -> LocalBench | SimulatedBench:
-    """What evaluates candidates in these places: this machine's devices, or a chip's own
-    commands."""
-    target = next(iter(places.values())).target
-    settings = EvaluationSettings()
-    journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
-    signatures = known_signatures(base, target.lineage)
-    rules = known_rules(base, target.lineage)
-    if all(by_commands(place.toolchain) for place in places.values()):
-        return SimulatedBench(problem, places, settings, journal, signatures, rules)
-    ceilings = known_ceilings(base, target, settings.threads)
-    return LocalBench(problem, places, settings, journal, ceilings, signatures, rules)
-
-
-def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Place]:
-    """Where candidates of each language are built and run: target and toolchain by language.
-
-    With `language`, that one and torch, in which the reference is written; else every language that
-    works here. Languages whose times come from a chip's own program or simulator are never mixed
-    with others: their times do not compare. Raises Unavailable with what is missing.
-    """
-    places: dict[str, Place] = {}
-    reasons = []
-    known = (*LANGUAGES, *_own_languages(base, hardware))
-    for name in dict.fromkeys(known if language is None else (language, "torch")):
-        try:
-            chosen = choose_target(base, hardware, name)
-            toolchain = usable_toolchain(name, chosen.target, chosen.builtin)
-        except (InvalidRequest, Unavailable) as problem:
-            if name == language:
-                raise
-            reasons.append(f"{name}: {problem.message}")
-            continue
-        if chosen.target.device is not None or by_commands(toolchain):
-            places[name] = Place(chosen.target, toolchain)
-    clocks = {name: clock_of(place.toolchain) for name, place in places.items()}
-    # What this harness times itself comes first, unless a language of another clock is asked for.
-    preferred = sorted({*clocks.values()}, key=("wall", "program", "simulator").index)
-    kept = clocks.get(language or "") or next(iter(preferred), "")
-    places = {name: place for name, place in places.items() if clocks[name] == kept}
-    if not places:
-        raise Unavailable(
-            f"nothing can be run on {hardware} here ({'; '.join(reasons)})",
-            hint="Search on a machine that has it, or pack a portable session.",
-        )
-    return places
-
-
-def _own_languages(base: KnowledgeBase, hardware: str) -> list[str]:
-    """Languages that the description of a named chip says how to compile."""
-    if hardware == AUTO:
-        return []
-    registry = base.registry
-    specs = registry.all()
-    lineage = registry.lineage(registry.resolve(hardware))
-    return [name for place in lineage if place in specs for name in specs[place].toolchains]
 
 
 def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
@@ -396,7 +368,7 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
     row = store.run(run_id)
     problem = load_problem(Path(row.problem))
     places = places_for(base, row.hardware, row.goal.language)
-    target = next(iter(places.values())).target
+    target = target_of(places)
     view = problem_view(problem, target.device or "cpu")
     task = Task(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
     proposers = builtin(base, row.goal, places)
@@ -406,20 +378,20 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
 def _begin(
     store: CatalogStore,
     problem: Problem,
-    hardware: str,
+    bench: RunBench,
     goal: Goal,
-    places: dict[str, Place],
     run_id: str,
     asked: Mapping[str, Any],
 ) -> RunRow:
+    bench.reference()  # makes the problem's row, which the run's row points to
     run = RunRow(
         id=run_id,
         problem=str(problem.path),
         problem_sha256=problem.sha256,
-        hardware=hardware,
+        hardware=target_of(bench.places).hardware,
         goal=goal,
         started_at=time.time(),
-        environment={name: place.toolchain.version() for name, place in places.items()},
+        environment={name: place.toolchain.version() for name, place in bench.places.items()},
         asked=asked,
     )
     store.begin(run)

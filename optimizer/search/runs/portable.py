@@ -33,7 +33,8 @@ from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.snapshot import Snapshot, take_snapshot
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import CANCELLED_EARLY, LANGUAGES, Finished
+from optimizer.search.runs.optimize import CANCELLED_EARLY, Finished
+from optimizer.search.runs.places import LANGUAGES
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe

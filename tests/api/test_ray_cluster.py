@@ -1,0 +1,321 @@
+"""Searches and uploads on a real Ray cluster of several nodes, of which one is killed while it
+works and one has another compiler.
+
+The nodes are processes of this machine. The chip is a drawn one with a simulator, so that nothing
+is timed beside other work.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import threading
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from api.cli.backends import read_settings
+from api.cli.backends.local import LocalTarget
+from api.web import pages
+from ingestion.uploads import Upload
+from kb.catalog.tables import knowledge as t
+from kb.cluster.connection import Cluster, connected
+from kb.errors import Unavailable
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.records import Evaluation
+from optimizer.search.bench import on_cluster
+from optimizer.search.bench.on_cluster import SimulatedOnCluster
+from optimizer.search.bench.on_node import Work
+from optimizer.search.bench.simulated import SimulatedBench
+from optimizer.search.goal import Goal
+from optimizer.search.runs.cluster_places import PACKAGES, ClusterPlaces, cluster_places
+from optimizer.search.runs.optimize import optimize
+from optimizer.search.runs.places import bench_for, places_for
+from optimizer.search.runs.run_store import run_store
+from optimizer.search.tree import Tree
+from tests.api.cli_process import BARRIERS, MEMORY, kernlore
+from tests.catalogs import builtin_data_dir
+from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE
+from tests.optimizer.search.landscape import RecordingListener
+from tests.shared import place_models
+
+pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
+
+pytestmark = pytest.mark.slow(seconds=90)
+
+SEED = 7
+CHIP = f"nova-{SEED}"
+MATMUL = EXAMPLE / "problems" / "matmul.py"
+MEMORY_BYTES = 80_000_000  # of a node's object store: the least that Ray takes is 78.6 MB
+CANDIDATES = 5
+OTHER_COMPILER = "#!/bin/sh\necho 'g++ (Other) 1.2.3'\n"
+
+
+class Nodes:
+    """A cluster whose nodes have a chip each; one of them finds another g++."""
+
+    def __init__(self, other_compiler: Path) -> None:
+        from ray.cluster_utils import Cluster as LocalCluster
+
+        (Path(os.environ["RAY_TMPDIR"]) / "ray").mkdir(exist_ok=True)
+        head = {"num_cpus": 0, "object_store_memory": MEMORY_BYTES, "include_dashboard": False}
+        self._cluster = LocalCluster(initialize_head=True, head_node_args=head)
+        self._nodes = [self._add(), self._add()]
+        self._add(env_vars={"PATH": f"{other_compiler}{os.pathsep}{os.environ['PATH']}"})
+        self.address: str = self._cluster.address
+
+    def _add(self, **given: Any) -> Any:
+        return self._cluster.add_node(
+            num_cpus=1,
+            resources={"npu": 1},
+            labels={"npu": CHIP, "cpu_model": "x86-64"},
+            object_store_memory=MEMORY_BYTES,
+            **given,
+        )
+
+    def kill(self, id: str) -> None:
+        """As a machine that loses its power: nothing of the node ends in order."""
+        dead = next(node for node in self._nodes if node.node_id == id)
+        self._nodes.remove(dead)
+        self._cluster.remove_node(dead, allow_graceful=False)
+
+    def replace(self) -> None:
+        """Nodes as before one was killed."""
+        while len(self._nodes) < 2:
+            self._nodes.append(self._add())
+
+    def killable(self) -> list[str]:
+        return [str(node.node_id) for node in self._nodes]
+
+    def close(self) -> None:
+        self._cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture(scope="module")
+def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+    place = tmp_path_factory.mktemp("other")
+    (place / "g++").write_text(OTHER_COMPILER)
+    (place / "g++").chmod(0o755)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Sockets of a node lie below it; their paths may not be long.
+        patch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="kr", dir="/tmp"))
+        started = Nodes(place)
+        yield started
+        started.close()
+        shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[LocalTarget]:
+    """A data directory that knows the chip and has read its manual."""
+    folder = tmp_path_factory.mktemp("chip")
+    place_models(folder / "data", model_cache)
+    CHIPS.write(SEED, folder / "chip")
+    local = LocalTarget(read_settings(builtin_data_dir(folder / "data")))
+    described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
+    local.add_hardware(tomllib.loads(described), "hardware.toml")
+    manual = CHIPS.manual(CHIPS.draw(SEED))
+    local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
+    with local.services.parser_pool() as parsers:
+        local.services.worker(parsers).read_all(threading.Event())
+    yield local
+    local.close()
+
+
+@contextmanager
+def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[list[str]]:
+    """Kill a node as soon as it evaluates; its id is in the list then."""
+    killed: list[str] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02) and not killed:
+            rows = dict(state()["nodes"])
+            if sum(row["evaluated"] for row in rows.values()) < 2:
+                continue  # the baseline, which others are compared with
+            for host, row in rows.items():
+                at = next((n for n in nodes.killable() if n.startswith(host.split("/")[1])), None)
+                if at is not None and row["evaluating"]:
+                    killed.append(at)
+                    nodes.kill(at)
+                    return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield killed
+    finally:
+        done.set()
+        thread.join()
+
+
+def places(local: LocalTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
+    said: list[str] = []
+    hardware = CHIP if language == "novac" else "x86-64"
+    return cluster_places(local.services, cluster, hardware, language, said.append)
+
+
+def test_a_killed_node_costs_what_it_was_at(nodes: Nodes, chip: LocalTarget) -> None:
+    services = chip.services
+    goal = Goal(language="novac", candidates=CANDIDATES)
+    listener = RecordingListener()
+    with connected(nodes.address, PACKAGES) as cluster:
+        there = places(chip, cluster)
+        assert there.slots.count == 3
+        with killing(nodes, lambda: there.activity.state) as killed:
+            finished = optimize(services, MATMUL, goal, CHIP, listener, elsewhere=there)
+    assert killed, "no node was killed while it evaluated"
+    tree = finished.tree
+    assert {node.verdict for node in tree} == {"correct"}
+    assert len(tree) == CANDIDATES + 1 and finished.run.state == "finished"
+    assert finished.outcome.gain is not None
+    stored = run_store(services).run(finished.run.id).cluster
+    assert stored["lost"] >= 1 and stored["address"] == nodes.address
+    evaluated = sum(row["evaluated"] for row in stored["nodes"].values())
+    assert evaluated >= CANDIDATES
+    assert all(row["evaluating"] == 0 for row in stored["nodes"].values())
+    # It is stored under the key that this machine gives it, which does not evaluate it again.
+    problem, here = load_problem(MATMUL), places_for(services, CHIP, "novac")
+    with bench_for(services, problem, here) as bench:
+        assert isinstance(bench, SimulatedBench)
+        proposal = tree[1].proposal
+        assert proposal is not None
+        same = bench.measure(proposal.bundle, bench.cases(proposal), fresh=False)
+        measured = next(e for e in _evaluations(tree) if e.candidate == same.candidate)
+        assert same.seconds == measured.seconds  # those of the node
+    macros: Any = pages._environment().get_template("run_parts.html").module
+    shown = macros.cluster(stored, "finished")
+    assert "began again" in shown and next(iter(stored["nodes"])) in shown
+    nodes.replace()
+
+
+def _evaluations(tree: Tree) -> Iterator[Evaluation]:
+    return (node.evaluation for node in tree if node.evaluation is not None)
+
+
+def test_several_problems_are_searched_side_by_side(
+    nodes: Nodes, chip: LocalTarget, tmp_path: Path
+) -> None:
+    other = tmp_path / "larger.py"
+    other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
+    options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--json")
+    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
+    done = kernlore(*asked, data=chip.settings.data_dir)
+    assert done.code == 0, done.err
+    assert [(a["problem"], a["state"]) for a in done.json] == [
+        ("matmul", "finished"),
+        ("larger", "finished"),
+    ]
+    assert all(Path(answer["kernel"]).is_file() for answer in done.json)
+    for answer in done.json:
+        assert run_store(chip.services).run(answer["run"]).cluster["address"] == nodes.address
+
+
+def test_several_problems_need_a_cluster(tmp_path: Path) -> None:
+    done = kernlore("optimize", "softmax", "row_reduction", data=tmp_path / "data")
+    assert done.code == 2 and "--ray" in done.err
+
+
+def test_two_versions_of_a_compiler_share_no_run(nodes: Nodes, chip: LocalTarget) -> None:
+    with connected(nodes.address, PACKAGES) as cluster:
+        there = places(chip, cluster, "cpp")
+        left_out = there.activity.state["left_out"]
+        assert there.slots.count == len(there.hosts) == 2
+        (why,) = left_out.values()
+        assert "(Other) 1.2.3" in why and "instead of" in why
+        # A node that is exchanged while the run goes on is found out by its first candidate.
+        novac = places(chip, cluster)
+        with (
+            pytest.MonkeyPatch.context() as patch,
+            novac.bench(chip.services, load_problem(MATMUL), lambda text: None) as bench,
+        ):
+            assert isinstance(bench, SimulatedOnCluster)
+            patch.setattr(on_cluster, "NO_NODE_SECONDS", 1.0)
+            patch.setattr(bench.nodes.environment.__class__, "difference", lambda *_: "other")
+            bench.nodes.environment = _other(bench.nodes.environment)
+            with pytest.raises(Unavailable, match="no node with npu"):
+                bench.nodes.measure(Work("reference"), "the reference")
+            assert set(bench.nodes.activity.state["left_out"].values()) == {"other"}
+
+
+def _other(environment: Any) -> Any:
+    from dataclasses import replace
+
+    return replace(environment, versions=(("novac", "command of yesterday"),))
+
+
+def test_files_are_read_and_embedded_there_as_here(
+    nodes: Nodes, tmp_path: Path, model_cache: Path
+) -> None:
+    files = tmp_path / "files"
+    files.mkdir()
+    for number in range(4):
+        (files / f"memory-{number}.md").write_text(MEMORY.replace("16 bytes", f"{number} bytes"))
+    (files / "barriers.rst").write_text(BARRIERS)
+    (files / "broken.pdf").write_bytes(b"%PDF-1.7 nothing follows")
+    vectors = {}
+    for name, options in (("here", ()), ("there", ("--ray", nodes.address))):
+        data = tmp_path / name / "data"
+        place_models(data, model_cache)
+        sent = kernlore("ingest", files, "--hardware", "h100", "--json", *options, data=data)
+        assert sent.code == 1, sent.err
+        assert sent.json["summary"]["ready"] == 5 and sent.json["summary"]["failed"] == 1
+        vectors[name] = _vectors(data)
+    assert list(vectors["here"]) == list(vectors["there"])
+    for text, vector in vectors["here"].items():
+        assert float(vector @ vectors["there"][text]) > 0.999
+
+
+def test_files_whose_node_is_killed_are_read_on_another(
+    nodes: Nodes, tmp_path: Path, model_cache: Path
+) -> None:
+    place_models(tmp_path / "data", model_cache)
+    local = LocalTarget(read_settings(builtin_data_dir(tmp_path / "data")))
+    services = local.services
+    for number in range(12):
+        text = MEMORY.replace("16 bytes", f"{number} bytes")
+        services.uploads.submit(Upload(f"memory-{number}.md", text.encode(), hardware=("h100",)))
+    with connected(nodes.address, ("kb", "ingestion")) as cluster:
+        local.read_on(cluster)
+        with local.reading():
+            _until(lambda: services.jobs.counts().get("running", 0) > 0)
+            nodes.kill(nodes.killable()[0])
+            _until(lambda: not services.jobs.counts().get("queued", 0) and _idle(services))
+    assert services.jobs.counts()["ready"] == 12
+    embedded, passages = services.vectors()
+    assert embedded == passages > 0
+    local.close()
+    nodes.replace()
+
+
+def _idle(services: Any) -> bool:
+    return not services.jobs.counts().get("running", 0)
+
+
+def _until(happens: Callable[[], bool], seconds: float = 400.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not happens():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def _vectors(data: Path) -> dict[str, Any]:
+    """The stored vectors by the digest of their text."""
+    local = LocalTarget(read_settings(data))
+    with local.services.catalog.read() as connection:
+        rows = connection.execute(
+            sa.select(t.embeddings.c.text_sha256, t.embeddings.c.vector).order_by(
+                t.embeddings.c.text_sha256
+            )
+        ).all()
+    local.close()
+    return {row.text_sha256: np.frombuffer(row.vector, np.float32) for row in rows}
