@@ -277,16 +277,13 @@ class Runner:
         del fds
         call, clock, look = self._call_kernel, self._clock, message["look"]
         before = threading.active_count()
-        times: list[int] = []
-        walls: list[int] = []
+        times, walls, looks = list[int](), list[int](), list[str]()
         refreshed = touched = 0
         spans = Spans()
         began = clocks.now_ns()
         spans.leave()
-        looks: list[str] = []
         watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
-        patched = False
-        self._last, shown = None, b""
+        patched, self._last, shown = False, None, b""
         while True:
             token = self._answer(REQUEST + shown, read, write)
             if look == "inside" and self._last is not None:
@@ -314,15 +311,14 @@ class Runner:
         spans.close()
         if 9 not in self._without:
             self._store(self._last)
-        total = clocks.now_ns() - began
         return {
+            "total_ns": clocks.now_ns() - began,
             "times_ns": times,
             "walls_ns": walls,
             "looks": looks,
             "spans": spans.rows,
             "refresh_ns": refreshed,
             "touch_ns": touched,
-            "total_ns": total,
             "threads": [before, threading.active_count()],
             "patched": 41 not in self._without
             and (patched or clocks.replaced(started, self._without.isdisjoint((13, 35)))),

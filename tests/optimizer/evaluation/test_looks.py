@@ -34,7 +34,7 @@ def expected(values: list[torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:
     return [(str(value.dtype)[6:], tuple(value.shape)) for value in values]
 
 
-def looked(values: list[torch.Tensor], change: Callable[[], None] = lambda: None) -> Looks:
+def looked(values: list[torch.Tensor], change: Callable[[], object] = lambda: None) -> Looks:
     """What is seen of outputs that `change` changes after the call has ended."""
     looks = Looks(OWN, outputs_of(expected(values)), [DRAW])
     shown = show(kept := resolved(values), OTHER)
