@@ -29,6 +29,12 @@ READS_A_PART = frozenset({"gather", "scatter", "jagged"})
 # Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
 # causal attention skips half of its products.
 FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
+# How many times as fast as 16-bit values matrix units take narrower ones at most, by the dtype of
+# an input. Ceilings are of 16 bits and more. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in FP8,
+# 989 in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in FP4,
+# 2.25 in BF16). Data sheets of NVIDIA H100 and DGX B200.
+NARROW_RATE = {"int8": 2.0, "uint8": 4.0}
+NARROW_SHARE = 1 / 8  # of the bytes that are read, from which on such inputs are operands
 
 
 @dataclass(frozen=True)
@@ -38,7 +44,8 @@ class Work:
 
     `relaxed` says that lower precision inside is allowed. `causal` marks attention in which a place
     sees itself and those before it; the counter counts all pairs. `shape` are quantities of
-    `shape_quantities`.
+    `shape_quantities`. `narrow_rate` is how many times as fast as 16-bit values matrix units may
+    take its operands.
     """
 
     op: str
@@ -50,6 +57,7 @@ class Work:
     reduction_length: int | None = None
     causal: bool = False
     shape: Mapping[str, float | str] = field(default_factory=dict)
+    narrow_rate: float = 1.0
 
     @property
     def needed_flops(self) -> int:
@@ -87,7 +95,16 @@ def work_of(case: OpenCase) -> Work:
         reduction_length=case.reduction_length(),
         causal=_causal(case),
         shape=shape_quantities(signature),
+        narrow_rate=_narrow_rate(signature, read),
     )
+
+
+def _narrow_rate(signature: Signature, read_bytes: int) -> float:
+    sizes: dict[str, int] = {}
+    for tensor in signature.of("input", "parameter", "buffer"):
+        sizes[tensor.dtype] = sizes.get(tensor.dtype, 0) + tensor.bytes
+    rates = (NARROW_RATE[d] for d in NARROW_RATE if sizes.get(d, 0) >= NARROW_SHARE * read_bytes)
+    return max(rates, default=1.0) if read_bytes else 1.0
 
 
 def _causal(case: OpenCase) -> bool:
@@ -222,7 +239,9 @@ def limits_of(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> Devi
     if ceilings is None or not ceilings.trusted:
         return unbound
     moved = max(0, int(total - ceilings.kept_bytes))
-    limits = DeviceLimits(moved, flops, ceilings.fastest_bandwidth(total), ceilings.fastest_peak)
+    peak = ceilings.fastest_peak
+    peak = peak and peak * work.narrow_rate
+    limits = DeviceLimits(moved, flops, ceilings.fastest_bandwidth(total), peak)
     baseline = timing.baseline_us
     return unbound if baseline is not None and baseline < limits.least_us else limits
 
