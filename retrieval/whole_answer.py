@@ -46,7 +46,9 @@ class Asked:
     def key(self) -> str:
         """Equal where documents have the same to say, on one state of the catalog."""
         moves = [move.id for move in self.moves]
-        return key_of(self.request, moves, self.choice.answers, sorted(self.excluded))
+        # A run is not shown its own kernels among the samples of a chip that has such.
+        run = self.request.run_id if self.scope.toolchain is not None else None
+        return key_of(self.request, moves, self.choice.answers, sorted(self.excluded), run)
 
 
 @dataclass(frozen=True)

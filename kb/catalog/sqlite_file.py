@@ -122,11 +122,11 @@ def _unchanging(path: Path) -> str:
 def _prepare(connection: Any, record: Any) -> None:
     connection.isolation_level = None  # transactions are ours: a write begins them itself
     for pragma in (
+        f"busy_timeout={BUSY_TIMEOUT_MS}",  # first: another process may set up the same file
         "journal_mode=WAL",
         "synchronous=NORMAL",
         "foreign_keys=ON",
         "secure_delete=ON",  # zeros over what is deleted, else its text stays in free pages
-        f"busy_timeout={BUSY_TIMEOUT_MS}",
         "cache_size=-65536",
         "temp_store=MEMORY",
         "mmap_size=1073741824",

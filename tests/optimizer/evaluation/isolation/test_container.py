@@ -153,12 +153,13 @@ def test_a_kernel_is_called_and_timed_in_a_container_and_nothing_of_it_is_left(
     file = tmp_path / "plus_one.py"
     file.write_text(PROBLEM)
     outside = tmp_path / "kept"
-    (candidate := tmp_path / "candidate.py").write_text(CANDIDATE.format(outside=outside))
     problem = load_problem(file)
     case = open_case(problem, problem.cases[0])
     runner = RunnerProcess(RunnerSettings("cpu", 1, "container"))
     try:
         runner.wait_ready()
+        candidate = runner.scratch / "candidate.py"  # what a container sees of this system
+        candidate.write_text(CANDIDATE.format(outside=outside))
         inputs = tuple(case.inputs(1))
         kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
         kernel.load(Loader("python", candidate, "ModelNew"), limits={}, flush_bytes=0, seconds=60)
