@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from ingestion.read import ReadDocument
@@ -14,6 +15,17 @@ def internal_error(error: Exception) -> dict[str, Any]:
         "message": f"{type(error).__name__}: {error}",
         "hint": "This is a defect of Kernlore; please report it with the document.",
         "details": {},
+    }
+
+
+def nothing_read(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The error of a job whose file holds no text that could be read."""
+    reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
+    return {
+        "code": "parse_failed",
+        "message": f"nothing could be read: {'; '.join(reasons[:5]) or 'no text in it'}",
+        "hint": "Scanned pages need OCR first; upload a version with a text layer.",
+        "details": dict(report),
     }
 
 

@@ -29,7 +29,8 @@ from ingestion.elements import ParsedDocument
 from ingestion.elsewhere import Elsewhere
 from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
-from ingestion.job_report import internal_error, progress_of
+from ingestion.idle import Idle
+from ingestion.job_report import internal_error, nothing_read, progress_of
 from ingestion.job_spans import JobSpans
 from ingestion.left_behind import READ, retry_read, take_over
 from ingestion.next_texts import BatchSize, next_texts
@@ -106,17 +107,21 @@ class Worker:
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
+        idle = Idle(self._parts.catalog, self._lease)
         with self.alive():
             while not stop.is_set():
                 try:
-                    worked = self._step()
+                    worked = not idle.nothing_new() and self._step()
                 except Exception as error:  # the job boundary: recorded, never swallowed
                     log.exception("ingestion step failed")
                     self._give_up(error)
                     stop.wait(FAILED_PAUSE)
                     continue
-                if not worked:
-                    stop.wait(FAILED_PAUSE if self.full or self.away else idle_seconds)
+                if worked:
+                    continue
+                waits = self.full or self.away is not None
+                idle.found_nothing(for_now=waits)
+                stop.wait(FAILED_PAUSE if waits else idle_seconds)
 
     @property
     def full(self) -> bool:
@@ -371,17 +376,7 @@ class Worker:
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
         """A file that parses but says nothing is a failure with the reason, never ready."""
-        reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
-        self._fail(
-            job,
-            version_id,
-            {
-                "code": "parse_failed",
-                "message": f"nothing could be read: {'; '.join(reasons[:5]) or 'no text in it'}",
-                "hint": "Scanned pages need OCR first; upload a version with a text layer.",
-                "details": report,
-            },
-        )
+        self._fail(job, version_id, nothing_read(report))
 
     def _fail(self, job: Job, version_id: str, error: dict[str, Any]) -> None:
         telemetry.describe({}, failed=str(error["code"]))

@@ -106,6 +106,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     (place / "g++").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Of a processor's worth of tasks a node keeps its process for the next. Without this it
+        # ends after a second, and each task imports everything anew.
+        patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "300000")
         # Sockets of a node lie below it; their paths may not be long.
         patch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="kr", dir="/tmp"))
         started = Nodes(place)
