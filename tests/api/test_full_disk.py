@@ -93,7 +93,7 @@ def served(tmp_path: Path, model_cache: Path) -> Iterator[Served]:
         pytest.skip("no mount namespace of our own")
     mount, port = tmp_path / "disk", free_port()
     mount.mkdir()
-    knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
+    knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",), vectors=False)
     prepare = f'{MOUNT.split(" && ")[0]} && ln -s \'{model_cache}\' "$0/models" && exec "$@"'
     arguments = ["serve", "--port", str(port), "--data-dir", str(mount)]
     environment = ["env", f"KERNLORE_KNOWLEDGE_DIR={knowledge}"]
