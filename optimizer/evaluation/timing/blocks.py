@@ -207,14 +207,14 @@ def measure(
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
     charged = hidden_ns(calm, policy.threads) if on(*WALL, 40) else 0.0
     timing = _crowded(_conclude(case, pairs, noisy, policy, charged), left, policy)
-    flags = (
-        *_left_running(candidate, on),
-        *_integrity([b for b, _ in calm], [c for _, c in calm], on),
-    )
     if timing.state == "measured" and len(calm) < TELLING_BLOCKS:
         reason = "timing must be repeated: the machine was too restless to vouch for the clocks"
         timing = CaseTiming(case, "repeat", calls=timing.calls, reason=reason)
-    return Measured(timing, flags)
+    sides = [b for b, _ in calm], [c for _, c in calm]
+    flags = [*_left_running(candidate, on), *_tampering(sides[1], on)]
+    if timing.state == "measured":  # clocks that give no figure are no evidence either
+        flags += _integrity(*sides, on)
+    return Measured(timing, tuple(flags))
 
 
 def _crowded(timing: CaseTiming, left: float | None, policy: TimingPolicy) -> CaseTiming:
@@ -357,17 +357,21 @@ def _left_running(candidate: Side, on: On) -> Iterator[Flag]:
         yield Flag(2, "reject", "processes that it started ran beside the reference's calls")
 
 
-def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) -> Iterator[Flag]:
-    """What the two clocks and the thread counts say about the candidate's honesty."""
-    if not candidate:
-        return
+def _tampering(candidate: Sequence[Block], on: On) -> Iterator[Flag]:
+    """What the runner itself saw the candidate do, however restless the machine was."""
     if on(4) and any(block.patched for block in candidate):
         yield Flag(4, "reject", "timers or comparison functions of torch or time were replaced")
     if on(2) and any(block.threads[1] > block.threads[0] for block in candidate):
         yield Flag(2, "reject", "Python threads were started by timed calls and are still alive")
+
+
+def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) -> Iterator[Flag]:
+    """What the clocks say about the candidate's honesty; nothing where there are few blocks."""
+    if len(candidate) < TELLING_BLOCKS:
+        return
     if on(36):
         yield from _waiting_for_a_reader(baseline, candidate)
-    if on(*WALL) and len(candidate) >= TELLING_BLOCKS:
+    if on(*WALL):
         yield from _wall(baseline, candidate)
 
 
