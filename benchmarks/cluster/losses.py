@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,19 +31,23 @@ from benchmarks.cluster.contents import (
     differences,
     spoken,
 )
-from benchmarks.cluster.parts import Installation, Part, installation
+from benchmarks.cluster.parts import Installation, Part, RayHead, RayNode, installation
+from benchmarks.cluster.under_way import (
+    LOOK_SECONDS,
+    PROBLEM,
+    SETTLE_SECONDS,
+    Call,
+    Search,
+    Searches,
+)
 from benchmarks.report import ended, say, table, write_result
 from kb.errors import Unavailable
 
 TITLE = "What the loss of each part of an installation costs"
+MANUAL = "# Unit {word}\n\nThe {word} unit moves 16 bytes a clock and waits for the fabric.\n"
 AWAY_SECONDS = 5.0  # between the kill and the new start
-SETTLE_SECONDS = 900.0
-LOOK_SECONDS = 0.2
 CHIP = "mi300x"  # of uploads; the questions are about others
-PROBLEM = "map_id"
-GOAL = {"language": "cpp", "candidates": 1, "knowledge": False}
 SEARCH = ("--language", "cpp", "--candidates", "2", "--minutes", "1")
-RUNNING = ("starting", "running")
 UPLOADED = {"created", "unchanged"}
 
 
@@ -108,6 +112,7 @@ class Losses:
         self._cluster = cluster
         self._urls = [replica.url for replica in cluster.replicas]
         self._balancer = Balancer(self._urls)
+        self._searches = Searches(cluster, self._balancer)
         self._originals: dict[str, bytes] = {}
         self._words: dict[str, str] = {}
 
@@ -120,17 +125,28 @@ class Losses:
     def ingest(self, word: str) -> str:
         """Upload a manual that has a word of its own; how often it was refused until accepted. It
         counts as stored from then on."""
-        text = (
-            f"# Unit {word}\n\nThe {word} unit moves 16 bytes a clock and waits for the fabric.\n"
-        )
+        text = MANUAL.format(word=word)
         files = [("file", (f"{word}.md", text.encode()))]
         began = time.monotonic()
         answer = self._balancer.insist("POST", "/documents", files=files, data={"hardware": CHIP})
         if answer.status_code != 202 or answer.json()["outcome"] not in UPLOADED:
             raise Unavailable(f"upload: {answer.status_code} {answer.text}", hint="Read the logs.")
-        document = answer.json()["document_id"]
-        self._originals[document], self._words[document] = text.encode(), word
+        self._keep(answer.json()["document_id"], word, text)
         return f"accepted after {time.monotonic() - began:.1f} s"
+
+    def ingest_on_ray(self, folder: Path, word: str) -> None:
+        """Read and embed a manual with a word of its own on the Ray cluster, by command."""
+        folder.mkdir()
+        text = MANUAL.format(word=word)
+        (folder / f"{word}.md").write_text(text, encoding="utf-8")
+        options = ("--hardware", CHIP, "--ray", self._cluster.ray)
+        sent = self._cluster.command("ingest", str(folder), *options)
+        if sent["summary"]["ready"] != 1:
+            raise Unavailable(f"not read on the Ray cluster: {sent}", hint="Read its logs.")
+        self._keep(str(sent["files"][0]["document_id"]), word, text)
+
+    def _keep(self, document: str, word: str, text: str) -> None:
+        self._originals[document], self._words[document] = text.encode(), word
 
     def unread(self) -> list[str]:
         """Acknowledged documents that some replica does not find by their word, or whose bytes are
@@ -168,13 +184,13 @@ class Losses:
         at = self._cluster.replicas[0].url
         watch = Watch(self._urls, [before.answers[f"{n} at {at}"] for n in range(len(SIGNALS))])
         name = part.name.replace(" ", "").lower()
-        run = self._run_under_way()
+        search = self._search(part)
         kept = set(self._words)
         self.ingest(f"{name}before")
         watch.start()
         say(f"{part.name} is killed")
         part.kill()
-        upload = _Call(lambda: self.ingest(f"{name}meanwhile"))
+        upload = Call(lambda: self.ingest(f"{name}meanwhile"))
         time.sleep(AWAY_SECONDS)
         began = time.monotonic()
         part.start()
@@ -182,7 +198,7 @@ class Losses:
         loss.upload = upload.result()
         self.settle()
         loss.ready = time.monotonic() - began
-        loss.run = self._end_of(run, loss.wrong)
+        loss.run = search.end(loss.wrong)
         watch.stop()
         loss.answers, loss.silent = watch.answers, watch.silent
         loss.wrong += self.unread()
@@ -191,69 +207,16 @@ class Losses:
         say(f"{part.name}: {loss}")
         return loss
 
-    def _run_under_way(self) -> tuple[str, list[Any]]:
-        """A run of the first replica that measures its first candidate, and the nodes it has."""
-        body = {"problem": PROBLEM, "goal": GOAL}
-        sent = self._cluster.replicas[0].client.post("/runs", json=body)
-        run_id = str(sent.raise_for_status().json()["id"])
-        _until(lambda: bool(self._nodes(run_id)), f"{run_id} begins")
-        return run_id, self._nodes(run_id)
-
-    def _nodes(self, run_id: str) -> list[Any]:
-        answer = self._balancer.insist("GET", f"/runs/{run_id}/tree")
-        return list(answer.json()["nodes"]) if answer.status_code == 200 else []
-
-    def _end_of(self, run: tuple[str, list[Any]], wrong: list[str]) -> str:
-        """How the run ended, continued where nobody works on it any more."""
-        run_id, stored = run
-
-        def row() -> dict[str, Any]:
-            answer = self._balancer.insist("GET", f"/runs/{run_id}").json()
-            return dict(answer)
-
-        _until(lambda: row()["state"] not in RUNNING or "note" in row(), f"{run_id} ends")
-        how = "went on"
-        if row()["state"] != "finished":
-            how = f"resumed at node {len(self._nodes(run_id))}"
-            self._cluster.command("runs", "resume", run_id)
-        nodes = self._nodes(run_id)
-        if row()["state"] != "finished" or nodes[: len(stored)] != stored:
-            wrong.append(f"{run_id} is {row()['state']}, with other nodes than before")
-        return f"{how}, finished with {len(nodes)} nodes"
+    def _search(self, part: Part) -> Search:
+        """One that the part has to do with."""
+        if isinstance(part, RayNode | RayHead):
+            return self._searches.on_ray()
+        return self._searches.by_replica()
 
 
-class _Call:
-    """A call in a thread of its own."""
-
-    def __init__(self, call: Callable[[], str]) -> None:
-        self._result: str | BaseException = "never ended"
-        self._call = call
-        self._thread = threading.Thread(target=self._run, daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._result = self._call()
-        except BaseException as error:  # raised again where it is asked for
-            self._result = error
-
-    def result(self) -> str:
-        """What it returned or raised."""
-        self._thread.join()
-        if isinstance(self._result, BaseException):
-            raise self._result
-        return self._result
-
-
-def _until(done: Callable[[], bool], what: str) -> None:
-    deadline = time.monotonic() + SETTLE_SECONDS
-    while not done():
-        if time.monotonic() > deadline:
-            raise Unavailable(f"waited in vain: {what}", hint="Read the logs of the replicas.")
-        time.sleep(LOOK_SECONDS)
-
-
-def _shown(search: Mapping[str, Any], losses: Sequence[Loss], replicas: int) -> list[str]:
+def _shown(
+    search: Mapping[str, Any], losses: Sequence[Loss], options: argparse.Namespace
+) -> list[str]:
     rows = [
         (
             loss.part,
@@ -278,10 +241,13 @@ def _shown(search: Mapping[str, Any], losses: Sequence[Loss], replicas: int) -> 
         "the run",
     )
     return [
-        f"PostgreSQL, a Chroma server, an S3 server (SeaweedFS) and {replicas} replicas on one"
-        f" machine. Each part gets SIGKILL with all its processes and is started {AWAY_SECONDS:.0f}"
-        " s later. `make cluster`, or `python -m benchmarks.cluster.losses`.",
-        f"Before: a search of `{PROBLEM}` by command ended with `{search['ended']}`.",
+        f"PostgreSQL, a Chroma server, an S3 server (SeaweedFS), {options.replicas} replicas, and a"
+        f" Ray cluster of a head and {options.nodes} nodes on one machine. Each part gets SIGKILL"
+        f" with all its processes and is started {AWAY_SECONDS:.0f} s later. `make cluster`, or"
+        " `python -m benchmarks.cluster.losses`.",
+        "Before: a document was sent by `kernlore ingest --ray`, whose nodes read beside the"
+        f" replicas, and a search of `{PROBLEM}` by `kernlore optimize --ray` ended with"
+        f" `{search['ended']}`.",
         table(header, rows),
         "Seconds are from the new start, but for the silence, which is the longest time in which a"
         " caller that goes from replica to replica got no answer. Answers: `same` byte for byte,"
@@ -289,13 +255,15 @@ def _shown(search: Mapping[str, Any], losses: Sequence[Loss], replicas: int) -> 
         " connection. Lost is what differs between before and after: documents, their originals,"
         " finished runs, answers of each replica (after the two documents of the loss were deleted"
         " again), a document acknowledged just before the kill and one sent meanwhile, which every"
-        " replica had to find, the stored nodes of a run that was under way at replica 1.",
+        " replica had to find, the stored nodes of the run that was under way: at replica 1, or"
+        " for a part of Ray by a command on the cluster.",
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--nodes", type=int, default=3, help="of the Ray cluster, beside its head")
     parser.add_argument("--knowledge", type=Path, help="folder in place of all that is built in")
     parser.add_argument("--models", type=Path, help="folder with the exported embedding model")
     parser.add_argument("--output", type=Path, help="Markdown file for the result")
@@ -303,15 +271,18 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # with all that was started
     with (
         tempfile.TemporaryDirectory(prefix="kernlore-cluster-") as folder,
-        installation(Path(folder), options.replicas, options.knowledge, options.models) as cluster,
+        installation(
+            Path(folder), options.replicas, options.nodes, options.knowledge, options.models
+        ) as cluster,
     ):
         session = Losses(cluster)
         session.ingest("first")
-        say("a search by command")
+        say("a document and a search on the Ray cluster")
+        session.ingest_on_ray(Path(folder) / "manuals", "fabric")
         search = cluster.optimize(PROBLEM, *SEARCH)
         losses = [session.lose(part) for part in cluster.parts]
         session.close()
-    write_result(options.output, TITLE, _shown(search, losses, options.replicas))
+    write_result(options.output, TITLE, _shown(search, losses, options))
     if any(loss.wrong or loss.answers["different"] for loss in losses):
         raise SystemExit(1)
 

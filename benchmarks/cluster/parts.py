@@ -1,8 +1,5 @@
-"""The parts of an installation on this machine: PostgreSQL, Chroma, S3, and replicas of the service
-over them, each a real server that can be killed and started again.
-
-To add a part, such as the nodes of a Ray cluster, give it the three methods of `Part` and append it
-in `installation`. What `Installation.optimize` is given besides goes to `kernlore optimize`.
+"""The parts of an installation on this machine: PostgreSQL, Chroma, S3, replicas of the service
+over them, and a Ray cluster for commands; each is real, and can be killed and started again.
 """
 
 from __future__ import annotations
@@ -16,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+from benchmarks.cluster.ray_nodes import RayCluster
 from benchmarks.report import say
 from kb.errors import Unavailable
 from tests.api.cli_process import COMMAND, ROOT
@@ -97,10 +95,45 @@ class Service:
 
 
 @dataclass(frozen=True)
+class RayNode:
+    """One node of the Ray cluster."""
+
+    cluster: RayCluster
+    number: int
+    name: str
+
+    def kill(self) -> None:
+        """With what it evaluates."""
+        self.cluster.kill_node(self.number)
+
+    def start(self) -> None:
+        """A new node in its place."""
+        self.cluster.start()
+
+
+@dataclass(frozen=True)
+class RayHead:
+    """The head of the Ray cluster, which knows what runs where and keeps it in memory alone."""
+
+    cluster: RayCluster
+    name: str
+
+    def kill(self) -> None:
+        """Its nodes lose their cluster."""
+        self.cluster.kill_head()
+
+    def start(self) -> None:
+        """A new cluster at the same address."""
+        self.cluster.start()
+
+
+@dataclass(frozen=True)
 class Installation:
-    """All parts, running. `workstation` is the data directory of commands."""
+    """All parts, running. `workstation` is the data directory of commands, `ray` the address of the
+    Ray cluster."""
 
     parts: Sequence[Part]
+    ray: str
     replicas: Sequence[Replica]
     environment: Mapping[str, str]
     workstation: Path
@@ -123,14 +156,15 @@ class Installation:
         return json.loads(ran.stdout)
 
     def optimize(self, problem: str, *options: str) -> Any:
-        """The result of a search that a command carries out."""
+        """The result of a search that a command carries out on the Ray cluster."""
         output = self.workstation / "result"
-        return self.command("optimize", problem, "--output", str(output), *options)
+        on = ("--ray", self.ray, "--output", str(output))
+        return self.command("optimize", problem, *on, *options)
 
 
 @contextmanager
 def installation(
-    folder: Path, replicas: int, knowledge: Path | None, model_cache: Path | None
+    folder: Path, replicas: int, nodes: int, knowledge: Path | None, model_cache: Path | None
 ) -> Iterator[Installation]:
     """Start everything in `folder`; stop and remove it at the end. `knowledge` takes the place of
     what is built in. Raises Unavailable where a server cannot be started."""
@@ -150,9 +184,15 @@ def installation(
         postgres, chroma, files = servers
         parts: list[Part] = [Postgres(postgres), Store(chroma, "Chroma"), Store(files, "S3")]
         parts += [Service(s, f"replica {n}") for n, s in enumerate(services, 1)]
+        cluster = RayCluster(nodes)
+        stack.callback(cluster.stop)
+        cluster.start()
+        say(f"a Ray cluster of {nodes} nodes answers at {cluster.address}")
+        parts += [RayNode(cluster, n, f"Ray node {n}") for n in cluster.numbers]
+        parts.append(RayHead(cluster, "Ray's head"))
         workstation = folder / "workstation"
         workstation.mkdir()
-        yield Installation(parts, services, environment, workstation)
+        yield Installation(parts, cluster.address, services, environment, workstation)
 
 
 def _servers(stack: ExitStack) -> tuple[PostgresServer, ChromaServer, S3Server]:
