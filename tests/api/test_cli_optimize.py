@@ -27,7 +27,7 @@ from tests.known_device import store_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
 from tests.packed_session import on_bare_machine, packed_session
-from tests.shared import place_models
+from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=70)
 
@@ -242,7 +242,8 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
     place: Path, settings: Settings, model_cache: Path
 ) -> None:
     said: list[str] = []
-    own = settings.model_copy(update={"data_dir": place / "words"})
+    unembedded = copy_knowledge(place / "knowledge", DOCUMENTS, vectors=False)
+    own = settings.model_copy(update={"data_dir": place / "words", "knowledge_dir": unembedded})
     place_models(own.data_dir, model_cache)
     for _ in range(2):
         local = LocalTarget(own)
