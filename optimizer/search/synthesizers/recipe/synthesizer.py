@@ -138,13 +138,20 @@ def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
 
 def start(fitting: Fitting, facts: Values) -> Values | None:
     """The values to start from: the defaults, or the allowed values that differ from them in the
-    fewest places; None where nothing is allowed."""
+    fewest places and there by the fewest steps; None where nothing is allowed."""
     recipe, binding = fitting.recipe, fitting.binding
-    defaults = recipe.defaults
-    if allowed(recipe, defaults, binding, facts):
-        return defaults
+    if allowed(recipe, recipe.defaults, binding, facts):
+        return recipe.defaults
     near = space(recipe, binding, facts)
-    return min(near, key=lambda v: sum(v[n] != defaults[n] for n in v), default=None)
+    return min(near, key=lambda values: _distance(recipe, values), default=None)
+
+
+def _distance(recipe: Recipe, values: Values) -> tuple[int, int]:
+    """How many values are not the default, and how many steps they are from it together."""
+    steps = [
+        abs(p.values.index(values[p.name]) - p.values.index(p.default)) for p in recipe.parameters
+    ]
+    return sum(step > 0 for step in steps), sum(steps)
 
 
 def _facts(context: Context) -> Values:

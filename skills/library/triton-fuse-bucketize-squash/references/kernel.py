@@ -46,7 +46,8 @@ def bucketize(
     size = tl.abs(value)
     more = 1.0 + size
     exact = tl.where(more == 1.0, 1.0, more - 1.0)
-    result = tl.where(more == 1.0, size, tl.log(more) * (size / exact))
+    plain = (more == 1.0) | (size == float("inf"))  # 0 / 0, infinity over infinity
+    result = tl.where(plain, size, tl.log(more) * (size / exact))
     result = tl.where(value < 0, -result, result)
     tl.store(squashed + at, result.to(squashed.dtype.element_ty), mask=inside, cache_modifier=cache)
 

@@ -1,4 +1,4 @@
-"""The Triton recipe of attention: where it fits, and that what it writes is right."""
+"""The recipes of attention: where they fit, and that what the one in Triton writes is right."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow(seconds=8)
 
 LIBRARY = Path(__file__).parents[4] / "skills" / "library"
 NAME = "triton-online-softmax-attention"
+IN_CPP = "cpp-row-block-causal-attention"
 MODEL = """
 import torch
 import torch.nn.functional as F
@@ -44,20 +45,20 @@ for length, width in ((37, 16), (64, 24), (5, 16)):
 """
 
 
-def recipe() -> Recipe:
-    files = {path: content.decode() for path, content in read_skill(LIBRARY / NAME).files.items()}
-    problems = Problems(NAME)
-    parsed = parse_recipe(NAME, json.loads(files["references/recipe.json"]), files, problems)
+def recipe(name: str = NAME) -> Recipe:
+    files = {path: content.decode() for path, content in read_skill(LIBRARY / name).files.items()}
+    problems = Problems(name)
+    parsed = parse_recipe(name, json.loads(files["references/recipe.json"]), files, problems)
     assert parsed is not None, problems.entries
     return parsed
 
 
-def bound(tmp_path: Path, call: str) -> object:
+def bound(tmp_path: Path, call: str, name: str = NAME) -> object:
     path = tmp_path / "attention.py"
     path.write_text(MODEL.format(call=call), encoding="utf-8")
     problem = load_problem(path)
     case = open_case(problem, problem.cases[0])
-    return match(recipe(), case.signature, traits_of(case), {}, "attention")
+    return match(recipe(name), case.signature, traits_of(case), {}, "attention")
 
 
 @pytest.mark.parametrize(
@@ -77,6 +78,17 @@ def test_it_fits_a_causal_mask_or_none_and_the_usual_scale(
     assert isinstance(result, Binding) is (causal is not None)
     if isinstance(result, Binding):
         assert result.traits["causal"] is causal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "fits"),
+    [("is_causal=True", True), ("is_causal=True, scale=0.5", False), ("scale=0.25", False)],
+)
+def test_the_one_in_cpp_fits_the_causal_mask_and_the_usual_scale(
+    tmp_path: Path, arguments: str, fits: bool
+) -> None:
+    call = f"F.scaled_dot_product_attention(query, key, value, {arguments})"
+    assert isinstance(bound(tmp_path, call, IN_CPP), Binding) is fits
 
 
 def test_attention_that_torch_takes_apart_is_not_claimed(tmp_path: Path) -> None:

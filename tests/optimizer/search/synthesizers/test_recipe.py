@@ -210,6 +210,9 @@ def test_without_knowledge_neither_moves_nor_facts_have_a_say() -> None:
     tight = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {"l1d_size": 96 * 4 * 8})
     with_facts = proposers.propose(context(node(0, None), (), hardware=tight))
     assert with_facts is not None and with_facts.values["tile"] == 8
+    wider = replace(tight, facts={"l1d_size": 96 * 4 * 16})
+    nearest = proposers.propose(context(node(0, None), (), hardware=wider))
+    assert nearest is not None and nearest.values == {"chunk": 4, "tile": 16}
     without = proposers.propose(
         context(node(0, None), (), hardware=tight, with_knowledge=False, knowledge=Knowledge())
     )
