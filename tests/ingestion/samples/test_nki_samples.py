@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -11,6 +12,15 @@ import torch
 from tests.ingestion.samples import nki_machine
 
 SAMPLES = Path(__file__).parents[3] / "hw_manuals" / "samples"
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """The operations are small: where cores are busy, waiting threads cost 20 times the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def _load(file: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
