@@ -1,4 +1,5 @@
-"""Writes docs/reference/: tables of settings, commands and routes, from the code itself.
+"""Writes docs/reference/: tables of settings, commands, routes and of what ships, from the code
+and the built-in knowledge itself.
 
 `python docs/generate.py` writes them (`make docs`); `--check` exits with 1 where a file differs
 from what the code says. tests/test_docs.py makes the same check.
@@ -136,7 +137,19 @@ def _first_sentence(text: str) -> str:
     return re.split(r"(?<=\.)\s", text.strip(), maxsplit=1)[0]
 
 
-PAGES = {"settings.md": settings_page, "commands.md": commands_page, "routes.md": routes_page}
+def knowledge_page() -> str:
+    """What ships: chips, whole kernels and skills, from their files."""
+    from docs import knowledge_page as written
+
+    return written.knowledge_page(ROOT / "hw_manuals", ROOT / "skills" / "library", NOTICE)
+
+
+PAGES = {
+    "settings.md": settings_page,
+    "commands.md": commands_page,
+    "routes.md": routes_page,
+    "knowledge.md": knowledge_page,
+}
 
 
 def main() -> int:

@@ -30,19 +30,24 @@ CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "parse")
 SEEN = ("parses", *STATUSES[2:])  # what a check may have found, in rising order
 MAX_LINE = 100
 ABOUT_WORDS = (40, 260)
+RAN = ("runs", "right")
+MAX_CELL = 48  # characters of a figure in a table
 FRONT = "sample"  # the key of the front matter that carries a row's verdict
 
 
 @dataclass(frozen=True)
 class CheckMade:
     """One check that was really made. `what` is one of SEEN, `where` a device or a target, `note`
-    measured figures."""
+    measured figures. `roof` and `library` are two of them for tables: the share of the peak that
+    bounds the kernel, and its speed against a library's, such as "1.02 of cuBLAS"."""
 
     what: str
     toolchain: str
     where: str
     date: date
     note: str = ""
+    roof: str = ""
+    library: str = ""
 
     def sentence(self) -> str:
         """The check in words."""
@@ -255,3 +260,8 @@ def _status_problems(sample: ShippedSample) -> Iterator[str]:
         yield f"status is {sample.status} and a check found more"
     if any(not isinstance(check.date, date) for check in sample.checked):
         yield "checked.date is no date; write it like 2026-11-25"
+    for check in sample.checked:
+        if (check.roof or check.library) and check.what not in RAN:
+            yield f"checked.roof and checked.library are of a kernel that ran, not {check.what!r}"
+        if len(check.roof) > MAX_CELL or len(check.library) > MAX_CELL:
+            yield f"checked.roof and checked.library are cells of a table: {MAX_CELL} characters"

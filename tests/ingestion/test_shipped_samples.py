@@ -129,6 +129,8 @@ def test_only_a_built_in_document_may_say_that_it_is_right(store: Store, folder:
         ('status = "right"', 'status = "fine"', "status is 'fine'"),
         ('what = "right"', 'what = "compiles"', "no check says so"),
         ("word word", "w", "about has"),
+        ('what = "compiles"', 'what = "compiles"\nroof = "0.7"', "are of a kernel that ran"),
+        ('what = "right"', f'what = "right"\nlibrary = "{"x" * 60}"', "are cells of a table"),
     ],
 )
 def test_what_is_wrong_with_a_row_is_said(folder: Path, old: str, new: str, problem: str) -> None:
@@ -144,6 +146,15 @@ def test_a_row_without_its_file_or_with_an_unknown_key_is_refused(folder: Path) 
     change(folder, "twice.cu", "thrice.cu")
     with pytest.raises(InvalidKnowledge, match="no such file"):
         shipped_samples(folder)
+
+
+def test_a_share_of_the_roof_stands_in_the_results_too() -> None:
+    results = SHIPPED.parent / "benchmarks" / "results" / "nvidia_samples.md"
+    rows = [line for line in results.read_text(encoding="utf-8").splitlines() if line[:1] == "|"]
+    shares = {row.split("|")[4].split("(")[0].strip() for row in rows}
+    checks = [check for sample in shipped_samples(SHIPPED) for check in sample.checked]
+    stated = {check.roof for check in checks if check.roof}
+    assert len(stated) > 8 and stated <= shares
 
 
 def test_what_ships_is_seen_as_whole_kernels() -> None:

@@ -2,7 +2,8 @@
 // Every warp walks tiles of 16 keys through a ring of its own, filled by cp.async from the page
 // that the table names, so the loop has no barrier of the block; queries that share a head of keys
 // are the 16 rows of mma.sync. A sequence is cut into parts, which a second kernel joins. Heads are
-// 128 wide; at most 16 queries share a head of keys; pages: a multiple of 16 keys.
+// 128 wide; at most 16 queries share a head of keys; pages: a multiple of 16 keys; every length is
+// at least 1.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>

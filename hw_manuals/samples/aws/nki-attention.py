@@ -45,8 +45,8 @@ def attention(q_t, k_t, v, causal=True):
     scale = size**-0.5
     out = nl.ndarray((heads, queries, size), dtype=q_t.dtype, buffer=nl.shared_hbm)
 
-    for head in nl.affine_range(heads):
-        for i in nl.affine_range(queries // 128):
+    for head in range(heads):
+        for i in range(queries // 128):
             rows = slice(i * 128, (i + 1) * 128)
             query = nl.ndarray((size, 128), dtype=q_t.dtype, buffer=nl.sbuf)
             nisa.dma_copy(dst=query, src=q_t[head, :, rows])
@@ -57,7 +57,7 @@ def attention(q_t, k_t, v, causal=True):
             nisa.memset(dst=total, value=0.0)
             nisa.memset(dst=gathered, value=0.0)
             last = (i * 128 + 127) // block + 1 if causal else keys // block
-            for j in nl.sequential_range(last):
+            for j in range(last):
                 key = nl.ndarray((size, block), dtype=k_t.dtype, buffer=nl.sbuf)
                 nisa.dma_copy(dst=key, src=k_t[head, :, j * block : (j + 1) * block])
                 raw = nl.ndarray((128, block), dtype=nl.float32, buffer=nl.psum)
@@ -75,7 +75,7 @@ def attention(q_t, k_t, v, causal=True):
                 shrink = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.sbuf)
                 softmax_step(scores, best, total, weights, shrink)
                 product = nl.ndarray((128, size), dtype=nl.float32, buffer=nl.psum)
-                for part in nl.affine_range(block // 128):
+                for part in range(block // 128):
                     # The second product contracts over keys: they must lie on partitions.
                     turned_psum = nl.ndarray((128, 128), dtype=v.dtype, buffer=nl.psum)
                     nisa.nc_transpose(

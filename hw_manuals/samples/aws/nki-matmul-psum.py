@@ -21,28 +21,28 @@ def matmul(lhs_t, rhs, rows_in_block=8):
     row_tiles = M // tile_m
     out = nl.ndarray((M, N), dtype=lhs_t.dtype, buffer=nl.shared_hbm)
 
-    for n in nl.affine_range(N // tile_n):
+    for n in range(N // tile_n):
         columns = slice(n * tile_n, (n + 1) * tile_n)
         # One tile a step of the reduction: [128, steps, 512], 1 KiB a partition and step in bf16.
         moving = nl.ndarray((tile_k, steps, tile_n), dtype=rhs.dtype, buffer=nl.sbuf)
-        for k in nl.affine_range(steps):
+        for k in range(steps):
             nisa.dma_copy(dst=moving[:, k, :], src=rhs[k * tile_k : (k + 1) * tile_k, columns])
-        for block in nl.affine_range((row_tiles + rows_in_block - 1) // rows_in_block):
+        for block in range((row_tiles + rows_in_block - 1) // rows_in_block):
             first = block * rows_in_block
             count = min(rows_in_block, row_tiles - first)
             width = count * tile_m
             # One DMA brings the operand of all row tiles of the block: long runs in each row.
             stationary = nl.ndarray((tile_k, steps, width), dtype=lhs_t.dtype, buffer=nl.sbuf)
-            for k in nl.affine_range(steps):
+            for k in range(steps):
                 nisa.dma_copy(
                     dst=stationary[:, k, :],
                     src=lhs_t[
                         k * tile_k : (k + 1) * tile_k, first * tile_m : first * tile_m + width
                     ],
                 )
-            for m in nl.affine_range(count):
+            for m in range(count):
                 total = nl.ndarray((tile_m, tile_n), dtype=nl.float32, buffer=nl.psum)
-                for k in nl.affine_range(steps):
+                for k in range(steps):
                     nisa.nc_matmul(
                         dst=total,
                         stationary=stationary[:, k, m * tile_m : (m + 1) * tile_m],

@@ -16,7 +16,7 @@ def rmsnorm(x, weight, eps=1e-6):
     row = nl.ndarray((1, features), dtype=weight.dtype, buffer=nl.sbuf)
     nisa.dma_copy(dst=row, src=weight)
     spread = nl.ndarray((128, features), dtype=nl.float32, buffer=nl.sbuf)
-    for j in nl.affine_range((features + 511) // 512):
+    for j in range((features + 511) // 512):
         start = j * 512
         width = min(512, features - start)
         copies = nl.ndarray((128, width), dtype=nl.float32, buffer=nl.psum)
@@ -25,7 +25,7 @@ def rmsnorm(x, weight, eps=1e-6):
         )
         nisa.tensor_copy(dst=spread[:, start : start + width], src=copies)
 
-    for i in nl.affine_range((rows + 127) // 128):
+    for i in range((rows + 127) // 128):
         first = i * 128
         count = min(128, rows - first)
         tile = nl.ndarray((count, features), dtype=x.dtype, buffer=nl.sbuf)

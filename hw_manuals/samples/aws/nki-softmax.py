@@ -10,7 +10,7 @@ def softmax(x):
     """Softmax of x [rows, columns] along the columns; a row in fp32 has to fit a partition."""
     rows, columns = x.shape
     out = nl.ndarray(x.shape, dtype=x.dtype, buffer=nl.shared_hbm)
-    for i in nl.affine_range((rows + 127) // 128):
+    for i in range((rows + 127) // 128):
         first = i * 128
         count = min(128, rows - first)
         tile = nl.ndarray((count, columns), dtype=x.dtype, buffer=nl.sbuf)

@@ -230,6 +230,8 @@ def attention_kernel(
 ):  # fmt: skip
     BLOCK_M: gl.constexpr = q_desc.block_type.shape[1]
     BLOCK_N: gl.constexpr = k_desc.block_type.shape[1]
+    # The second tile of queries begins with the first half of the ring that takes the results.
+    gl.static_assert(WIDTH // o_desc.block_type.shape[2] % 2 == 0)
     q_tiles = gl.allocate_shared_memory(q_desc.dtype, [2, 1, BLOCK_M, WIDTH], q_desc.layout)
     ring = gl.allocate_shared_memory(k_desc.dtype, [SLOTS, 1, BLOCK_N, WIDTH], k_desc.layout)
     messages = gl.allocate_shared_memory(
@@ -304,7 +306,8 @@ def attention_kernel(
 def attention(q, k, v, causal=False, block_m=128, block_n=128, piece=32):
     """q: [batch][heads][length][128]; k, v: [batch][kv_heads][length][128]; all bf16."""
     batch, heads, length, width = q.shape
-    out = torch.empty_like(q)
+    # Not `empty_like`: of a transposed q it is transposed, and its `reshape` below would be a copy.
+    out = torch.empty((batch, heads, length, width), device=q.device, dtype=q.dtype)
 
     def describe(tensor, rows, columns):
         flat = tensor.reshape(-1, length, width)

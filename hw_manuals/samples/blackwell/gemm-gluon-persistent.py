@@ -2,7 +2,8 @@
 multiprocessor walks the tiles, and two accumulators in tensor memory let the epilogue of one tile
 run beside the products of the next. bf16, float32 sums.
 
-M and N need no mask: TMA reads zeros outside and does not write there. K: a multiple of 8.
+Edges need no mask: TMA reads zeros outside and does not write there. N and K: multiples of 8,
+because a row of a TMA tensor is a multiple of 16 bytes.
 """
 
 import torch
@@ -108,6 +109,8 @@ def persistent_gemm_kernel(
     BLOCK_M: gl.constexpr = a_desc.block_type.shape[0]
     BLOCK_K: gl.constexpr = a_desc.block_type.shape[1]
     BLOCK_N: gl.constexpr = b_desc.block_type.shape[0]
+    # The next tile begins with the first half of the ring.
+    gl.static_assert(BLOCK_N // c_desc.block_type.shape[1] % 2 == 0)
     a_ring = gl.allocate_shared_memory(a_desc.dtype, [STAGES, BLOCK_M, BLOCK_K], a_desc.layout)
     b_ring = gl.allocate_shared_memory(b_desc.dtype, [STAGES, BLOCK_N, BLOCK_K], b_desc.layout)
     accs = allocate_tensor_memory(

@@ -2,7 +2,8 @@
 loads by TMA, a warp that issues tcgen05 products, four warps that empty tensor memory. bf16,
 float32 sums.
 
-M and N need no mask: TMA reads zeros outside and does not write there. K: a multiple of 8.
+Edges need no mask: TMA reads zeros outside and does not write there. N and K: multiples of 8,
+because a row of a TMA tensor is a multiple of 16 bytes.
 """
 
 import torch

@@ -1,7 +1,8 @@
 """C[M][N] = (A * scales) * (B * scales)^T in Gluon for compute capability 10.0: MXFP8, that is E4M3
 values with one power of two (E8M0) for 32 neighbours along K. The tensor core applies the scales.
 
-M and N are free. K: a multiple of 32. The scales are packed once by `pack_scales`.
+M is free. N: a multiple of 8, because a row of C is a multiple of 16 bytes. K: a multiple of 32.
+The scales are packed once by `pack_scales`.
 """
 
 import torch

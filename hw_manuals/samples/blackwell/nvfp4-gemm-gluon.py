@@ -2,8 +2,9 @@
 values, two a byte, with one E4M3 scale for 16 neighbours along K. The tensor core applies the
 scales; `alpha`, the product of both tensors' float32 scales, is applied to the sums.
 
-M and N are free. K: a multiple of 64. The operands come from `nvfp4-quantise.py`, which packs the
-scales; `pack_scales` does that for scales that stand in rows.
+M is free. N: a multiple of 8, because a row of C is a multiple of 16 bytes. K: a multiple of 64.
+The operands come from `nvfp4-quantise.py`, which packs the scales; `pack_scales` does that for
+scales that stand in rows.
 """
 
 import torch

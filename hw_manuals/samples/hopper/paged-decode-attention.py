@@ -5,7 +5,7 @@ of keys form one tile; a sequence is cut into parts, because one block per seque
 leave most of the chip idle. A second kernel joins the parts.
 
 query[batch][heads][WIDTH], caches[pages][PAGE][kv_heads][WIDTH] in bf16; table[batch][most pages]
-and lengths[batch] in int32.
+and lengths[batch] in int32; query and caches contiguous, every length at least 1.
 """
 
 import torch

@@ -20,11 +20,11 @@ def matmul_fp8(lhs_t, rhs, row_scale, column_scale):
     ones = nl.ndarray((1, 128), dtype=nl.float32, buffer=nl.sbuf)
     nisa.memset(dst=ones, value=1.0)
 
-    for n in nl.affine_range(N // 512):
+    for n in range(N // 512):
         columns = slice(n * 512, (n + 1) * 512)
         # Partition p holds the terms p and 128 + p of each group of 256, side by side.
         moving = nl.ndarray((128, 2 * pairs, 512), dtype=rhs.dtype, buffer=nl.sbuf)
-        for k in nl.affine_range(2 * pairs):
+        for k in range(2 * pairs):
             nisa.dma_copy(dst=moving[:, k, :], src=rhs[k * 128 : (k + 1) * 128, columns])
         scale = nl.ndarray((1, 512), dtype=nl.float32, buffer=nl.sbuf)
         nisa.dma_copy(dst=scale, src=column_scale[:, columns])
@@ -33,15 +33,15 @@ def matmul_fp8(lhs_t, rhs, row_scale, column_scale):
         spread = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.sbuf)
         nisa.tensor_copy(dst=spread, src=spread_psum)
 
-        for m in nl.affine_range(M // 128):
+        for m in range(M // 128):
             rows = slice(m * 128, (m + 1) * 128)
             stationary = nl.ndarray((128, 2 * pairs, 128), dtype=lhs_t.dtype, buffer=nl.sbuf)
-            for k in nl.affine_range(2 * pairs):
+            for k in range(2 * pairs):
                 nisa.dma_copy(dst=stationary[:, k, :], src=lhs_t[k * 128 : (k + 1) * 128, rows])
             row_factor = nl.ndarray((128, 1), dtype=nl.float32, buffer=nl.sbuf)
             nisa.dma_copy(dst=row_factor, src=row_scale[rows, :])
             total = nl.ndarray((128, 512), dtype=nl.float32, buffer=nl.psum)
-            for k in nl.affine_range(pairs):
+            for k in range(pairs):
                 nisa.nc_matmul(
                     dst=total,
                     stationary=stationary[:, 2 * k : 2 * k + 2, :],

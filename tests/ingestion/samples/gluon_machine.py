@@ -407,6 +407,10 @@ class _Layout:
         return None
 
 
+def _static_assert(holds: Any) -> None:
+    assert holds, "gl.static_assert"
+
+
 def _where(chosen: Any, yes: Any, no: Any) -> Values:
     return _values(np.where(chosen, yes, no))
 
@@ -417,7 +421,7 @@ LANGUAGE = SimpleNamespace(
     num_programs=lambda axis: _here.block.grid[axis],
     num_warps=lambda: getattr(_here, "warps", _here.block.warps),
     num_ctas=lambda: _here.block.ranks,
-    static_assert=lambda holds: None,
+    static_assert=_static_assert,
     cdiv=lambda a, b: -(-a // b),
     minimum=lambda a, b: min(a, b) if np.isscalar(a) else _values(np.minimum(a, b)),
     maximum=lambda a, b: max(a, b) if np.isscalar(a) else _values(np.maximum(a, b)),

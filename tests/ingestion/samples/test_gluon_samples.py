@@ -69,6 +69,36 @@ def test_attention_agrees_with_float64(length: int, causal: bool) -> None:
     torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
 
 
+def test_attention_of_transposed_tensors() -> None:
+    """As a projection leaves them: [batch][length][heads][128], seen with the heads first."""
+    attention = gluon_machine.sample(FOLDER / "attention-gluon.py").attention
+    generator = torch.Generator().manual_seed(5)
+    q, k, v = (
+        torch.randn(2, 33, heads, 128, generator=generator, dtype=torch.float64).transpose(1, 2)
+        for heads in (4, 2, 2)
+    )
+    expected = torch.nn.functional.scaled_dot_product_attention(
+        q, k, v, is_causal=True, enable_gqa=True
+    )
+    result = attention(q, k, v, causal=True, block_m=16, block_n=16)
+    torch.testing.assert_close(result, expected, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    "name, function",
+    [
+        ("gemm-gluon-persistent.py", "persistent_gemm"),
+        ("gemm-gluon-cta-pair.py", "pair_gemm"),
+    ],
+)
+def test_an_odd_number_of_pieces_is_refused(name: str, function: str) -> None:
+    """The last piece of a tile and the first of the next would take the same half of the ring."""
+    multiply = getattr(gluon_machine.sample(FOLDER / name), function)
+    a, b = _matrix(32, 16, 0), _matrix(48, 16, 1)
+    with pytest.raises(AssertionError, match="static_assert"):
+        multiply(a, b, block_m=16, block_n=24, block_k=16, stages=2, piece=8)
+
+
 RUNS = 8  # what is missing is a race, and a race may come out right
 PERSISTENT = ("gemm-gluon-persistent.py", "persistent_gemm")
 PAIR = ("gemm-gluon-cta-pair.py", "pair_gemm")
