@@ -58,6 +58,7 @@ from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 from retrieval.stages import describe_answer, stage
+from retrieval.titles import Titles
 from retrieval.whole_answer import Asked, Written, answer_of, key_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
@@ -108,6 +109,7 @@ class Retriever:
         self._why_no_vectors = NO_VECTORS_YET
         self._withheld_share = withheld_share
         self._signals = load_signals()
+        self._titles = Titles(self._signals)
         self._layout = load_layout()
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
@@ -352,10 +354,10 @@ class Retriever:
             connection,
             ranked,
             signal,
+            self._titles,
             fitting,
             scope.lineage,
             scope.spoken,
-            self._signals,
             request.op,
         )
 
