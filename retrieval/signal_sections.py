@@ -25,6 +25,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -108,7 +109,7 @@ def by_sections(
     `titles` are those of all signals, which a section may be titled for instead, `op` is the
     operator.
     """
-    alone = is_alone(languages)
+    alone, chips = is_alone(languages), frozenset(lineage)
     pool, rest = ranked[:POOL], ranked[POOL:]
     best = max((entry.score for entry in pool), default=0.0) or 1.0
     by_seq = {entry.seq: entry for entry in pool}
@@ -126,7 +127,7 @@ def by_sections(
         speaks = _speaks(members, heading, signal, weights)
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
-        near = _nearness(members[0], lineage, weights)
+        near = _nearness(members[0], lineage, chips, weights)
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
         if not any(m.moved for m in members):
@@ -140,17 +141,21 @@ def by_sections(
         if general and speaks_of_other_machines(members, languages):
             score *= weights.far
         places[entries[0].seq] = general
-        leads.append(entries[0]._replace(score=score))
-        behind += [e._replace(score=FOLLOWING * e.score / best) for e in entries[1:]]
-    tail = [entry._replace(score=0.0) for entry in rest]
+        leads.append(_scored(entries[0], score))
+        behind += [_scored(e, FOLLOWING * e.score / best) for e in entries[1:]]
+    tail = [_scored(entry, 0.0) for entry in rest]
     least = LEAST_GENERAL * max((entry.score for entry in leads), default=0.0)
     leads = [
-        e._replace(score=e.score * weights.far) if places[e.seq] and e.score < least else e
-        for e in leads
+        _scored(e, e.score * weights.far) if places[e.seq] and e.score < least else e for e in leads
     ]
     leads.sort(key=lambda e: (-e.score, e.seq))
     behind.sort(key=lambda e: (-e.score, e.seq))
     return [*leads, *behind, *tail]
+
+
+def _scored(entry: Ranked, score: float) -> Ranked:
+    """The entry with another score; in a third of the time of `_replace`."""
+    return Ranked(entry.seq, score, entry.lexical, entry.dense, entry.category)
 
 
 def speaks_of_other_machines(members: Sequence[Mark], languages: tuple[str, ...]) -> bool:
@@ -196,7 +201,10 @@ def _speaks(
     )
 
 
-def _nearness(mark: Mark, lineage: Sequence[str], weights: SectionWeights) -> float:
+def _nearness(
+    mark: Mark, lineage: Sequence[str], chips: AbstractSet[str], weights: SectionWeights
+) -> float:
+    """`chips` are those of the lineage."""
     if lineage and lineage[0] in mark.hardware:
         return 1.0
-    return weights.family if set(lineage) & set(mark.hardware) else weights.general
+    return weights.general if chips.isdisjoint(mark.hardware) else weights.family
