@@ -281,7 +281,12 @@ def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list
         return []
     if count_tokens(section_text(passages)) <= largest - SLACK:
         return list(passages)  # most sections: what follows would come to the same step by step
-    first = last = places[0]
+    return _grown(passages, places[0], largest)
+
+
+def _grown(passages: Sequence[Passage], place: int, largest: int) -> list[Passage]:
+    """As `part_around`, of a section that is too long: from the hit on, passage by passage."""
+    first = last = place
 
     def fits(low: int, high: int) -> bool:
         return count_tokens(section_text(passages[low : high + 1])) <= largest
