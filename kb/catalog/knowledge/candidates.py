@@ -221,7 +221,8 @@ def _seqs_in_memory(
     scopes = kept.places if scope.hardware is None else scope.hardware
     parts = [kept.places[name] for name in scopes if name in kept.places]
     places = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int32)
-    return kept.columns.seqs[kept.columns.admitted(places, scope)]
+    seqs: NDArray[np.int64] = kept.columns.seqs[kept.columns.admitted(places, scope)]
+    return seqs
 
 
 def state(connection: Connection) -> Hashable:

@@ -97,7 +97,8 @@ class WordIndex:
                 rows.append(self.rows[a:b])
         if not rows:
             return np.zeros(len(self.seqs))
-        scores = np.bincount(np.concatenate(rows), np.concatenate(weights), len(self.seqs))
+        added = np.bincount(np.concatenate(rows), np.concatenate(weights), len(self.seqs))
+        scores: NDArray[np.float64] = np.asarray(added, np.float64)
         if not few:
             outside = [0, *admitted.bounds.tolist(), len(self.seqs)]
             for a, b in zip(outside[::2], outside[1::2], strict=True):
