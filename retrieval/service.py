@@ -31,13 +31,7 @@ from kb.ids import new_id
 from kb.predicates import Value
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 from retrieval.answer import Answer, Move
-from retrieval.composer import (
-    Material,
-    Remember,
-    compose,
-    kept_cards,
-    task_of,
-)
+from retrieval.composer import Material, Remember, compose, kept_cards, task_of
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
