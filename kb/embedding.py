@@ -291,8 +291,11 @@ class LocalEmbedder:
         if self._exporting is not None or not path.exists():
             self._await_export()
         options = onnxruntime.SessionOptions()
-        # A thread that waits for another one's share spins on the processor that this one needs.
         options.intra_op_num_threads = min(2, _processors())
+        # A thread that waits for another one's share would spin on the processor that this one, or
+        # another request, needs: 15 ms of processor time for 16 tokens, 9 without. Vectors are the
+        # same to the last bit with one thread or two.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 

@@ -37,7 +37,7 @@ CUTOFF = (
 )
 LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
 FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
-SLACK = 4  # by how much the fences of two parts of a section may differ
+SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
 _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
@@ -174,25 +174,47 @@ def _parents(
     wanted = {parent for parent, ids in by_parent.items() if len(ids) >= SIBLINGS}
     if not wanted:
         return {}
-    children = below(connection, wanted)
-    ids = {*wanted, *(child for group in children.values() for child in group)}
-    texts = whole_sections(connection, ids, scope)
+    families = _families(connection, wanted, scope)
     merged: dict[str, tuple[WholeSection, ...]] = {}
     # From the innermost out, in one order in every process: the outermost that fits is given.
-    for parent in sorted(wanted, key=lambda i: (-texts[i].level if i in texts else 0, i)):
-        group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
-        if _fit_together(group, largest):
+    for parent in sorted(wanted, key=lambda i: (-families[i].level, i)):
+        if families[parent].tokens <= largest - FENCE:
+            group = families[parent].group
             merged |= dict.fromkeys((section.id for section in group), group)
     return merged
 
 
-def _fit_together(group: Sequence[WholeSection], largest: int) -> bool:
-    room = largest - FENCE
-    for section in group:
-        room -= count_tokens(section.text) + HEADING
-        if room < 0:
-            return False
-    return True
+@dataclass(frozen=True)
+class _Family:
+    """A section with those directly below it, as far as a scope admits them, and the tokens that
+    they take together. `level` is the parent's, 0 where it has no passages of its own.
+    """
+
+    group: tuple[WholeSection, ...]
+    tokens: int
+    level: int
+
+
+def _families(
+    connection: Connection, parents: Collection[str], scope: ScopeFilter
+) -> dict[str, _Family]:
+    """The family of each of these sections. The same stand in many contexts, so they are kept."""
+
+    def read(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], _Family]:
+        wanted = [str(key[0]) for key in keys]
+        children = below(connection, wanted)
+        ids = {*wanted, *(child for group in children.values() for child in group)}
+        texts = whole_sections(connection, ids, scope)
+        families = {}
+        for key, parent in zip(keys, wanted, strict=True):
+            group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
+            tokens = sum(count_tokens(section.text) + HEADING for section in group)
+            families[key] = _Family(group, tokens, texts[parent].level if parent in texts else 0)
+        return families
+
+    keys = [(parent, *scope.key) for parent in sorted(parents)]
+    families = look_up(connection, "families", keys, read, most=MOST_KEPT)
+    return {str(key[0]): family for key, family in families.items()}
 
 
 def _group_block(
@@ -257,7 +279,14 @@ def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list
     places = [n for n, p in enumerate(passages) if p.id == hit.id]
     if not places:
         return []
-    first = last = places[0]
+    if count_tokens(section_text(passages)) <= largest - SLACK:
+        return list(passages)  # most sections: what follows would come to the same step by step
+    return _grown(passages, places[0], largest)
+
+
+def _grown(passages: Sequence[Passage], place: int, largest: int) -> list[Passage]:
+    """As `part_around`, of a section that is too long: from the hit on, passage by passage."""
+    first = last = place
 
     def fits(low: int, high: int) -> bool:
         return count_tokens(section_text(passages[low : high + 1])) <= largest

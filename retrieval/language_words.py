@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import islice
 from pathlib import Path
 
 REMEMBERED = 20_000  # texts whose words are kept: the same passages stand in many answers
+REMEMBERED_CHIPS = 1_000  # sets of languages
 DATA = Path(__file__).with_name("data") / "language_words.toml"
 
 
@@ -24,6 +26,7 @@ class WordGroup:
     languages: frozenset[str]
     common: bool
     only: bool
+    words: tuple[str, ...]
     pattern: re.Pattern[str]
     heading: re.Pattern[str] | None
 
@@ -42,6 +45,7 @@ def load_groups() -> tuple[WordGroup, ...]:
             frozenset(row["languages"]),
             row.get("common", False),
             row.get("only", False),
+            tuple(dict.fromkeys(word.casefold() for word in row["words"])),
             _pattern(row["words"]),
             _pattern(row["headings"]) if "headings" in row else None,
         )
@@ -54,32 +58,32 @@ def _pattern(words: Collection[str]) -> re.Pattern[str]:
     return re.compile(rf"(?<![\w-])(?:{either})(?![\w-])", re.IGNORECASE)
 
 
-def is_alone(languages: Collection[str]) -> bool:
+@lru_cache(maxsize=REMEMBERED_CHIPS)
+def is_alone(languages: tuple[str, ...]) -> bool:
     """Whether a chip has languages of its own alone, for which no general text was written."""
     return bool(languages) and not any(group.is_of(languages) for group in load_groups())
 
 
-def is_common(languages: Collection[str]) -> bool:
+@lru_cache(maxsize=REMEMBERED_CHIPS)
+def is_common(languages: tuple[str, ...]) -> bool:
     """Whether a chip has a language of the machines that general text has in mind."""
     return any(group.common and group.is_of(languages) for group in load_groups())
 
 
-def foreign_words(texts: Sequence[str], languages: Collection[str]) -> int:
+def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
     """How many different words the texts use together of machines that have none of these
     languages; 0 where no languages are known.
     """
     if not languages:
         return 0
-    groups = load_groups()
-    used = [_used(text) for text in texts]
-    return sum(
-        len(frozenset[str]().union(*(words[place] for words in used)))
-        for place, group in enumerate(groups)
-        if not group.is_of(languages)
-    )
+    used = 0
+    for text in texts:
+        used |= _used(text)
+    return (used & _foreign(languages)).bit_count()
 
 
-def is_foreign_heading(heading: str, languages: Collection[str]) -> bool:
+@lru_cache(maxsize=REMEMBERED)
+def is_foreign_heading(heading: str, languages: tuple[str, ...]) -> bool:
     """Whether a heading says that its section is for machines that have none of these languages."""
     return bool(languages) and any(
         group.heading is not None
@@ -93,12 +97,39 @@ def machine_words(text: str) -> int:
     """How many different words the text uses of machines of any one kind: what is left without
     them holds for a chip that is like none of these.
     """
-    return len(frozenset[str]().union(*_used(text)))
+    used = _used(text)
+    return len({word for word, bit in _bits() if used & bit}) if used else 0
+
+
+# Words as bits of one number: a ranking joins and counts those of hundreds of texts.
+
+
+@lru_cache(maxsize=1)
+def _bits() -> tuple[tuple[str, int], ...]:
+    """Each word of each group with its bit; a word of two groups has two."""
+    words = [word for group in load_groups() for word in group.words]
+    return tuple((word, 1 << place) for place, word in enumerate(words))
+
+
+@lru_cache(maxsize=1)
+def _by_group() -> tuple[dict[str, int], ...]:
+    """The bits of each group by word."""
+    bits = iter(_bits())
+    return tuple(dict(islice(bits, len(group.words))) for group in load_groups())
+
+
+@lru_cache(maxsize=REMEMBERED_CHIPS)
+def _foreign(languages: tuple[str, ...]) -> int:
+    """All words of machines that have none of these languages."""
+    groups = zip(load_groups(), _by_group(), strict=True)
+    return sum(sum(bits.values()) for group, bits in groups if not group.is_of(languages))
 
 
 @lru_cache(maxsize=REMEMBERED)
-def _used(text: str) -> tuple[frozenset[str], ...]:
+def _used(text: str) -> int:
     """The words of each group that a text uses."""
-    return tuple(
-        frozenset(match.lower() for match in group.pattern.findall(text)) for group in load_groups()
-    )
+    used = 0
+    for group, bits in zip(load_groups(), _by_group(), strict=True):
+        for match in set(group.pattern.findall(text)):
+            used |= bits[match.casefold()]
+    return used

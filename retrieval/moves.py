@@ -28,7 +28,7 @@ def fitting_moves(
     lineage: Sequence[str],
     roles: Sequence[str] = (),
     languages: Sequence[str] = (),
-    spoken: Sequence[str] = (),
+    spoken: tuple[str, ...] = (),
 ) -> tuple[Move, ...]:
     """The moves for a verdict: those that hold, then those that only lack a value; within these the
     leading signal's first, and the chip's own before general ones. Those that wait for what the
@@ -102,7 +102,7 @@ def _few_for_problems(moves: Sequence[Move]) -> list[Move]:
     return [move for move in moves if move.id in kept]
 
 
-def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: Sequence[str]) -> bool:
+def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: tuple[str, ...]) -> bool:
     """Whether a move that is about no chip speaks of machines with other languages."""
     if any(place in lineage for place in move.hardware):
         return False

@@ -148,14 +148,15 @@ def rank(
         near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
     hits = np.array(sorted({*words, *near}), np.int64)
     columns = candidates(connection, hits, model, scope)
+    wanted = np.isin(columns.seqs, hits, assume_unique=True)
     lexical_part = np.array([words.get(seq, 0.0) for seq in columns.seqs.tolist()], np.float64)
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(samples.of(connection, scope), vector, weights)
-        dense = dense_scores(columns, np.isin(columns.seqs, hits), vector, middle, weights)
+        dense = dense_scores(columns, wanted, vector, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
     scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
-    places = np.flatnonzero(np.isin(columns.seqs, hits))
+    places = np.flatnonzero(wanted)
     best = places[np.argsort(-scores[places], kind="stable")]
     return list(
         map(

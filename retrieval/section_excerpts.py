@@ -10,9 +10,10 @@ from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.section_texts import section_text, whole_sections
+from kb.catalog.knowledge.section_texts import WholeSection, section_text, whole_sections
 from kb.scope import ScopeFilter
 from retrieval.answer import Excerpt
 from retrieval.blocks import part_around
@@ -26,6 +27,7 @@ from retrieval.stages import stage
 LARGEST = 360
 ENOUGH = 2  # excerpts, from which on none is added from far behind
 FAR = 0.6  # of the best score; chosen by reading what stood below it in 60 answers
+MOST_PARTS = 20_000  # of sections that are kept, of 0.2 KB: their passages are kept anyway
 LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
 
 
@@ -52,7 +54,7 @@ def section_excerpts(
         sections = whole_sections(connection, [section for section, _ in portion], scope)
         for section_id, hit in portion:
             section = sections.get(section_id)
-            group = part_around(section.passages, hit, LARGEST) if section is not None else []
+            group = _part(connection, section, hit, scope) if section is not None else [hit]
             # What is left around a hit may begin behind it, and then no ranked passage is in it.
             if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
@@ -63,3 +65,17 @@ def section_excerpts(
             if len(chosen) >= count:
                 return chosen
     return chosen
+
+
+def _part(
+    connection: Connection, section: WholeSection, hit: Passage, scope: ScopeFilter
+) -> Sequence[Passage]:
+    """The part of a section around a hit. Sections of a chip stand in answers to many signals, so
+    it is kept.
+    """
+
+    def read(keys: Sequence[object]) -> dict[object, Sequence[Passage]]:
+        return dict.fromkeys(keys, tuple(part_around(section.passages, hit, LARGEST)))
+
+    key: object = (hit.id, *scope.key)
+    return look_up(connection, "parts of sections", [key], read, most=MOST_PARTS)[key]

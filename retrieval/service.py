@@ -31,13 +31,7 @@ from kb.ids import new_id
 from kb.predicates import Value
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 from retrieval.answer import Answer, Move
-from retrieval.composer import (
-    Material,
-    Remember,
-    compose,
-    kept_cards,
-    task_of,
-)
+from retrieval.composer import Material, Remember, compose, kept_cards, task_of
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
@@ -58,6 +52,7 @@ from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
 from retrieval.stages import describe_answer, stage
+from retrieval.titles import Titles
 from retrieval.whole_answer import Asked, Written, answer_of, key_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
@@ -108,6 +103,7 @@ class Retriever:
         self._why_no_vectors = NO_VECTORS_YET
         self._withheld_share = withheld_share
         self._signals = load_signals()
+        self._titles = Titles(self._signals)
         self._layout = load_layout()
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
@@ -352,10 +348,10 @@ class Retriever:
             connection,
             ranked,
             signal,
+            self._titles,
             fitting,
             scope.lineage,
             scope.spoken,
-            self._signals,
             request.op,
         )
 

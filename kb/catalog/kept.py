@@ -82,6 +82,8 @@ def look_up(
     """
     wanted = list(keys)
     known = _area(connection, area, detail, most)
+    if len(wanted) == 1 and wanted[0] in known:  # most look-ups are of one value
+        return {wanted[0]: known[wanted[0]]}
     values: dict[K, V] = {key: known[key] for key in wanted if key in known}
     if len(values) < len(wanted):
         fresh = read([key for key in wanted if key not in values])

@@ -33,7 +33,9 @@ def remove(connection: Connection, key: str) -> None:
 
 def revision(connection: Connection) -> int:
     """The catalog's revision; 0 for a new catalog."""
-    return int(get(connection, "revision") or 0)
+    # As text, because every request reads it.
+    row = connection.exec_driver_sql("SELECT value FROM meta WHERE key = 'revision'").first()
+    return int(row[0]) if row is not None else 0
 
 
 def bump_revision(connection: Connection) -> None:

@@ -7,10 +7,12 @@ a thousand manuals that arrive cost it once, not a thousand times.
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Callable
 
 import structlog
+from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import candidates, lexical
@@ -59,13 +61,24 @@ class KeptInMemory:
             try:
                 with self._catalog.read() as connection:
                     state = candidates.state(connection)
-                    if state == last:
-                        lexical.keep_in_memory(connection, self._heading_weight)
-                        candidates.keep_in_memory(connection, self._model())
-                        near.keep_in_memory(connection, self._model())
+                    made = state == last and self._keep(connection)
+                if made:
+                    # What stays is looked through for rubbish this once. Else it would be again and
+                    # again in the middle of requests, a third of a second each time.
+                    gc.collect()
+                    gc.freeze()
                 if state == last:
                     self._follow()
                 last = state
             except Exception:  # the thread's boundary: the tables answer meanwhile
                 log.exception("nothing can be kept in memory; the tables answer")
             self._stop.wait(self._look_seconds)
+
+    def _keep(self, connection: Connection) -> bool:
+        """Whether anything had to be made."""
+        made = (
+            lexical.keep_in_memory(connection, self._heading_weight),
+            candidates.keep_in_memory(connection, self._model()),
+            near.keep_in_memory(connection, self._model()),
+        )
+        return any(made)

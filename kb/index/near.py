@@ -215,23 +215,16 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
     columns = candidates.in_memory(connection, model)
     if columns is None or _of(connection, columns) is not None:
         return False
-    rows = connection.exec_driver_sql(
-        "SELECT h.hardware_id, p.seq FROM passage_hardware h JOIN passages p ON p.id = h.passage_id"
-        " WHERE p.active"
-    )
-    numbers: dict[str, list[int]] = {}
-    for scope, seq in rows:
-        numbers.setdefault(scope, []).append(seq)
     ranges: dict[tuple[str, str], Ranges] = {}
-    for scope, seqs in sorted(numbers.items()):
-        places = np.flatnonzero(np.isin(columns.seqs, seqs) & columns.embedded)
+    for scope, rows in (candidates.places_of_scopes(connection, model) or {}).items():
+        places = rows[columns.embedded[rows]]
         for owner in np.unique(columns.access[places]).tolist():
             ranges[scope, owner] = _ranges(places[columns.access[places] == owner])
     put_made(connection, _KEPT_AS, None, ScopeRows(weakref.ref(columns), ranges))
     return True
 
 
-def _ranges(places: NDArray[np.int64]) -> Ranges:
+def _ranges(places: NDArray[np.int32]) -> Ranges:
     """Ascending numbers as ranges of consecutive ones; there is at least one."""
     ends = np.flatnonzero(np.diff(places) != 1)
     starts = places[[0, *(ends + 1)]]

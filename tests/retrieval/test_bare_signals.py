@@ -16,16 +16,14 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from retrieval.signal_sections import (
-    heading_affinity,
-    speaks_of_other_machines,
-    titled_for_another,
-)
+from retrieval.signal_sections import speaks_of_other_machines
 from retrieval.skill_choice import is_for_any
+from retrieval.titles import Titles
 from tests.conftest import Store
 
 pytestmark = pytest.mark.slow(seconds=3)
 
+TITLES = Titles(load_signals())
 LONG = " ".join(f"Bytes of row {n} are read once when place {n} is near." for n in range(12))
 LANGUAGES = {
     "hip": "Wavefronts read 64 lanes of a row, and memory bandwidth is shared by dies.",
@@ -113,7 +111,7 @@ def answered(retriever: Retriever, **given: object) -> Answer:
     ],
 )
 def test_a_heading_names_a_signal(signal: str, heading: str, least: float, most: float) -> None:
-    assert least <= heading_affinity(heading, load_signals().get(signal)) <= most
+    assert least <= TITLES.affinity(heading, signal) <= most
 
 
 def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
@@ -138,8 +136,7 @@ def test_the_chips_own_section_about_it_is_first_and_each_stands_once(
     ],
 )
 def test_a_heading_is_the_title_of_another_signal(signal: str, heading: str, named: float) -> None:
-    signals = load_signals()
-    assert titled_for_another(heading, signals.get(signal), signals) == named
+    assert TITLES.of_another(heading, signal) == named
 
 
 def test_a_context_holds_what_is_about_the_signal_and_begins_with_the_chip(

@@ -8,7 +8,8 @@ state of the catalog (`keep_in_memory`); else the rows in question are read, wit
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Sequence
+from array import array
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -50,8 +51,16 @@ class Columns:
 
     def within(self, scope: ScopeFilter) -> Columns:
         """The rows of the scope's categories and access."""
-        admitted = np.isin(self.categories, scope.categories)
-        return self.at(admitted & (self.access == scope.access_scope.owner))
+        return self.at(self.admitted(np.arange(len(self.seqs)), scope))
+
+    def admitted(self, places: NDArray[Any], scope: ScopeFilter) -> NDArray[Any]:
+        """Those of these places whose rows have one of the scope's categories, and its access."""
+        categories = self.categories[places]
+        shelved = np.zeros(len(places), np.bool_)
+        for category in scope.categories:
+            shelved |= categories == category
+        admitted: NDArray[Any] = places[shelved & (self.access[places] == scope.access_scope.owner)]
+        return admitted
 
     def neighbours(self) -> NDArray[np.bool_]:
         """Whether each row but the first follows the one before it within a section."""
@@ -63,14 +72,15 @@ def candidates(
     connection: Connection, seqs: Iterable[int], model: str, scope: ScopeFilter
 ) -> Columns:
     """The live passages under these numbers and those beside them, within category and access."""
-    middle = np.unique(np.fromiter(seqs, np.int64))
+    middle = np.fromiter(seqs, np.int64)
     wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
     whole = in_memory(connection, model)
     if whole is not None:
         places = np.searchsorted(whole.seqs, wanted)
-        places = places[places < len(whole.seqs)]
-        places = places[np.isin(whole.seqs[places], wanted)]
-        return whole.at(np.unique(places)).within(scope)
+        there = places < len(whole.seqs)
+        places = places[there][whole.seqs[places[there]] == wanted[there]]
+        # Vectors are most of a row, so rows are copied once.
+        return whole.at(whole.admitted(places, scope))
     rows = look_up(
         connection,
         "candidates",
@@ -130,6 +140,15 @@ class Sample:
 
 def sample(connection: Connection, model: str, scope: ScopeFilter, count: int) -> Sample:
     """An even sample of about `count` live passages of the scope, with their neighbours."""
+    seqs = _seqs_in_memory(connection, model, scope)
+    seqs = _read_seqs(connection, scope) if seqs is None else seqs
+    drawn = seqs[:: max(1, len(seqs) // count)]
+    columns = candidates(connection, drawn, model, scope)
+    return Sample(columns, np.isin(columns.seqs, drawn))
+
+
+def _read_seqs(connection: Connection, scope: ScopeFilter) -> NDArray[np.int64]:
+    """The numbers of the live passages of the scope, ascending."""
     clause, values = "", []
     if scope.hardware is not None:
         clause = f" AND h.hardware_id IN ({','.join('?' * len(scope.hardware))})"
@@ -143,13 +162,18 @@ def sample(connection: Connection, model: str, scope: ScopeFilter, count: int) -
     rows = connection.exec_driver_sql(
         driver_sql(connection, statement), (scope.access_scope.owner, *scope.categories, *values)
     )
-    seqs = [seq for (seq,) in rows]
-    drawn = seqs[:: max(1, len(seqs) // count)]
-    columns = candidates(connection, drawn, model, scope)
-    return Sample(columns, np.isin(columns.seqs, drawn))
+    return np.array([seq for (seq,) in rows], np.int64)
 
 
 # -- in memory
+
+
+@dataclass(frozen=True, eq=False)
+class _InMemory:
+    """The columns of all live passages, and the places of each hardware scope's in them."""
+
+    columns: Columns
+    places: Mapping[str, NDArray[np.int32]]
 
 
 def keep_in_memory(connection: Connection, model: str) -> bool:
@@ -160,17 +184,45 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
     if last is not None and last[0] == seen:
         return False
     put_made(connection, _KEPT_AS, None, None)  # else old and new vectors are held at once
-    put_made(connection, _KEPT_AS, seen, _all(connection, model))
+    columns = _all(connection, model)
+    put_made(connection, _KEPT_AS, seen, _InMemory(columns, _places(connection, columns)))
     return True
 
 
 def in_memory(connection: Connection, model: str) -> Columns | None:
     """The columns of all live passages, where they are what this transaction sees."""
+    kept = _in_memory(connection, model)
+    return None if kept is None else kept.columns
+
+
+def places_of_scopes(connection: Connection, model: str) -> Mapping[str, NDArray[np.int32]] | None:
+    """For each hardware scope the places of its passages in the columns in memory, ascending; None
+    where `in_memory` gives none.
+    """
+    kept = _in_memory(connection, model)
+    return None if kept is None else kept.places
+
+
+def _in_memory(connection: Connection, model: str) -> _InMemory | None:
     last = made(connection, _KEPT_AS)
     if last is None or last[0] != (model, state(connection)):
         return None
-    columns: Columns = last[1]
-    return columns
+    kept: _InMemory = last[1]
+    return kept
+
+
+def _seqs_in_memory(
+    connection: Connection, model: str, scope: ScopeFilter
+) -> NDArray[np.int64] | None:
+    """As `_read_seqs`; None where the columns are not in memory."""
+    kept = _in_memory(connection, model)
+    if kept is None:
+        return None
+    scopes = kept.places if scope.hardware is None else scope.hardware
+    parts = [kept.places[name] for name in scopes if name in kept.places]
+    places = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int32)
+    seqs: NDArray[np.int64] = kept.columns.seqs[kept.columns.admitted(places, scope)]
+    return seqs
 
 
 def state(connection: Connection) -> Hashable:
@@ -192,3 +244,18 @@ def _all(connection: Connection, model: str) -> Columns:
         execution_options={"stream_results": True},
     )
     return _columns(rows, count, width or 0)
+
+
+def _places(connection: Connection, columns: Columns) -> dict[str, NDArray[np.int32]]:
+    rows = connection.exec_driver_sql(
+        "SELECT h.hardware_id, p.seq FROM passage_hardware h JOIN passages p ON p.id = h.passage_id"
+        " WHERE p.active",
+        execution_options={"stream_results": True},
+    )
+    numbers: dict[str, array[int]] = {}
+    for scope, seq in rows:
+        numbers.setdefault(scope, array("q")).append(seq)
+    return {
+        scope: np.searchsorted(columns.seqs, np.unique(seqs)).astype(np.int32)
+        for scope, seqs in sorted(numbers.items())
+    }

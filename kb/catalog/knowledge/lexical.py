@@ -145,9 +145,11 @@ def search(
 def _found(
     index: WordIndex, tokens: Sequence[str], scope: ScopeFilter, limit: int
 ) -> dict[int, float]:
-    parts = _scope_tokens(scope)
+    parts: list[list[str]] = []
 
     def admits(row: frozenset[str]) -> bool:
+        if not parts:  # of most scopes the index knows the rows already
+            parts.extend(_scope_tokens(scope))
         return all(not row.isdisjoint(part) for part in parts)
 
     return index.search(tokens, scope.key, admits, limit)

@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import visible
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge.identity import scopes_of
 from kb.catalog.tables import knowledge as t
 from kb.ids import MoveId, derived_id
@@ -105,35 +106,30 @@ def candidates(
     """Accepted moves within the scope that speak of any of the signals, or of none; by document and
     name.
     """
-    rows = connection.execute(
-        sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
-        .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
-        .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
-        .where(
-            t.moves.c.status == "accepted",
-            visible.read_from(t.moves, scope.access_scope),
-            _may_speak_of(signals),
+    wanted, places = set(signals), frozenset(scope.hardware or ())
+    return [
+        move
+        for move in _accepted(connection, scope.access_scope)
+        if not (move.signals and wanted.isdisjoint(move.signals))
+        and not (move.hardware and places.isdisjoint(move.hardware))
+        and scope.speaks(move.languages)
+    ]
+
+
+def _accepted(connection: Connection, access: AccessScope) -> tuple[StoredMove, ...]:
+    """All accepted moves; read once a revision, since decoding them takes most of the time."""
+
+    def read(keys: Sequence[AccessScope]) -> dict[AccessScope, tuple[StoredMove, ...]]:
+        rows = connection.execute(
+            sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
+            .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
+            .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
+            .where(t.moves.c.status == "accepted", visible.read_from(t.moves, access))
+            .order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
         )
-        .order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
-    )
-    wanted = set(signals)
-    moves = []
-    for row in rows:
-        if row.signals and not wanted & set(row.signals):
-            continue
-        if row.hardware and not set(row.hardware) & set(scope.hardware or ()):
-            continue
-        if not scope.speaks(row.languages):
-            continue
-        moves.append(_stored(row))
-    return moves
+        return dict.fromkeys(keys, tuple(map(_stored, rows)))
 
-
-def _may_speak_of(signals: Sequence[str]) -> sa.ColumnElement[bool]:
-    """By the stored text, because decoding the JSON of every row takes most of the query's time."""
-    text = sa.cast(t.moves.c.signals, sa.Text)
-    named = (text.icontains(f'"{signal}"', autoescape=True) for signal in signals)
-    return sa.or_(text == "[]", *named)
+    return look_up(connection, "accepted moves", [access], read)[access]
 
 
 def of_document(

@@ -308,21 +308,20 @@ def _scopes(
     tuple is empty.
     """
 
-    def read(keys: Sequence[tuple[str, str]]) -> dict[tuple[str, str], tuple[str, ...]]:
+    def read(keys: Sequence[str]) -> dict[str, dict[str, tuple[str, ...]]]:
         scopes = t.document_scopes
-        values: dict[tuple[str, str], tuple[str, ...]] = dict.fromkeys(keys, ())
-        for part in portions([document for document, _ in keys]):
-            for row in connection.execute(
-                sa.select(scopes.c.document_id, scopes.c.value)
-                .where(scopes.c.document_id.in_(part), scopes.c.kind == kind)
-                .order_by(scopes.c.value)
-            ):
-                values[row.document_id, kind] += (row.value,)
-        return values
+        values: dict[str, tuple[str, ...]] = {}
+        for row in connection.execute(
+            sa.select(scopes.c.document_id, scopes.c.value)
+            .where(scopes.c.kind == kind)
+            .order_by(scopes.c.document_id, scopes.c.value)
+        ):
+            values[row.document_id] = (*values.get(row.document_id, ()), row.value)
+        return dict.fromkeys(keys, values)
 
-    wanted = [(document, kind) for document in sorted(documents)]
-    kept = look_up(connection, "document scopes", wanted, read)
-    return {document: values for (document, _), values in kept.items()}
+    # Of all documents at once: a request reads passages of dozens, a few at a time.
+    kept = look_up(connection, "document scopes", [kind], read)[kind]
+    return {document: kept.get(document, ()) for document in documents}
 
 
 def _passage(

@@ -5,8 +5,8 @@ the signal by its id, its tags, and whether a move rests on it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -17,8 +17,7 @@ from kb.catalog.knowledge import passages
 from kb.catalog.tables import knowledge as t
 
 
-@dataclass(frozen=True)
-class Mark:
+class Mark(NamedTuple):
     """Of one passage, by number: its section, the headings above it with its own last, the
     hardware scopes and the text. `named` says that the text holds the signal's id, `tagged` that
     the passage has its tag, `moved` that one of the moves asked for rests on the section.

@@ -25,7 +25,8 @@ from numpy.typing import NDArray
 
 K1, B = 1.2, 0.75
 LEAST_IDF = 1e-6
-MOST_SCOPES = 256  # whose masks are kept, of a byte a row
+MOST_SCOPES = 1_000  # whose rows are known, of 100 bytes
+FEW = 4  # one in so many rows, below which a search reads those of its scopes alone
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,9 @@ class IndexedRow:
 
 @dataclass(frozen=True, eq=False)
 class WordIndex:
-    """One level. Rows are in the order of their numbers `seqs`; the postings of word w are the
-    places `starts[w]` to `starts[w + 1]` of `rows` and `shares`.
+    """One level. Rows `seqs` stand scope by scope: those of scope s are at the places
+    `first_of_scope[s]` to `first_of_scope[s + 1]`, in the order of their numbers. The postings of
+    word w are the places `starts[w]` to `starts[w + 1]` of `rows` and `shares`.
     """
 
     heading_weight: float
@@ -51,9 +53,9 @@ class WordIndex:
     rows: NDArray[np.int32]
     shares: NDArray[np.float64]
     scopes: tuple[frozenset[str], ...]
-    scope_of_row: NDArray[np.int32]
-    _masks: dict[object, NDArray[np.bool_]] = field(default_factory=dict)
-    _lock: threading.Lock = field(default_factory=threading.Lock)  # protects _masks
+    first_of_scope: NDArray[np.int64]
+    _admitted: dict[object, _Admitted] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)  # protects _admitted
 
     def search(
         self,
@@ -66,37 +68,69 @@ class WordIndex:
         `key` is equal for predicates that admit the same scopes.
         """
         ids = [self.words[token] for token in tokens if token in self.words]
-        if not ids:
+        admitted = self._rows_of(key, admits)
+        if not ids or not admitted.rows:
             return {}
-        spans = [(int(self.starts[i]), int(self.starts[i + 1])) for i in ids]
-        weights = np.concatenate([self.shares[a:b] * self._idf(b - a) for a, b in spans])
-        rows = np.concatenate([self.rows[a:b] for a, b in spans])
-        scores = np.bincount(rows, weights, len(self.seqs))
-        scores[~self._mask(key, admits)] = 0.0
+        scores = self._scores(ids, admitted)
         places = np.flatnonzero(scores)
         if len(places) > limit:
             values = scores[places]
             least = np.partition(values, len(values) - limit)[len(values) - limit]
             places = places[values >= least]
-        best = places[np.argsort(-scores[places], kind="stable")][:limit]
+        best = places[np.lexsort((self.seqs[places], -scores[places]))][:limit]
         return dict(zip(self.seqs[best].tolist(), scores[best].tolist(), strict=True))
+
+    def _scores(self, ids: Sequence[int], admitted: _Admitted) -> NDArray[np.float64]:
+        """Of every row, 0 for one that is not admitted."""
+        few = admitted.rows * FEW < len(self.seqs)
+        weights: list[NDArray[np.float64]] = []
+        rows: list[NDArray[np.int32]] = []
+        for word in ids:
+            start, stop = int(self.starts[word]), int(self.starts[word + 1])
+            idf = self._idf(stop - start)
+            spans = [(start, stop)]
+            if few:  # then its time is that of the scope, however large the store is
+                cuts = (np.searchsorted(self.rows[start:stop], admitted.bounds) + start).tolist()
+                spans = [(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=True) if a < b]
+            for a, b in spans:
+                weights.append(self.shares[a:b] * idf)
+                rows.append(self.rows[a:b])
+        if not rows:
+            return np.zeros(len(self.seqs))
+        added = np.bincount(np.concatenate(rows), np.concatenate(weights), len(self.seqs))
+        scores: NDArray[np.float64] = np.asarray(added, np.float64)
+        if not few:
+            outside = [0, *admitted.bounds.tolist(), len(self.seqs)]
+            for a, b in zip(outside[::2], outside[1::2], strict=True):
+                scores[a:b] = 0.0
+        return scores
 
     def _idf(self, rows: int) -> float:
         idf = math.log((len(self.seqs) - rows + 0.5) / (rows + 0.5))
         return idf if idf > 0 else LEAST_IDF
 
-    def _mask(self, key: object, admits: Callable[[frozenset[str]], bool]) -> NDArray[np.bool_]:
+    def _rows_of(self, key: object, admits: Callable[[frozenset[str]], bool]) -> _Admitted:
         with self._lock:
-            known = self._masks.get(key)
+            known = self._admitted.get(key)
         if known is not None:
             return known
-        admitted = np.fromiter(map(admits, self.scopes), np.bool_, len(self.scopes))
-        mask: NDArray[np.bool_] = admitted[self.scope_of_row]
+        inside = np.fromiter(map(admits, self.scopes), np.bool_, len(self.scopes))
+        edges = np.flatnonzero(np.diff(inside, prepend=False, append=False))
+        bounds = self.first_of_scope[edges].astype(np.int32)
+        admitted = _Admitted(bounds, int((bounds[1::2] - bounds[::2]).sum()))
         with self._lock:
-            if len(self._masks) >= MOST_SCOPES:
-                self._masks.clear()
-            self._masks[key] = mask
-        return mask
+            if len(self._admitted) >= MOST_SCOPES:
+                self._admitted.clear()
+            self._admitted[key] = admitted
+        return admitted
+
+
+@dataclass(frozen=True, eq=False)
+class _Admitted:
+    """The rows of some scopes: how many, and where each run of them begins and ends, in turn."""
+
+    bounds: NDArray[np.int32]
+    rows: int
 
 
 def build(rows: Iterable[IndexedRow], heading_weight: float) -> WordIndex:
@@ -117,20 +151,35 @@ def build(rows: Iterable[IndexedRow], heading_weight: float) -> WordIndex:
             word_of.append(words.setdefault(word, len(words)))
             row_of.append(place)
             frequency.append(count)
+    names = sorted(scopes, key=_by_hardware)
+    rank = np.empty(len(scopes), np.int64)
+    rank[[scopes[name] for name in names]] = np.arange(len(scopes))
+    ranks = rank[np.asarray(scope_of_row, np.int64)]
+    by_scope = np.argsort(ranks, kind="stable")
+    place_of = np.empty(len(seqs), np.int32)
+    place_of[by_scope] = np.arange(len(seqs))
     by_word = np.frombuffer(word_of, np.int32) if word_of else np.zeros(0, np.int32)
-    order = np.argsort(by_word, kind="stable")
-    places = np.asarray(row_of, np.int32)[order]
-    length = np.asarray(lengths, np.float64)
+    places = place_of[np.asarray(row_of, np.int32)]
+    order = np.argsort(by_word.astype(np.int64) * len(seqs) + places)  # no two are equal
+    places = places[order]
+    length = np.asarray(lengths, np.float64)[by_scope]
     average = float(length.mean()) if len(length) else 1.0
     found = np.asarray(frequency, np.float64)[order]
     shares = found * (K1 + 1.0) / (found + (K1 * (1 - B + B * length / average))[places])
     return WordIndex(
         heading_weight,
         words,
-        np.asarray(seqs, np.int64),
+        np.asarray(seqs, np.int64)[by_scope],
         np.searchsorted(by_word[order], np.arange(len(words) + 1)),
         places,
         shares,
-        tuple(frozenset(scope.split()) for scope in scopes),
-        np.asarray(scope_of_row, np.int32),
+        tuple(frozenset(name.split()) for name in names),
+        np.searchsorted(ranks[by_scope], np.arange(len(names) + 1)),
     )
+
+
+def _by_hardware(scope: str) -> tuple[str, str]:
+    """An order in which scopes about one hardware stand together, whatever their category: the
+    tokens of places end with it.
+    """
+    return scope.partition(" ")[0][::-1], scope

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from kb.catalog.kept import made
-from kb.catalog.knowledge.candidates import Columns, candidates, keep_in_memory, state
+from kb.catalog.knowledge.candidates import Columns, candidates, keep_in_memory, sample, state
 from kb.catalog.knowledge.passages import Patch, correct
 from kb.catalog.meta import bump_revision
 from kb.scope import CATEGORIES, ScopeFilter
@@ -62,6 +62,25 @@ def test_memory_and_tables_agree(store: Store) -> None:
     assert {row[6] for row in both_ways(store, HARDWARE)} == {True, False}
     store.documents.delete(document.document_id)
     assert both_ways(store, HARDWARE) == []
+
+
+def test_a_sample_is_the_same_from_memory_and_from_the_tables(store: Store) -> None:
+    for chip in ("h100", "mi300x"):
+        store.ingest(f"{chip}.md", f"{MANUAL}\n\nOf {chip}.", hardware=(chip,))
+    store.ingest("rules.md", "# Rules\n\nAlign rows.", category="constraint")
+    model = store.embedder.fingerprint
+    one_chip = ScopeFilter(("h100", "hopper", "nvidia", "any"), CATEGORIES)
+    sizes = []
+    for scope in (EVERYTHING, HARDWARE, one_chip, ScopeFilter(("nobody",), CATEGORIES)):
+        with store.catalog.read() as connection:
+            connection.info["kernlore_kept"].made.pop("candidates", None)
+            read = sample(connection, model, scope, 5)
+            assert keep_in_memory(connection, model)
+            kept = sample(connection, model, scope, 5)
+        assert rows(kept.columns) == rows(read.columns)
+        assert kept.drawn.tolist() == read.drawn.tolist()
+        sizes.append(sum(read.drawn))
+    assert sizes[0] > 0 and sizes[2] > 0 and sizes[3] == 0
 
 
 def test_what_changes_is_no_longer_in_memory(store: Store) -> None:

@@ -149,6 +149,7 @@ SCOPES = (
     EVERYTHING,
     ScopeFilter(("h100", "any")),
     ScopeFilter(("mi300x",), ("guidance",)),
+    ScopeFilter(("mi300x",), ("guidance",), languages=("triton",)),  # few rows of all
     ScopeFilter(("h100", "any"), languages=("triton",)),
     ScopeFilter(None, access_scope=AccessScope("team")),
 )
