@@ -2,7 +2,7 @@
 # make test   everything, offline after the first set-up
 # make test-postgres   the suites of store and interface with every catalog on a PostgreSQL server
 # make test-stores   the same suites with files in an S3 bucket and vectors on a Chroma server
-# make cluster   a whole installation on this machine, of which each part is killed in turn
+# make cluster   a whole installation on this machine, with a Ray cluster; each part is killed in turn
 # make quick  pure logic and small stores, in about a minute
 # make check  lint, format and types
 # make docs   the tables of docs/reference, from the code
