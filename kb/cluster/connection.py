@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 INSTALL = "pip install 'kernlore[ray]'"
 REACH_SECONDS = 5.0
+END_SECONDS = 1.0  # in which work that has given its answer ends
 AUTO = "auto"  # the cluster that was started on this machine
 
 log = structlog.get_logger(__name__)
@@ -76,8 +77,13 @@ class Sent:
                 hint="Its work begins again on another node.",
             ) from error
 
+    def ended(self, seconds: float) -> bool:
+        """Wait at most so long for the end of the work; whether it has come."""
+        ready, _ = self._ray.wait([self._stream.completed()], timeout=seconds)
+        return bool(ready)
+
     def cancel(self) -> None:
-        """End it, whatever it is doing; nothing is raised where it has ended."""
+        """End it, whatever it is doing, with its process."""
         self._ray.cancel(self._stream, force=True)
 
 
@@ -130,10 +136,14 @@ class Cluster:
         return self._known[key]
 
     def forget(self, sent: Sent) -> None:
-        """Work has ended, or is not waited for any more: what still runs of it is cancelled."""
+        """Work has answered, or is not waited for any more: what still runs of it is cancelled.
+
+        One that has answered is about to end. Its process is left alone then: it keeps what it has
+        loaded, and may be at the next piece of work by the time that it would be killed.
+        """
         with self._changing:
             known = self._open.pop(id(sent), None)
-        if known is not None and not self.closed:
+        if known is not None and not self.closed and not known.ended(END_SECONDS):
             known.cancel()
 
     def close(self) -> None:

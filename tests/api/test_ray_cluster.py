@@ -54,6 +54,13 @@ pytestmark = pytest.mark.slow(seconds=250)
 SEED = 7
 CHIP = f"nova-{SEED}"
 MATMUL = EXAMPLE / "problems" / "matmul.py"
+SIMULATOR = EXAMPLE / "novasim.py"
+# So that a node that is seen to evaluate is killed before it has done so.
+SLOW_SIMULATOR = """\
+import runpy, time
+time.sleep(0.3)
+runpy.run_path({simulator!r}, run_name="__main__")
+"""
 MEMORY_BYTES = 80_000_000  # of a node's object store: the least that Ray takes is 78.6 MB
 CANDIDATES = 5
 OTHER_COMPILER = "#!/bin/sh\necho 'g++ (Other) 1.2.3'\n"
@@ -106,6 +113,9 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     (place / "g++").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        # Of a processor's worth of tasks a node keeps its process for the next. Without this it
+        # ends after a second, and each task imports everything anew.
+        patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "300000")
         # Sockets of a node lie below it; their paths may not be long.
         patch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="kr", dir="/tmp"))
         started = Nodes(place)
@@ -121,7 +131,11 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     place_models(folder / "data", model_cache)
     CHIPS.write(SEED, folder / "chip")
     local = LocalTarget(read_settings(builtin_data_dir(folder / "data")))
+    slow = folder / "novasim.py"
+    slow.write_text(SLOW_SIMULATOR.format(simulator=str(SIMULATOR)), encoding="utf-8")
     described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
+    assert str(SIMULATOR) in described
+    described = described.replace(str(SIMULATOR), str(slow))
     local.add_hardware(tomllib.loads(described), "hardware.toml")
     manual = CHIPS.manual(CHIPS.draw(SEED))
     local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
