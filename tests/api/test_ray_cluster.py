@@ -49,7 +49,7 @@ from tests.shared import place_models
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
 
-pytestmark = pytest.mark.slow(seconds=250)
+pytestmark = pytest.mark.slow(seconds=190)
 
 SEED = 7
 CHIP = f"nova-{SEED}"
