@@ -264,6 +264,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--replicas", type=int, default=2)
     parser.add_argument("--nodes", type=int, default=3, help="of the Ray cluster, beside its head")
+    parser.add_argument("--only", default="", help="lose the parts alone whose name has this in it")
     parser.add_argument("--knowledge", type=Path, help="folder in place of all that is built in")
     parser.add_argument("--models", type=Path, help="folder with the exported embedding model")
     parser.add_argument("--output", type=Path, help="Markdown file for the result")
@@ -280,7 +281,7 @@ def main() -> None:
         say("a document and a search on the Ray cluster")
         session.ingest_on_ray(Path(folder) / "manuals", "fabric")
         search = cluster.optimize(PROBLEM, *SEARCH)
-        losses = [session.lose(part) for part in cluster.parts]
+        losses = [session.lose(part) for part in cluster.parts if options.only in part.name]
         session.close()
     write_result(options.output, TITLE, _shown(search, losses, options))
     if any(loss.wrong or loss.answers["different"] for loss in losses):

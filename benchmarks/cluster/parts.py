@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -157,7 +158,7 @@ class Installation:
 
     def optimize(self, problem: str, *options: str) -> Any:
         """The result of a search that a command carries out on the Ray cluster."""
-        output = self.workstation / "result"
+        output = Path(tempfile.mkdtemp(dir=self.workstation)) / "result"
         on = ("--ray", self.ray, "--output", str(output))
         return self.command("optimize", problem, *on, *options)
 

@@ -35,6 +35,11 @@ class Call:
         except BaseException as error:  # raised again where it is asked for
             self._result = error
 
+    @property
+    def over(self) -> bool:
+        """Whether it has returned or raised."""
+        return not self._thread.is_alive()
+
     def result(self) -> str:
         """What it returned or raised."""
         self._thread.join()
@@ -73,6 +78,8 @@ class Searches:
         new: set[str] = set()
 
         def evaluates() -> bool:
+            if call.over:  # before it was seen: raises where it failed
+                call.result()
             new.update(self._runs() - before)
             return any(self._evaluating(run_id) for run_id in new)
 
