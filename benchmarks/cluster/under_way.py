@@ -16,7 +16,7 @@ SETTLE_SECONDS = 900.0
 LOOK_SECONDS = 0.2
 PROBLEM = "map_id"
 GOAL = {"language": "cpp", "candidates": 1, "knowledge": False}
-ON_RAY = ("--language", "cpp", "--candidates", "3", "--no-knowledge")
+ON_RAY = ("--language", "cpp", "--candidates", "3")
 RUNNING = ("starting", "running")
 
 
