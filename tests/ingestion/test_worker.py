@@ -462,31 +462,6 @@ def test_a_step_that_fails_ends_its_jobs_and_not_the_worker(
         thread.join()
 
 
-def test_an_idle_worker_asks_nothing_until_something_changes(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    store.ingest("manual.md", "# M\n\nText.\n")
-    looks: list[float] = []
-    step = worker_module.Worker._step
-
-    def counted(self: worker_module.Worker) -> bool:
-        looks.append(time.monotonic())
-        return step(self)
-
-    monkeypatch.setattr(worker_module.Worker, "_step", counted)
-    stop = threading.Event()
-    thread = threading.Thread(target=store.worker().run, args=(stop, 0.01))
-    thread.start()
-    try:
-        time.sleep(1.0)
-        assert len(looks) <= 5  # of the hundred that it woke up for: its lease was written too
-        second = store.submit("other.md", "# N\n\nMore text.\n")
-        assert until(store, second.job_id or "", "ready").attempts == 1
-    finally:
-        stop.set()
-        thread.join()
-
-
 def until(store: Store, job_id: str, state: str) -> Job:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:

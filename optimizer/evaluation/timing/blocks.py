@@ -61,7 +61,7 @@ QUIET = {"cpu": 0.05, "cuda": 100.0}
 BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
-CLOCKS = (1, 2, 13)  # what it flags
+CLOCKS = (1, 2, 13, 36)  # what it flags, and what the time to read outputs does
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
 CompareLooks = Callable[[Block, Block], str | None]
@@ -159,7 +159,7 @@ class Measured:
 
     @property
     def doubtful(self) -> bool:
-        """Whether only the comparison of clocks speaks against the candidate."""
+        """Whether only clocks speak against the candidate."""
         rows = {flag.defence for flag in self.flags}
         return self.mismatch is None and bool(rows) and rows <= set(CLOCKS)
 

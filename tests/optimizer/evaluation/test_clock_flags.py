@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from optimizer.evaluation.loaded_kernel import Block
-from optimizer.evaluation.records import Flag
-from optimizer.evaluation.timing.blocks import _integrity, hidden_ns
+from optimizer.evaluation.records import CaseTiming, Flag
+from optimizer.evaluation.timing.blocks import Measured, _integrity, hidden_ns
 
 CALLS = 20
 FLUSH_NS = 60_000  # the device is still busy with it when a call begins
@@ -69,6 +69,12 @@ def test_outputs_that_wait_for_a_reader_are_seen_in_blocks_enough(
         replace(block(300_000, 300_000, seed), touch_ns=CALLS * 171_000) for seed in range(blocks)
     ]
     assert [flag.defence for flag in _integrity(theirs, ours, lambda *rows: True)] == rows
+
+
+@pytest.mark.parametrize("rows, doubtful", [((36,), True), ((1, 36), True), ((4, 36), False)])
+def test_what_only_clocks_say_is_measured_again(rows: tuple[int, ...], doubtful: bool) -> None:
+    flags = tuple(Flag(row, "reject", "") for row in rows)
+    assert Measured(CaseTiming("small", "none"), flags).doubtful == doubtful
 
 
 def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed: int) -> Block:
