@@ -31,7 +31,7 @@ class _Started:
     def __init__(self, arguments: Sequence[str], log: Path, folder: Path) -> None:
         self._log = log
         common = [f"--object-store-memory={OBJECT_STORE_BYTES}", "--disable-usage-stats", "--block"]
-        environment = {**os.environ, "RAY_TMPDIR": str(folder)}
+        environment = {**os.environ, "RAY_TMPDIR": str(folder), "RAY_AUTH_MODE": "disabled"}
         with log.open("wb") as output:
             self._process = subprocess.Popen(
                 [str(Path(sys.executable).parent / "ray"), "start", *arguments, *common],

@@ -14,7 +14,7 @@ import socket
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -47,8 +47,13 @@ class Sent:
         self._stream = stream
 
     def answered(self, seconds: float) -> bool:
-        """Wait at most so long for the next value; whether there is one, or an error."""
-        ready, _ = self._ray.wait([self._stream], timeout=seconds)
+        """Wait at most so long for the next value; whether there is one, or an error. Raises
+        WorkLost where the connection is closed.
+        """
+        try:
+            ready, _ = self._ray.wait([self._stream], timeout=seconds)
+        except self._ray.exceptions.RayError as error:
+            raise WorkLost("the connection was closed", hint="Start the command again.") from error
         return bool(ready)
 
     def next(self) -> Any:
@@ -79,12 +84,16 @@ class Sent:
 
     def ended(self, seconds: float) -> bool:
         """Wait at most so long for the end of the work; whether it has come."""
-        ready, _ = self._ray.wait([self._stream.completed()], timeout=seconds)
+        try:
+            ready, _ = self._ray.wait([self._stream.completed()], timeout=seconds)
+        except self._ray.exceptions.RayError:  # the connection is closed, which ends it
+            return True
         return bool(ready)
 
     def cancel(self) -> None:
         """End it, whatever it is doing, with its process."""
-        self._ray.cancel(self._stream, force=True)
+        with suppress(self._ray.exceptions.RayError):  # the connection is closed, which ends it
+            self._ray.cancel(self._stream, force=True)
 
 
 class Cluster:
@@ -100,8 +109,11 @@ class Cluster:
         self.closed = False
 
     def nodes(self) -> list[ClusterNode]:
-        """The nodes that are alive now."""
-        return living_nodes(self._ray.nodes())
+        """The nodes that are alive now; none once the connection is closed."""
+        try:
+            return living_nodes(self._ray.nodes())
+        except self._ray.exceptions.RayError:
+            return []
 
     def put(self, value: Any) -> Any:
         """A reference to a value that many pieces of work take, so that each node gets it once."""
@@ -181,8 +193,12 @@ def _imported() -> Any:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
         import ray
+        from ray._private import auto_init_hook
     except ImportError as error:
         raise Unavailable("Ray is not installed", hint=INSTALL) from error
+    # Ray would start a cluster of its own, here, for whoever asks it something once a connection is
+    # closed. There is no argument for it.
+    auto_init_hook.enable_auto_connect = False
     return ray
 
 
@@ -215,7 +231,7 @@ def _connect(ray: Any, address: str, folder: str) -> str | None:
             log_to_driver=False,
             logging_level=logging.ERROR,
         )
-    except (ConnectionError, RuntimeError, ValueError) as error:
+    except (ConnectionError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
         raise _absent(address, " ".join(str(error).split())[:400]) from error
     finally:
         if here and before is not None:
@@ -241,5 +257,6 @@ def _absent(address: str, reason: str) -> KernloreError:
     return Unavailable(
         f"no Ray cluster of this version can be used at {address}: {reason}",
         hint="`ray status --address=HOST:PORT` says whether it is up. This machine has to be one of"
-        " its nodes, with the same versions of Python and Ray.",
+        " its nodes, with the same versions of Python and Ray, and with RAY_AUTH_MODE=token and the"
+        " token where its head asks for one.",
     )

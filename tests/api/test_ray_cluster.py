@@ -27,11 +27,11 @@ from api.cli.backends.local import LocalTarget
 from api.web import pages
 from ingestion.uploads import Upload
 from kb.catalog.tables import knowledge as t
-from kb.cluster.connection import Cluster, connected
+from kb.cluster.connection import Cluster, WorkLost, connected
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.bench import on_cluster
+from optimizer.search.bench import on_cluster, on_node
 from optimizer.search.bench.on_cluster import SimulatedOnCluster
 from optimizer.search.bench.on_node import Work
 from optimizer.search.bench.simulated import SimulatedBench
@@ -113,6 +113,7 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
     (place / "g++").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # whatever token its user has
         # Of a processor's worth of tasks a node keeps its process for the next. Without this it
         # ends after a second, and each task imports everything anew.
         patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "300000")
@@ -265,6 +266,19 @@ def _other(environment: Any) -> Any:
     from dataclasses import replace
 
     return replace(environment, versions=(("novac", "command of yesterday"),))
+
+
+def test_a_closed_connection_starts_no_cluster_of_its_own(nodes: Nodes) -> None:
+    import ray
+
+    with connected(nodes.address, PACKAGES) as cluster:
+        sent = cluster.send(on_node.survey, None, name="nothing", options={"num_cpus": 1})
+    with pytest.raises(WorkLost, match="closed"):
+        sent.answered(0.1)
+    cluster.forget(sent)
+    sent.cancel()
+    assert sent.ended(0.1) and cluster.nodes() == []
+    assert not ray.is_initialized()
 
 
 def test_files_are_read_and_embedded_there_as_here(
