@@ -76,7 +76,7 @@ def rmsnorm(
     rows: fx.Int32,
     epsilon: fx.Float32,
     width: fx.Constexpr[int],
-    stream: fx.Stream = fx.Stream(None),
+    stream: fx.Stream,
 ):
     kernel = rmsnorm_kernel(x, weight, y, epsilon, width)
     kernel.launch(grid=(rows, 1, 1), block=(THREADS, 1, 1), stream=stream)
