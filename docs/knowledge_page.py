@@ -24,7 +24,9 @@ from skills.format.schema import RECIPE_JSON, SkillFile
 from skills.format.skillfile import read_skill, skill_folders
 
 KINDS = {"accelerator": "chip", "family": "family", "vendor": "vendor"}
-RESULTS = {  # where the figures of samples were written down, by the folder of the samples
+# Where the figures of samples were written down, by the folder of the samples; those of FlyDSL are in
+# their row.
+RESULTS = {
     "hopper": "nvidia_samples.md",
     "ampere": "nvidia_samples.md",
     "nvidia": "nvidia_samples.md",
@@ -158,7 +160,7 @@ def _kernels(samples: Sequence[ShippedSample]) -> Iterator[str]:
         ran = _latest(sample.checked, RAN)
         exact = _latest(sample.checked, ("right",))
         built = _latest(sample.checked, ("compiles", *RAN))
-        results = RESULTS.get(sample.hardware)
+        results = RESULTS.get(sample.hardware) if sample.language != "flydsl" else None
         cells = (
             f"`{sample.hardware}`",
             sample.language,
