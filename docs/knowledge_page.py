@@ -24,8 +24,8 @@ from skills.format.schema import RECIPE_JSON, SkillFile
 from skills.format.skillfile import read_skill, skill_folders
 
 KINDS = {"accelerator": "chip", "family": "family", "vendor": "vendor"}
-# Where the figures of samples were written down, by the folder of the samples; those of FlyDSL are in
-# their row.
+# Where the figures of samples were written down, by the folder of the samples.
+# Those of FlyDSL are in their row.
 RESULTS = {
     "hopper": "nvidia_samples.md",
     "ampere": "nvidia_samples.md",
