@@ -55,7 +55,13 @@ def _prepare_compiler() -> None:
     """Import torch's compiler, and let it find out which vector instructions its C++ may use: it
     builds and loads a library for each kind, and keeps the answers in memory. In a runner that
     takes most of the time of a first compilation."""
-    _import_often_needed()
+    # It imports Triton, whose own functions (`tl.sum`) become what they are by this setting. On a
+    # CPU nothing else than the interpreter runs them.
+    os.environ["TRITON_INTERPRET"] = "1"
+    try:
+        _import_often_needed()
+    finally:
+        del os.environ["TRITON_INTERPRET"]
     # Whatever fails here, such as a compiler that is not installed, fails again in a candidate that
     # needs it, which reports it.
     with contextlib.suppress(Exception), tempfile.TemporaryDirectory() as folder:
