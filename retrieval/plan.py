@@ -15,6 +15,7 @@ from itertools import islice
 
 from kb.problem_terms import guide_words
 from kb.tokens import tokenize
+from retrieval.diagnose.boilerplate import without_boilerplate
 from retrieval.diagnose.log_lines import query_lines
 from retrieval.diagnose.metrics import MetricRegistry
 from retrieval.diagnose.signals import DATA, Signal
@@ -99,10 +100,12 @@ def make_plan(
 
 
 def _message_of(log: str | None) -> str:
-    """The whole of a short log; of a long one the lines that carry the message."""
+    """The whole of a short log; of a long one the lines that carry the message. What a framework
+    prints under every error is left out.
+    """
     if not log:
         return ""
-    return log if len(log) <= SHORT_LOG else "\n".join(query_lines(log))
+    return without_boilerplate(log if len(log) <= SHORT_LOG else "\n".join(query_lines(log)))
 
 
 def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> Iterable[str]:

@@ -32,6 +32,7 @@ from kb.predicates import Value
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 from retrieval.answer import Answer, Move
 from retrieval.composer import Material, Remember, compose, kept_cards, task_of
+from retrieval.diagnose.boilerplate import without_boilerplate
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
@@ -335,7 +336,8 @@ class Retriever:
         """
         request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
         if request.in_words:
-            text = "\n".join(filter(None, (request.query, request.log)))
+            log = without_boilerplate(request.log or "")
+            text = "\n".join(filter(None, (request.query, log)))
             if not text or scope.hardware is None:
                 return _unchanged
             cards = self._cards(connection, request, scope)

@@ -1,0 +1,58 @@
+"""What frameworks print under every error is no part of what is searched for."""
+
+from __future__ import annotations
+
+import pytest
+
+from retrieval.diagnose.boilerplate import without_boilerplate
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.plan import Plan, make_plan
+
+TORCH = """\
+{0} kernel errors might be asynchronously reported at some other API call, so the stacktrace below \
+might be incorrect.
+For debugging consider passing {1}
+Compile with `TORCH_USE_{0}_DSA` to enable device-side assertions.
+"""
+JAX = """\
+For simplicity, JAX has removed its internal frames from the traceback of the following exception. \
+Set JAX_TRACEBACK_FILTERING=off to include these.
+--------------------
+The above exception was the direct cause of the following exception:
+"""
+DYNAMO = """\
+Set TORCHDYNAMO_VERBOSE=1 for the internal stack trace (please do this especially if you're \
+reporting a bug to PyTorch). For even more developer context, set TORCH_LOGS="+dynamo"
+"""
+ERROR = "no kernel image is available for execution on the device"
+TRAILERS = [
+    TORCH.format("CUDA", "CUDA_LAUNCH_BLOCKING=1"),
+    TORCH.format("HIP", "AMD_SERIALIZE_KERNEL=3"),
+    f"Search for `cudaErrorNoKernelImageForDevice' in https://docs.nvidia.com/x.html for more "
+    f"information.\n{TORCH.format('CUDA', 'CUDA_LAUNCH_BLOCKING=1')}",
+    JAX,
+    DYNAMO,
+]
+
+
+def plan_of(log: str) -> Plan:
+    return make_plan(query=None, log=log, metrics={}, registry=load_metrics(), signals=(), op=None)
+
+
+@pytest.mark.parametrize("trailer", TRAILERS)
+def test_a_trailer_counts_for_nothing_in_the_query(trailer: str) -> None:
+    assert plan_of(f"{ERROR}\n{trailer}") == plan_of(ERROR)
+    assert plan_of(f"{trailer}{ERROR}") == plan_of(ERROR)
+    on_one_line = " ".join(f"{ERROR} {trailer}".split())
+    assert "asynchronously" not in without_boilerplate(on_one_line)
+
+
+@pytest.mark.parametrize("trailer", TRAILERS)
+def test_where_there_is_nothing_else_it_stays(trailer: str) -> None:
+    assert without_boilerplate(trailer) == trailer
+    assert not plan_of(trailer).empty
+
+
+def test_a_message_about_the_switch_stays() -> None:
+    question = "CUDA_LAUNCH_BLOCKING=1 makes the kernel pass, without it the results are wrong"
+    assert without_boilerplate(question) == question
