@@ -4,8 +4,9 @@ and the problem.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from kb.catalog.hardware import Fact
@@ -16,6 +17,7 @@ from retrieval.language_words import foreign_words, is_common
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
 MAX_FOR_PROBLEMS = 2  # of those that hold for some problems only, where there is no other
+NO_ROLES: Mapping[str, Collection[str]] = MappingProxyType({})
 LANGUAGE = "problem.language"  # a reader knows it, whatever else is known of the problem
 
 
@@ -29,6 +31,7 @@ def fitting_moves(
     roles: Sequence[str] = (),
     languages: Sequence[str] = (),
     spoken: tuple[str, ...] = (),
+    mending: Mapping[str, Collection[str]] = NO_ROLES,
 ) -> tuple[Move, ...]:
     """The moves for a verdict: those that hold, then those that only lack a value; within these the
     leading signal's first, and the chip's own before general ones. Those that wait for what the
@@ -42,7 +45,8 @@ def fitting_moves(
     canonical values, and `lineage` the hardware with its families, nearest first. Where the
     problem names no language, a move that holds in none of `languages` is left out, and so is a
     general one whose words are of machines that speak none of the chip's languages `spoken`. A chip
-    that is no GPU and no CPU gets general ones only where it has none of its own.
+    that is no GPU and no CPU gets general ones only where it has none of its own. `mending` names
+    the roles that can mend a signal, where the error behind it tells; moves of others are left out.
     """
     values = {key: fact.value for key, fact in facts.items()}
     bindings = [
@@ -54,7 +58,7 @@ def fitting_moves(
         outcome = _outcome(move.predicate, bindings)
         if outcome.value is False or (not move.signals and outcome.value is not True):
             continue
-        if _is_foreign(move, lineage, spoken):
+        if _is_foreign(move, lineage, spoken) or not _mends(move, signals, mending):
             continue
         place = [lineage.index(h) for h in move.hardware if h in lineage]
         nearness = min(place, default=len(lineage))
@@ -69,6 +73,15 @@ def fitting_moves(
     ordered = _few_for_problems(list(changes.values()))
     further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
     return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
+
+
+def _mends(
+    move: StoredMove, signals: Sequence[str], mending: Mapping[str, Collection[str]]
+) -> bool:
+    """Whether the move's role can mend one of the signals that it is for."""
+    role = move.change.get("role")
+    own = [signal for signal in move.signals if signal in signals]
+    return not own or any(signal not in mending or role in mending[signal] for signal in own)
 
 
 def _own_if_any(

@@ -419,9 +419,13 @@ class Retriever:
         conclusion: Conclusion,
         scope: RequestScope,
     ) -> tuple[tuple[Move, ...], Choice]:
-        """What to do about the verdict."""
-        signals = conclusion.verdict.signal_ids
+        """What to do about the verdict. Where no change of the kernel mends it, no skill does but
+        one that is about this very error.
+        """
         moves = self._moves(connection, request, conclusion, scope)
+        signals = conclusion.mendable
+        if conclusion.remedied and not signals:
+            request = replace(request, op=None)
         choice = choose_skills(
             connection,
             request,
@@ -441,10 +445,11 @@ class Retriever:
         scope: RequestScope,
     ) -> tuple[Move, ...]:
         """The moves that fit; decided once a revision for all that they depend on."""
-        signals, metrics = conclusion.verdict.signal_ids, conclusion.metrics
+        signals, metrics = conclusion.remedied, conclusion.metrics
         key: object = (
             *(tuple(signals), tuple(metrics.items()), tuple(request.problem_values.items())),
             *(request.roles, scope.filter.key, scope.lineage, scope.runnable, scope.spoken),
+            tuple(conclusion.roles.items()),
         )
 
         def read(_: Sequence[object]) -> dict[object, tuple[Move, ...]]:
@@ -458,6 +463,7 @@ class Retriever:
                 request.roles,
                 scope.runnable,
                 scope.spoken,
+                conclusion.roles,
             )
             return {key: moves}
 

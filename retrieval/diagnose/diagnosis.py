@@ -12,7 +12,7 @@ signals it rules out; a rule whose own signal has been ruled out rules out nothi
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kb.hardware.spec import SignatureSpec
@@ -39,11 +39,20 @@ MAX_LOG_LINE = 300  # characters of a log line in a verdict
 @dataclass(frozen=True)
 class Conclusion:
     """A verdict, and the metric values by canonical name and unit that moves and skills are decided
-    by.
+    by. `remedied` are the signals that moves are for, the leading one first: an error may name the
+    cause behind its own. `roles` are those of moves that can mend a signal, where the error that
+    led to it says so; where they are empty, no change of the kernel can.
     """
 
     verdict: Verdict
     metrics: Mapping[str, float]
+    remedied: tuple[str, ...] = ()
+    roles: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    @property
+    def mendable(self) -> tuple[str, ...]:
+        """The signals of the verdict that a change of the kernel can mend."""
+        return tuple(s for s in self.verdict.signal_ids if self.roles.get(s) != ())
 
 
 class Diagnoser:
@@ -98,7 +107,12 @@ class Diagnoser:
             signatures=tuple(_signature_json(match) for match in matches),
             hint=_hint(request, bool(findings)),
         )
-        return Conclusion(verdict, metrics.values)
+        led = {m.signature.signal: m for m in reversed(matches)}
+        by_log = {s: m for s, m in led.items() if s not in request.given_signals}
+        causes = {signal: match.cause or signal for signal, match in by_log.items()}
+        remedied = tuple(dict.fromkeys(causes.get(signal, signal) for signal in findings))
+        roles = {s: m.roles for s, m in by_log.items() if s in remedied and m.roles is not None}
+        return Conclusion(verdict, metrics.values, remedied, roles)
 
     def _unmeasured(
         self,
@@ -144,7 +158,7 @@ def _signature_json(match: SignatureMatch) -> dict[str, Any]:
     return {
         "id": match.signature.id,
         "signal": match.signature.signal,
-        "class": match.signature.failure_class,
+        "class": match.failure_class,
         "title": match.title,
         "remedy": match.remedy,
         "line": match.line[:MAX_LOG_LINE],

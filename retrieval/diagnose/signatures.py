@@ -14,11 +14,12 @@ import hashlib
 import re
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
+from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, Predicate, compile_predicate
 from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
 from retrieval.diagnose.log_lines import (
@@ -69,7 +70,12 @@ FAILURE_CLASSES = {
 
 _PLACE = re.compile(r"\{(\w+)\}")
 _TEXTS = ("pattern", "signal", "title", "remedy")
-_OPTIONAL = ("id", "toolchain", "priority", "extract", "when", "class", "frames")
+_OPTIONAL = (
+    *("id", "toolchain", "priority", "extract", "when", "class", "frames"),
+    *("cause", "roles"),
+)
+# Without a word about roles: a wrong driver or target is not mended by a smaller tile.
+_ROLES_OF_CLASS = {"broken_environment": ("library",)}
 
 
 @dataclass(frozen=True)
@@ -82,6 +88,8 @@ class ErrorSignature:
     `failure_class` is a key of FAILURE_CLASSES, None where the signature does not say. `frames` is
     a pattern over the Python frame that raised, for exceptions whose meaning depends on who raised
     them. `{name}` in `title` and `remedy` stands for what the pattern's group of that name matched.
+    `cause` is a signal whose moves are the remedy in place of `signal`'s own, and `roles` are those
+    of the moves of `signal` that can mend this error; None where any may.
     """
 
     id: str
@@ -96,12 +104,15 @@ class ErrorSignature:
     origin: str = BUILTIN
     failure_class: str | None = None
     frames: str | None = None
+    cause: str | None = None
+    roles: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)
 class SignatureMatch:
     """A signature that matches a line of a log; lines count from 1. `extracted` holds canonical
-    metrics in canonical units, `captured` the texts of the pattern's named groups.
+    metrics in canonical units, `captured` the texts of the pattern's named groups. `also` is
+    another signature of the line with the same signal: it says what the leading one leaves open.
     """
 
     signature: ErrorSignature
@@ -109,6 +120,27 @@ class SignatureMatch:
     line: str
     extracted: Mapping[str, float]
     captured: Mapping[str, str] = field(default_factory=dict)
+    also: ErrorSignature | None = None
+
+    @property
+    def failure_class(self) -> str | None:
+        """What kind of failure it is, None where neither signature says."""
+        return next((s.failure_class for s in self._both if s.failure_class), None)
+
+    @property
+    def cause(self) -> str | None:
+        """The signal whose moves are the remedy, where it is not the signature's own."""
+        return next((s.cause for s in self._both if s.cause), None)
+
+    @property
+    def roles(self) -> tuple[str, ...] | None:
+        """The roles of moves that can mend this; None for any."""
+        of_class = _ROLES_OF_CLASS.get(self.failure_class or "")
+        return next((s.roles for s in self._both if s.roles is not None), of_class)
+
+    @property
+    def _both(self) -> tuple[ErrorSignature, ...]:
+        return (self.signature,) if self.also is None else (self.signature, self.also)
 
     @property
     def title(self) -> str:
@@ -133,8 +165,11 @@ class SignatureMatch:
 def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignature:
     """A signature from TOML or JSON. Raises InvalidKnowledge, which names what is wrong with it."""
     _check_keys(data, origin)
-    if data["signal"] not in load_signals():
-        raise _broken(origin, f"names unknown signal {data['signal']!r}")
+    for signal in (data["signal"], data.get("cause", data["signal"])):
+        if signal not in load_signals():
+            raise _broken(origin, f"names unknown signal {signal!r}")
+    if unknown := sorted(set(data.get("roles", ())) - ROLES):
+        raise _broken(origin, f"names unknown roles {unknown}")
     try:
         compiled = compile_linear(data["pattern"])
         if "frames" in data:
@@ -162,6 +197,8 @@ def signature_from_mapping(data: Mapping[str, Any], origin: str) -> ErrorSignatu
         origin=origin,
         failure_class=data.get("class") or _class_of(data["signal"]),
         frames=data.get("frames"),
+        cause=data.get("cause"),
+        roles=tuple(data["roles"]) if "roles" in data else None,
     )
 
 
@@ -220,8 +257,15 @@ class SignatureIndex:
                 and _counts(match, index)
             ]
             if matches:
-                best.append(min(matches, key=lambda match: match._order))
+                best.append(_leading(matches))
         return _deduplicated(sorted(best, key=lambda match: match._order), limit)
+
+
+def _leading(matches: Sequence[SignatureMatch]) -> SignatureMatch:
+    """The best match of a line, with the next one that has the same signal."""
+    first, *others = sorted(matches, key=lambda match: match._order)
+    also = (m.signature for m in others if m.signature.signal == first.signature.signal)
+    return replace(first, also=next(also, None))
 
 
 def _match(signature: ErrorSignature, number: int, line: str) -> SignatureMatch | None:

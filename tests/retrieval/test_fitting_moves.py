@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 
 from kb.catalog.knowledge.moves import StoredMove
+from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
@@ -93,3 +94,45 @@ def test_all_signals_of_a_request_are_in_the_verdict_in_order() -> None:
     verdict = Diagnoser(load_signals()).conclude(request, {}, (), ()).verdict
     assert verdict.signal_ids == ("poor_reuse", "memory_bound")
     assert {signal.confidence for signal in verdict.signals} == {"given"}
+
+
+LAUNCH, SPILL, TENSOR = "launch_error", "register_spill", "tensor_core_underuse"
+OF_ERRORS = [
+    move("threads", "threads", f"signals.{LAUNCH}", (LAUNCH,)),
+    move("rebuild", "library", f"signals.{LAUNCH}", (LAUNCH,)),
+    move("wider", "tile_n", f"signals.{TENSOR}", (TENSOR,)),
+    move("in-flight", "accumulate", f"signals.{TENSOR}", (TENSOR,)),
+    move("smaller", "tile_n", f"signals.{SPILL}", (SPILL,)),
+    move("bisect", "fuse", "signals.compile_error", ("compile_error",)),
+]
+C7510 = "(C7510) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
+
+
+@pytest.mark.parametrize(
+    ("log", "listed"),
+    [
+        ("CUDA error: no kernel image is available for execution on the device", ["rebuild"]),
+        ("hipErrorNoBinaryForGpu: Unable to find code object for all devices", ["rebuild"]),
+        ("CUDA driver version is insufficient for CUDA runtime version", ["rebuild"]),
+        ("ZQ-9: no code object for this chip; hipErrorNoBinaryForGpu", ["rebuild"]),
+        ("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", []),
+        ("Expected all tensors to be on the same device, but found cuda:0 and cpu!", []),
+        ("RuntimeError: CUDA error: invalid configuration argument", ["threads", "rebuild"]),
+        (f"{C7510}insufficient register resources for the wgmma pipeline", ["smaller"]),
+        (f"{C7510}non wgmma instructions defining accumulator registers", ["in-flight"]),
+        ('k.cu(4): error: identifier "nope" is undefined', []),
+        ('k.cu(4): error: expected a ";"', ["bisect"]),
+    ],
+)
+def test_moves_follow_the_error_that_was_recognised(log: str, listed: list[str]) -> None:
+    own = SignatureSpec(r"ZQ-9: no code object", LAUNCH, "Built for another chip", "Rebuild.")
+    request = RetrieveRequest(log=log)
+    conclusion = Diagnoser(load_signals()).conclude(request, {}, (), (own,))
+    moves = fitting_moves(OF_ERRORS, conclusion.remedied, {}, {}, {}, (), mending=conclusion.roles)
+    assert [item.name for item in moves] == listed
+
+
+def test_a_signal_that_the_caller_names_has_all_its_moves() -> None:
+    request = RetrieveRequest(signal=LAUNCH, log="Pointer argument (at 0) cannot be accessed from")
+    conclusion = Diagnoser(load_signals()).conclude(request, {}, (), ())
+    assert conclusion.remedied == conclusion.mendable == (LAUNCH,) and conclusion.roles == {}
