@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from retrieval.answer import Excerpt
 from retrieval.composer import Material
 from retrieval.context import Context
+from retrieval.titles import calls
 
 # The most that words alone give a section of a chip (see signal_sections): more says that its
 # heading, its text or a move names the signal.
@@ -46,4 +47,6 @@ def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:
 
 def _treats(excerpt: Excerpt, material: Material) -> bool:
     own = set(excerpt.hardware) & set(material.lineage)
-    return bool(own) and excerpt.score > WORDS_ALONE
+    if not own:
+        return False
+    return excerpt.score > WORDS_ALONE or calls(excerpt.text, material.verdict.primary)

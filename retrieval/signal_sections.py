@@ -24,7 +24,7 @@ follow after all of these.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
@@ -36,7 +36,7 @@ from kb.problem_terms import op_family, problem_terms
 from retrieval.diagnose.signals import BROKEN, Signal
 from retrieval.language_words import foreign_words, is_alone, is_common, is_foreign_heading
 from retrieval.ranking import Ranked
-from retrieval.titles import BY_ID, Heading, Titles, holds, words_of
+from retrieval.titles import BY_ID, Heading, Titles, calls, holds, words_of
 
 # Different ones in a section, from which on it is about other machines: for a GPU, a CPU or a chip
 # with a language of its own, and for one of another kind, about which there is more to show.
@@ -46,6 +46,8 @@ REMEMBERED = 20_000  # titles of documents
 # Affinity from which on a heading names a signal; see also `titles`.
 NAMED = 0.6
 LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is far behind
+LEAST_OWN = 0.5  # of the best score, below which a section of the chip only mentions the signal
+AHEAD = 1.001  # on the score of what it is put before
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are words of any title
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
 
@@ -119,6 +121,7 @@ def by_sections(
         sections.setdefault(mark.section_id, []).append(mark)
     leads: list[Ranked] = []
     places: dict[int, bool] = {}  # whether a section is about no chip
+    spoken: set[int] = set()  # sections of the chip itself whose text calls the signal by name
     behind: list[Ranked] = []
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
@@ -128,6 +131,8 @@ def by_sections(
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, chips, weights)
+        if near == 1.0 and any(calls(m.text, signal.id) for m in members):
+            spoken.add(entries[0].seq)
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
         if not any(m.moved for m in members):
@@ -144,6 +149,7 @@ def by_sections(
         leads.append(_scored(entries[0], score))
         behind += [_scored(e, FOLLOWING * e.score / best) for e in entries[1:]]
     tail = [_scored(entry, 0.0) for entry in rest]
+    leads = _own_first(leads, places, spoken)
     least = LEAST_GENERAL * max((entry.score for entry in leads), default=0.0)
     leads = [
         _scored(e, e.score * weights.far) if places[e.seq] and e.score < least else e for e in leads
@@ -151,6 +157,21 @@ def by_sections(
     leads.sort(key=lambda e: (-e.score, e.seq))
     behind.sort(key=lambda e: (-e.score, e.seq))
     return [*leads, *behind, *tail]
+
+
+def _own_first(
+    leads: Sequence[Ranked], places: Mapping[int, bool], spoken: Collection[int]
+) -> list[Ranked]:
+    """The sections, the best of the chip's own that calls the signal by name before text about no
+    chip: that says what the signal means, this what to do about it here. Nothing changes where a
+    section of the chip or its family is ahead of it.
+    """
+    best = max(leads, key=lambda e: (e.score, -e.seq), default=None)
+    own = max((e for e in leads if e.seq in spoken), key=lambda e: e.score, default=None)
+    if best is None or own is None or not places[best.seq] or own.score < LEAST_OWN * best.score:
+        return list(leads)
+    lifted = _scored(own, best.score * AHEAD)
+    return [lifted if entry is own else entry for entry in leads]
 
 
 def _scored(entry: Ranked, score: float) -> Ranked:

@@ -6,6 +6,7 @@ titled for. So the words of titles are an index, and what is known of a heading 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
@@ -123,6 +124,17 @@ def _name(signal: Signal) -> str:
 def words_of(text: str) -> frozenset[str]:
     """The different words of a title."""
     return frozenset(tokenize(text))
+
+
+def calls(text: str, signal: str) -> bool:
+    """Whether a text calls a signal by its id or the words of it: `memory_bound`, memory-bound."""
+    return _called(signal).search(text) is not None
+
+
+@lru_cache(maxsize=1_000)
+def _called(signal: str) -> re.Pattern[str]:
+    words = "[ _-]".join(map(re.escape, signal.split("_")))
+    return re.compile(rf"(?<![A-Za-z_]){words}(?![A-Za-z_])", re.IGNORECASE)
 
 
 def holds(present: AbstractSet[str], phrase: str) -> bool:

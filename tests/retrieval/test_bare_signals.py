@@ -18,7 +18,7 @@ from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from retrieval.signal_sections import speaks_of_other_machines
 from retrieval.skill_choice import is_for_any
-from retrieval.titles import Titles
+from retrieval.titles import Titles, calls
 from tests.conftest import Store
 
 pytestmark = pytest.mark.slow(seconds=3)
@@ -46,6 +46,18 @@ First sentence about HBM. Count what is fetched, then what is needed, before a t
 ## Latency bound
 
 Loads wait for memory bandwidth where too few bytes are in flight.
+"""
+NOTES = """\
+# Notes on the chip
+
+## When the port is full
+
+A kernel is memory-bound from 90 % of the port on: keep the next operator in the slab, and read
+bursts of 256 bytes.
+
+## Installation
+
+Run the installer twice.
 """
 GENERAL = """\
 # Memory bound
@@ -82,6 +94,7 @@ def retriever(
     store = Store(tmp_path_factory.mktemp("signals"), embedder, parsers, tagger)  # type: ignore[arg-type]
     store.register_hardware()
     store.submit("chip.md", CHIP, hardware=("h100",))
+    store.submit("notes.md", NOTES, hardware=("a100",))
     store.submit("general.md", GENERAL, category="guidance")
     store.submit("attention.md", ATTENTION, category="guidance")
     for language, advice in LANGUAGES.items():
@@ -175,6 +188,30 @@ def test_who_has_no_section_about_the_signal_is_told(retriever: Retriever) -> No
     assert not any(sentence in h for h in answered(retriever, signal="memory_bound").hints)
     (hint,) = answered(retriever, signal="at_roofline").hints
     assert hint.startswith(sentence) and "kernlore ingest --hardware h100 FILE" in hint
+
+
+def test_the_chips_own_remedy_is_first_where_only_its_text_calls_the_signal_by_name(
+    retriever: Retriever,
+) -> None:
+    answer = answered(retriever, hardware="a100", signal="memory_bound")
+    sections = [e.section.rpartition(" > ")[2] for e in answer.excerpts]
+    assert sections[0] == "When the port is full" and "What memory bound means" in sections
+    assert not any("No document about" in hint for hint in answer.hints)
+    assert answer.parts[0].citation.endswith("When the port is full")
+
+
+@pytest.mark.parametrize(
+    ("text", "called"),
+    [
+        ("`memory_bound` above 90 %", True),
+        ("Memory-bound kernels", True),
+        ("it is memory bound.", True),
+        ("memory boundary", False),
+        ("shared memory, bound to a tile", False),
+    ],
+)
+def test_a_text_calls_a_signal_by_name(text: str, called: bool) -> None:
+    assert calls(text, "memory_bound") is called
 
 
 def test_a_skill_for_operators_is_for_who_names_one() -> None:
