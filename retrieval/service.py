@@ -12,6 +12,7 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +286,10 @@ class Retriever:
     ) -> Conclusion:
         def read(keys: Sequence[str]) -> dict[str, Conclusion]:
             facts, lineage = place.facts, place.scope.lineage
-            made = self._diagnoser.conclude(request, facts, lineage, place.signatures, place.rules)
+            cards = partial(self._cards, connection, request, place.scope)
+            made = self._diagnoser.conclude(
+                request, facts, lineage, place.signatures, place.rules, cards
+            )
             return dict.fromkeys(keys, made)
 
         key = key_of(request)

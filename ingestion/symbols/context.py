@@ -18,7 +18,7 @@ _WORDS_BY_KIND: dict[Kind, str] = {
     "keyword": "keyword qualifier specifier statement declaration modifier",
     "register": "register csr",
     "type": "type dtype datatype",
-    "error": "error exception trap diagnostic",
+    "error": "error exception trap fault diagnostic",
     "constant": "constant macro enum enumerator",
 }
 KIND_WORDS: dict[str, Kind] = {

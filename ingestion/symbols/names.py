@@ -43,7 +43,10 @@ NAME = re.compile(
     r"[.%@$!#]?(?:[A-Za-z_]\w*+)(?:(?:\.|::|->)[A-Za-z_0-9]\w*+)*+(?:\.\*|\*)?", re.ASCII
 )
 _HYPHENED = re.compile(r"[A-Za-z_]\w*+(?:-\w++){1,3}", re.ASCII)
-_ERROR = re.compile(r"[A-Za-z]{1,12}(?:[_-]?[A-Z]{1,6})?[_-]?\d{2,6}|0x[0-9A-Fa-f]{1,8}", re.ASCII)
+_ERROR = re.compile(
+    r"[A-Za-z]{1,12}(?:[_-]?[A-Z]{1,6})?[_-]?(?:0x[0-9A-Fa-f]{1,8}|\d{2,6})|0x[0-9A-Fa-f]{1,8}",
+    re.ASCII,
+)
 _TYPED = re.compile(r"(?:[iu]|f|fp|bf|tf|int|uint|float|bfloat|s|b)\d{1,3}\w{0,8}|\w{2,30}_t")
 _CAMEL = re.compile(r"[a-z][a-z0-9]*[A-Z]\w*|[A-Z][a-z0-9]+[A-Z]\w*")
 # A module of two letters is no folder of logs: `tl.log`, `np.log`.
@@ -102,7 +105,7 @@ def is_name(text: str) -> bool:
 
 
 def is_error_code(name: str) -> bool:
-    """E1042, NXC4640, ERR-17, 0x21: letters and a number."""
+    """E1042, NXC4640, ERR-17, TF-0x31, 0x21: letters and a number."""
     return bool(_ERROR.fullmatch(name))
 
 

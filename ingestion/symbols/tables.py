@@ -202,7 +202,9 @@ def _share(cells: Sequence[str], naming: _Naming, in_code: Collection[str]) -> f
 
 
 def _names_row(cell: str, naming: _Naming, in_code: Collection[str]) -> bool:
-    mentions = mentions_in(cell, trusted=naming.trusted, loose=True)
+    # Under a header about errors, what is nothing but a code is one.
+    coded = naming.kind == "error" and is_error_code(cell.strip())
+    mentions = mentions_in(cell, trusted=naming.trusted or coded, loose=True)
     return bool(mentions) and all(_is_symbol(m, naming, in_code) for m in mentions)
 
 

@@ -11,14 +11,16 @@ signals it rules out; a rule whose own signal has been ruled out rules out nothi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, Outcome, Value
 from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
+from retrieval.diagnose.own_codes import OF_CARDS, code_matches
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
 from retrieval.diagnose.signals import SignalRegistry
@@ -72,19 +74,20 @@ class Diagnoser:
         lineage: Sequence[str],
         signatures: Sequence[SignatureSpec],
         own: OwnRules = NO_RULES,
+        cards: Callable[[], Sequence[Symbol]] = list,
     ) -> Conclusion:
         """The verdict on a request: signals that it names first, then those of its log, then those
         of its metrics. `facts` are of the hardware, `lineage` is the hardware with its families,
-        `signatures` are the error texts and `own` the rules over counters that they declare. Raises
-        UnknownSignal for a signal that the request names, and InvalidKnowledge for a broken
-        signature.
+        `signatures` are the error texts and `own` the rules over counters that they declare;
+        `cards` gives the names that its documents define, asked for where no signature knows the
+        log. Raises UnknownSignal for a signal that the request names, and InvalidKnowledge for a
+        broken signature.
         """
         findings: dict[str, SignalFinding] = {}
         for name in request.given_signals:
             signal = self._signals.get(name).id
             findings[signal] = SignalFinding(signal, "given")
-        index = self._index(signatures)
-        matches = index.match(request.log, MAX_SIGNATURES) if request.log else []
+        matches = self._matches(request.log or "", signatures, cards)
         for match in matches:
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         raw = request.metrics or {}
@@ -113,6 +116,18 @@ class Diagnoser:
         remedied = tuple(dict.fromkeys(causes.get(signal, signal) for signal in findings))
         roles = {s: m.roles for s, m in by_log.items() if s in remedied and m.roles is not None}
         return Conclusion(verdict, metrics.values, remedied, roles)
+
+    def _matches(
+        self,
+        log: str,
+        signatures: Sequence[SignatureSpec],
+        cards: Callable[[], Sequence[Symbol]],
+    ) -> list[SignatureMatch]:
+        """The known errors of a log; where none is, the chip's own error codes in it."""
+        if not log:
+            return []
+        known = self._index(signatures).match(log, MAX_SIGNATURES)
+        return known or code_matches(log, cards())
 
     def _unmeasured(
         self,
@@ -151,7 +166,8 @@ def _finding_of_log(match: SignatureMatch) -> SignalFinding:
         "line_number": match.line_number,
         "source": signature.origin,
     }
-    return SignalFinding(signature.signal, "A", (evidence,))
+    confidence = "C" if signature.origin == OF_CARDS else "A"
+    return SignalFinding(signature.signal, confidence, (evidence,))
 
 
 def _signature_json(match: SignatureMatch) -> dict[str, Any]:

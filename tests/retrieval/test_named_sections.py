@@ -28,6 +28,19 @@ MANUAL = f"""\
 | QX0417 | A queue is drained twice. |
 | QX0418 | A tile is too wide. |
 
+## Compiler error codes
+
+| Code | Meaning | Remedy |
+| --- | --- | --- |
+| QC-1042 | slab overflow | Reduce the tile or the number of buffers. |
+| QC-1043 | the deadline was missed: the kernel timed out | Split the loop. |
+
+## Run-time faults
+
+| Fault | Cause | Remedy |
+| --- | --- | --- |
+| QF-0x31 | A tile read behind its slab | Check the bounds of the load. |
+
 ## Instructions
 
 | Instruction | Syntax | Meaning |
@@ -59,6 +72,30 @@ def first(retriever: Retriever, **given: str) -> str:
 def test_an_error_code_brings_its_own_row(retriever: Retriever) -> None:
     log = "k.qs:7: QX0417 operand of the wrong type is reported by the compiler, see case"
     assert "QX0417" in first(retriever, log=log)
+
+
+@pytest.mark.parametrize(
+    ("log", "code", "signal", "remedy"),
+    [
+        ("QC-1042: slab overflow: needs 786432 bytes", "QC-1042", "compile_error", "Reduce the"),
+        ("k.qs:3: QC-1043 at line 3", "QC-1043", "timeout", "Split the loop"),
+        ("tile 7 stopped, QF-0x31, cycle 88213", "QF-0x31", "launch_error", "Check the bounds"),
+    ],
+)
+def test_a_code_that_the_manual_defines_is_a_known_error(
+    retriever: Retriever, log: str, code: str, signal: str, remedy: str
+) -> None:
+    answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
+    (finding,), (known,) = answer.diagnosis.signals, answer.diagnosis.signatures
+    assert (finding.id, finding.confidence) == (signal, "C")
+    assert known["id"] == f"code-{code}" and remedy in known["remedy"] and known["line"] == log
+    assert code in answer.excerpts[0].text and answer.hints == () and answer.moves == ()
+
+
+def test_a_signature_knows_better_than_a_code(retriever: Retriever) -> None:
+    log = "CUDA error: an illegal memory access was encountered (QC-1042)"
+    (finding,) = retriever.retrieve(RetrieveRequest(hardware="h100", log=log)).diagnosis.signals
+    assert (finding.id, finding.confidence) == ("illegal_memory_access", "A")
 
 
 def test_a_name_in_a_question_brings_what_defines_it(retriever: Retriever) -> None:

@@ -191,6 +191,22 @@ def test_headings_that_are_names() -> None:
     assert "pointer" not in cards and "mask" not in cards
 
 
+@pytest.mark.parametrize(
+    ("heading", "head", "codes"),
+    [
+        ("Run-time fault codes", "Fault", ("TF-0x31", "TF-0x40")),
+        ("Compiler error codes", "Code", ("TCC-1042", "TCC-2001")),
+        ("When it stops", "Error", ("E_0x1F", "E_0x20")),
+        ("Traps", "Trap", ("XT17", "TRAP-0xA0")),
+    ],
+)
+def test_codes_of_a_table_of_errors(heading: str, head: str, codes: tuple[str, str]) -> None:
+    first, second = codes
+    table = f"| {head} | Cause | Remedy |\n|---|---|---|\n| {first} | A slab | Wait. |\n"
+    cards = cards_in(f"# Manual\n\n## {heading}\n\n{table}| {second} | A tile | Shrink it. |\n")
+    assert {name: card.kind for name, card in cards.items()} == dict.fromkeys(codes, "error")
+
+
 def test_restructured_text() -> None:
     cards = cards_in(LISTED, "a.rst")
     assert cards.keys() == {".tile", ".entry", "zt.load", "zt_open", "pad", "acc"}
