@@ -47,6 +47,7 @@ from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
 from retrieval.phrases import phrase_vectors
 from retrieval.plan import Plan, make_plan, writing_plan, writing_words
+from retrieval.quoted import by_quotations
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
@@ -342,10 +343,12 @@ class Retriever:
         if request.in_words:
             log = without_boilerplate(request.log or "")
             text = "\n".join(filter(None, (request.query, log)))
-            if not text or scope.hardware is None:
+            if not text:
                 return _unchanged
-            cards = self._cards(connection, request, scope)
-            return lambda ranked: by_names(connection, ranked, text, cards)
+            cards = self._cards(connection, request, scope) if scope.hardware is not None else []
+            return lambda ranked: by_names(
+                connection, by_quotations(connection, ranked, log), text, cards
+            )
         if not verdict.signals:
             return _unchanged
         signal = self._signals.get(verdict.primary)

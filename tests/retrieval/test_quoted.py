@@ -1,0 +1,80 @@
+"""A passage that quotes the message of a log comes before text that only resembles it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.conftest import Store
+
+GUIDE = """\
+# Reading errors
+
+## Triton: types and loops
+
+Loop-carried variable y has initial type fp32 but is re-assigned to fp16 in loop! Cast inside it.
+
+## Dots
+
+`Input shapes should have M >= 1, N >= 1 and K >= 32` names the smallest tile.
+
+## Shuffles
+
+| Text | Cure |
+| --- | --- |
+| The mask must be a 64-bit integer | Write the mask as 0xffffffffffffffffull. |
+"""
+CHIP = "\n\n".join(
+    f"## Compile error {n} of this chip: variable, type, shape, mask and loop\n\nThe type of a"
+    f" variable in a loop, an input shape with M, N and K, and an integer mask of {n} bits must fit"
+    " the target; the compiler names the operand, the type and the shape that it refuses."
+    for n in range(30)
+)
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
+) -> Iterator[Retriever]:
+    store = Store(tmp_path_factory.mktemp("quoted"), embedder, parsers, tagger)  # type: ignore[arg-type]
+    store.register_hardware()
+    store.submit("guide.md", GUIDE, category="guidance")
+    store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
+    store.worker().drain()
+    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    yield opened
+    opened.close()
+    store.catalog.close()
+
+
+@pytest.mark.parametrize("hardware", ["h100", None])
+@pytest.mark.parametrize(
+    ("log", "section"),
+    [
+        (
+            "AssertionError: Loop-carried variable acc has initial type <['64'], fp32> but is"
+            " re-assigned to <['64'], fp16> in loop! Please make sure that the type stays the same",
+            "Triton: types and loops",
+        ),
+        ("ValueError: Input shapes should have M >= 1, N >= 1 and K >= 16", "Dots"),
+        (
+            "k.hip:9: error: static assertion failed: The mask must be a 64-bit integer\n"
+            "    9 | v += __shfl_down_sync(0xffffffff, v, 16)",
+            "Shuffles",
+        ),
+    ],
+)
+def test_what_quotes_the_message_is_first(
+    retriever: Retriever, hardware: str | None, log: str, section: str
+) -> None:
+    answer = retriever.retrieve(RetrieveRequest(hardware=hardware, log=log))
+    assert answer.excerpts[0].section.endswith(section)
+
+
+def test_words_that_meet_by_chance_are_no_quotation(retriever: Retriever) -> None:
+    log = "error: the type of the operand is not one that the compiler takes in this place"
+    answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
+    assert answer.excerpts[0].document.title == "The chip"
