@@ -33,6 +33,7 @@ from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.language_words import machine_words
 from retrieval.layout import Layout
+from retrieval.missing_names import language_named, missing_names, vocabulary
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
 from retrieval.stages import stage
@@ -104,11 +105,14 @@ class Material:
 
 @dataclass(frozen=True)
 class Composed:
-    """A context with its task, and the names of the draft that no card has."""
+    """A context with its task, the names of the draft that no card has, and those that the log
+    calls unknown.
+    """
 
     task: Task
     context: Context
     unknown: tuple[UnknownName, ...]
+    missing: tuple[UnknownName, ...] = ()
 
 
 def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry) -> Task:
@@ -202,7 +206,8 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
         budget=request.max_tokens,
         excluded=material.excluded,
     )
-    return Composed(task, context, unknown)
+    missing = missing_names(request.log or "", cards) if cards else ()
+    return Composed(task, context, unknown, tuple(missing))
 
 
 def _unknown(
@@ -241,7 +246,8 @@ def _cards(connection: Connection, material: Material) -> list[Symbol]:
     request = material.request
     if not (request.log or request.draft or request.query) or material.spec is None:
         return []
-    access, language = material.scope.access_scope, request.language
+    access = material.scope.access_scope
+    language = request.language or language_named(request.log or "")
     return kept_cards(connection, material.remember, material.lineage, language, access)
 
 
@@ -348,18 +354,21 @@ def _names(
     request = material.request
     plain_names = {card.name for card in cards if card.kind not in COMMON_KINDS}
     log = digest(request.log, 20_000) if request.log else ""
-    quoted = unknown_in_log(log, plain_names, cards)
-    entries = {name.name: name for name in (*unknown, *quoted)}
+    missing = [entry for entry in missing_names(log, cards) if entry.nearest]
+    quoted = [*missing, *unknown_in_log(log, plain_names, cards)]
+    entries: dict[str, UnknownName] = {}
+    for entry in (*unknown, *quoted):
+        entries.setdefault(entry.name, entry)
     near = [n for entry in entries.values() for n in entry.nearest]
     spoken = names_in(f"{log}\n{request.query or ''}", plain_names)
     names = dict.fromkeys([*near, *spoken])
     if request.draft and not spoken and not near:
         names |= dict.fromkeys(names_in(request.draft, plain_names))
-    by_name = {card.name: card for card in cards if card.kind != "error"}
-    wanted = [by_name[name] for name in names if name in by_name]
+    by_name = vocabulary(cards) if missing else {c.name: c for c in cards if c.kind != "error"}
+    wanted = {by_name[name].id: by_name[name] for name in names if name in by_name}
     lines = [unknown_line(entry) for entry in entries.values()]
     head = [plain("symbols", "unknown-names", "\n".join(lines))] if lines else []
-    return [*head, *symbol_blocks(wanted, room - sum(block.tokens for block in head))]
+    return [*head, *symbol_blocks([*wanted.values()], room - sum(block.tokens for block in head))]
 
 
 def _vocabulary(

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from retrieval.answer import Excerpt
-from retrieval.composer import Material
-from retrieval.context import Context
+from retrieval.composer import Composed, Material
+from retrieval.missing_names import hint_of
 from retrieval.titles import calls
 
 # The most that words alone give a section of a chip (see signal_sections): more says that its
@@ -18,7 +18,7 @@ NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words 
 
 def hints_of(
     material: Material,
-    context: Context,
+    composed: Composed,
     excerpts: Sequence[Excerpt],
     by_signal: bool,
     words_only: str,
@@ -27,11 +27,14 @@ def hints_of(
     why vectors had no part in it, empty where they had.
     """
     small = ""
-    if not any(block.citation for block in context.shown):
+    if not any(block.citation for block in composed.context.shown):
         most = material.request.max_tokens
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
     general = _only_general(material, excerpts) if by_signal else ""
-    return tuple(hint for hint in (material.verdict.hint, general, words_only, small) if hint)
+    chip = material.spec.name if material.spec is not None else ""
+    missing = [hint_of(entry, chip) for entry in composed.missing]
+    hints = (material.verdict.hint, *missing, general, words_only, small)
+    return tuple(hint for hint in hints if hint)
 
 
 def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:

@@ -8,8 +8,9 @@ text and where few sections define it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from sqlalchemy import Connection
 
@@ -22,6 +23,7 @@ from retrieval.symbols import names_in
 MOST_NAMES = 8  # of a text, the first ones
 MOST_SECTIONS = 3  # that define a name; one that more define names nothing in particular
 ERROR = "error"  # kind of the cards of error codes
+NOTHING: Mapping[str, str] = MappingProxyType({})
 COMMON_KINDS = ("type", "keyword")  # whose names stand in all kinds of text
 
 
@@ -44,11 +46,14 @@ def by_names(
     text: str,
     cards: Sequence[Symbol],
     weights: NameWeights = WEIGHTS,
+    meant: Mapping[str, str] = NOTHING,
 ) -> list[Ranked]:
     """The ranked passages, those first that define what the text names; passages that the ranking
     did not hold are added. Whether they are within the scope is checked when excerpts are made.
+    `meant` are sections by id with a name that stands in them and that the text nearly names; they
+    count as an error code's do.
     """
-    sections = _defining(text, cards)
+    sections = _defining(text, cards) | {place: (name, ERROR) for place, name in meant.items()}
     if not sections:
         return list(ranked)
     best = max((entry.score for entry in ranked), default=0.0) or 1.0

@@ -43,6 +43,7 @@ from retrieval.excerpts import make_excerpts
 from retrieval.hints import NO_INDEX, NO_VECTORS_YET, hints_of
 from retrieval.journal import Journal, stored_request
 from retrieval.layout import load_layout
+from retrieval.missing_names import language_named, missing_names, sections_of
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
 from retrieval.phrases import phrase_vectors
@@ -186,7 +187,7 @@ class Retriever:
         )
         task = task_of(request, verdict, self._signals)
         composed = compose(connection, material, task, self._layout)
-        hints = hints_of(material, composed.context, excerpts, by_signal, self._why_words())
+        hints = hints_of(material, composed, excerpts, by_signal, self._why_words())
         return Written(composed, tuple(excerpts), hints)
 
     def _why_words(self) -> str:
@@ -346,9 +347,13 @@ class Retriever:
             if not text:
                 return _unchanged
             cards = self._cards(connection, request, scope) if scope.hardware is not None else []
-            return lambda ranked: by_names(
-                connection, by_quotations(connection, ranked, log), text, cards
-            )
+            meant = sections_of(missing_names(log, cards), cards)
+
+            def named_first(ranked: list[Ranked]) -> list[Ranked]:
+                quoted = by_quotations(connection, ranked, log)
+                return by_names(connection, quoted, text, cards, meant=meant)
+
+            return named_first
         if not verdict.signals:
             return _unchanged
         signal = self._signals.get(verdict.primary)
@@ -369,7 +374,8 @@ class Retriever:
     ) -> list[Symbol]:
         """What a text of the caller can name."""
         remember, access = self._remembered(connection), request.access_scope
-        return kept_cards(connection, remember, scope.lineage, request.language, access)
+        language = request.language or language_named(request.log or "")
+        return kept_cards(connection, remember, scope.lineage, language, access)
 
     def _search(self, connection: Connection, query: str, scope: ScopeFilter) -> list[Ranked]:
         """The ranking of a scope for a question in words."""

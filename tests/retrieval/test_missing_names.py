@@ -1,0 +1,120 @@
+"""Names that a compiler does not know, and what the documents define near them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from retrieval.missing_names import language_named, missing_names
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.conftest import Store
+
+MANUAL = """\
+# Programming the chip
+
+## Compile errors of this chip
+
+A compile error names an identifier that is undefined or not declared in its scope: include the
+header, and check the target of the build.
+
+## Conversions
+
+| Function | Syntax | Meaning | Limits |
+| --- | --- | --- | --- |
+| `__float2bfloat16_rn` | `__float2bfloat16_rn(a)` | Rounds to even. | Back: `__bfloat162float`. |
+| `__half22float2` | `__half22float2(a)` | Unpacks. | |
+
+## Shuffles
+
+| Function | Syntax | Meaning | Limits |
+| --- | --- | --- | --- |
+| `__shfl_down_sync` | `__shfl_down_sync(mask, v, delta)` | Reads another lane. | |
+
+## Products
+
+| Function | Syntax | Meaning | Limits |
+| --- | --- | --- | --- |
+| `tl.dot_scaled` | `tl.dot_scaled(a, sa, b, sb)` | A product with scales. | |
+"""
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
+) -> Iterator[Retriever]:
+    store = Store(tmp_path_factory.mktemp("missing"), embedder, parsers, tagger)  # type: ignore[arg-type]
+    store.register_hardware()
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    yield opened
+    opened.close()
+    store.catalog.close()
+
+
+@pytest.mark.parametrize(
+    ("log", "near", "section"),
+    [
+        (
+            'softmax.cu(41): error: identifier "__nv_bfloat162float" is undefined',
+            "__bfloat162float",
+            "Conversions",
+        ),
+        (
+            "k.hip:3:5: error: use of undeclared identifier '__shfl_down'",
+            "__shfl_down_sync",
+            "Shuffles",
+        ),
+        (
+            "a.cpp:3:9: error: \u2018__half2float2\u2019 was not declared in this scope",
+            "__half22float2",
+            "Conversions",
+        ),
+        ("NameError: name 'dot_scale' is not defined", "tl.dot_scaled", "Products"),
+        (
+            "AttributeError: module 'triton.language' has no attribute 'dot_scale'",
+            "tl.dot_scaled",
+            "Products",
+        ),
+    ],
+)
+def test_what_defines_the_nearest_name_is_first(
+    retriever: Retriever, log: str, near: str, section: str
+) -> None:
+    answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
+    assert answer.excerpts[0].section.endswith(section)
+    assert near in answer.excerpts[0].text and near in answer.context
+    (hint,) = answer.hints
+    assert "is not a name that the documents about NVIDIA H100 know; near names: " in hint
+    assert hint.partition("near names: ")[2].rstrip(".").split(", ")[0] == near
+
+
+def test_a_name_of_ones_own_is_told_apart(retriever: Retriever) -> None:
+    log = "error: 'nope' was not declared in this scope"
+    (hint,) = retriever.retrieve(RetrieveRequest(hardware="h100", log=log)).hints
+    assert hint.startswith("`nope` is not a name") and "none is near it" in hint
+
+
+@pytest.mark.parametrize(
+    ("log", "names"),
+    [
+        ("error: no member named 'foo_bar' in namespace 'cute'", ["foo_bar"]),
+        ("error: unknown type name 'bf16x2'", ["bf16x2"]),
+        ("error: 'lane' undeclared (first use in this function)", ["lane"]),
+        ("ImportError: cannot import name 'libdevice' from 'triton.language'", ["libdevice"]),
+        ("k.s:4: unknown instruction: vfma.q", ["vfma.q"]),
+        ("error: expected ';' after 'lane'", []),
+        ("a.o: undefined reference to `cublasCreate_v2'", []),
+        ("AttributeError: 'NoneType' object has no attribute 'shape'", []),
+        ("AttributeError: module 'torch' has no attribute 'softmaxx'", []),
+    ],
+)
+def test_the_names_that_a_log_calls_unknown(log: str, names: list[str]) -> None:
+    assert [entry.name for entry in missing_names(log, ())] == names
+
+
+def test_a_python_module_names_its_language() -> None:
+    assert language_named("module 'triton.language' has no attribute 'foo'") == "triton"
+    assert language_named("module 'cutlass.cute' has no attribute 'foo'") == "cute"
+    assert language_named("module 'torch' has no attribute 'foo'") is None
