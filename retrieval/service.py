@@ -12,7 +12,6 @@ import hashlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +38,7 @@ from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
+from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.excerpts import make_excerpts
 from retrieval.hints import NO_INDEX, NO_VECTORS_YET, hints_of
 from retrieval.journal import Journal, stored_request
@@ -46,6 +46,7 @@ from retrieval.layout import load_layout
 from retrieval.missing_names import language_named, missing_names, sections_of
 from retrieval.moves import fitting_moves
 from retrieval.named_sections import by_names
+from retrieval.own_codes import code_matches
 from retrieval.phrases import phrase_vectors
 from retrieval.plan import Plan, make_plan, writing_plan, writing_words
 from retrieval.quoted import by_quotations
@@ -286,11 +287,14 @@ class Retriever:
     def _conclude(
         self, connection: Connection, request: RetrieveRequest, place: _Place
     ) -> Conclusion:
+        def codes(log: str) -> list[SignatureMatch]:
+            named = place.scope.hardware is not None
+            return code_matches(log, self._cards(connection, request, place.scope)) if named else []
+
         def read(keys: Sequence[str]) -> dict[str, Conclusion]:
             facts, lineage = place.facts, place.scope.lineage
-            cards = partial(self._cards, connection, request, place.scope)
             made = self._diagnoser.conclude(
-                request, facts, lineage, place.signatures, place.rules, cards
+                request, facts, lineage, place.signatures, place.rules, codes
             )
             return dict.fromkeys(keys, made)
 

@@ -15,16 +15,15 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Bindings, Outcome, Value
 from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
-from retrieval.diagnose.own_codes import OF_CARDS, code_matches
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
 from retrieval.diagnose.signals import SignalRegistry
 from retrieval.diagnose.signatures import (
+    OF_CARDS,
     SignatureIndex,
     SignatureMatch,
     load_signatures,
@@ -57,6 +56,11 @@ class Conclusion:
         return tuple(s for s in self.verdict.signal_ids if self.roles.get(s) != ())
 
 
+def no_codes(log: str) -> list[SignatureMatch]:
+    """What a chip without documents says of a log."""
+    return []
+
+
 class Diagnoser:
     """Joins the three sources of signals. Keeps one compiled signature index per set of hardware
     signatures.
@@ -74,20 +78,19 @@ class Diagnoser:
         lineage: Sequence[str],
         signatures: Sequence[SignatureSpec],
         own: OwnRules = NO_RULES,
-        cards: Callable[[], Sequence[Symbol]] = list,
+        codes: Callable[[str], list[SignatureMatch]] = no_codes,
     ) -> Conclusion:
         """The verdict on a request: signals that it names first, then those of its log, then those
         of its metrics. `facts` are of the hardware, `lineage` is the hardware with its families,
         `signatures` are the error texts and `own` the rules over counters that they declare;
-        `cards` gives the names that its documents define, asked for where no signature knows the
-        log. Raises UnknownSignal for a signal that the request names, and InvalidKnowledge for a
+        `codes` finds the error codes of its documents in a log that no signature knows. Raises UnknownSignal for a signal that the request names, and InvalidKnowledge for a
         broken signature.
         """
         findings: dict[str, SignalFinding] = {}
         for name in request.given_signals:
             signal = self._signals.get(name).id
             findings[signal] = SignalFinding(signal, "given")
-        matches = self._matches(request.log or "", signatures, cards)
+        matches = self._matches(request.log or "", signatures, codes)
         for match in matches:
             findings.setdefault(match.signature.signal, _finding_of_log(match))
         raw = request.metrics or {}
@@ -121,13 +124,13 @@ class Diagnoser:
         self,
         log: str,
         signatures: Sequence[SignatureSpec],
-        cards: Callable[[], Sequence[Symbol]],
+        codes: Callable[[str], list[SignatureMatch]],
     ) -> list[SignatureMatch]:
         """The known errors of a log; where none is, the chip's own error codes in it."""
         if not log:
             return []
         known = self._index(signatures).match(log, MAX_SIGNATURES)
-        return known or code_matches(log, cards())
+        return known or codes(log)
 
     def _unmeasured(
         self,

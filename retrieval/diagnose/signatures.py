@@ -45,6 +45,7 @@ __all__ = [
 ]
 
 BUILTIN = "builtin"
+OF_CARDS = "card"  # origin of what the error codes of a chip's documents say: a heuristic
 # A chip's own signature knows better than a general one of the same line.
 HARDWARE_PRIORITY = 95
 MAX_MATCHES = 20

@@ -10,11 +10,10 @@ import re
 from collections.abc import Sequence
 
 from kb.catalog.knowledge.symbols import Symbol
-from retrieval.diagnose.signatures import ErrorSignature, SignatureMatch
+from retrieval.diagnose.signatures import OF_CARDS, ErrorSignature, SignatureMatch
 from retrieval.symbols import MAX_DRAFT, names_in
 
 ERROR = "error"  # kind of the cards of error codes
-OF_CARDS = "card"  # origin of these signatures
 MOST = 4  # codes of a log that are told
 # Signals that the words of a card stand for, and then those that a heading stands for.
 _WORDS = (
