@@ -321,9 +321,7 @@ def test_a_log_of_five_megabytes_is_scanned_in_well_under_a_second() -> None:
     started = time.process_time()
     matches = INDEX.match(log)
     lines = query_lines(log)
-    assert (
-        time.process_time() - started < 2.0
-    )  # 0.3 s alone; processor time too grows on a busy machine
+    assert time.process_time() - started < 2.0  # 0.3 s alone; more on a busy machine
     assert matches[0].signature.id == "ptxas-shared-data"
     assert "uses too much shared data" in lines[0] or "ptxas error" in lines[0]
 
