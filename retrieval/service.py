@@ -183,7 +183,9 @@ class Retriever:
         )
         task = task_of(request, verdict, self._signals)
         composed = compose(connection, material, task, self._layout)
-        hints = hints_of(material, composed.context, excerpts, by_signal, self._why_words())
+        hints = hints_of(
+            material, composed.context, excerpts, by_signal, self._why_words(), scope.spoken
+        )
         return Written(composed, tuple(excerpts), hints)
 
     def _why_words(self) -> str:
