@@ -101,7 +101,7 @@ class WordIndex:
     def _cut(self, word: int, bounds: NDArray[np.int32]) -> NDArray[np.int64]:
         """Where the postings of a word reach each of these rows."""
         start, stop = int(self.starts[word]), int(self.starts[word + 1])
-        return np.searchsorted(self.rows[start:stop], bounds) + start
+        return self.rows[start:stop].searchsorted(bounds) + start
 
     def _of_many(self, ids: Sequence[int], admitted: _Admitted) -> _Scored:
         """All rows; those that are not admitted have 0."""
