@@ -26,7 +26,7 @@ from benchmarks.retrieval.scoring import Request, Scorer, scorer_beside
 from kb.errors import InvalidRequest, Unavailable
 from retrieval.request import RetrieveRequest
 
-CLIENTS = (1, 4)
+CLIENTS = (1, 4, 8)
 WARM_UP = 40  # requests that are not counted: the query model loads with the first
 DOCUMENTS = 150  # whose headings are asked for
 TITLE = "Retrieval latency"
