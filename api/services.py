@@ -27,6 +27,7 @@ from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint, pipeline_parts
 from ingestion.rereading import read_again
+from ingestion.shipped_readings import ShippedReadings
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
@@ -122,6 +123,11 @@ class Services(KnowledgeBase):
         )
 
     @cached_property
+    def shipped_readings(self) -> ShippedReadings:
+        """What reading the built-in documents gives."""
+        return ShippedReadings(self.settings.knowledge_dir, self.embedder, self.tagger)
+
+    @cached_property
     def page_images(self) -> PageImages:
         """Pages of PDF documents as pictures."""
         return PageImages(self.settings)
@@ -183,9 +189,11 @@ class Services(KnowledgeBase):
         parsers: ParserPool,
         on_vectors: Callable[[set[str]], None] | None = None,
         elsewhere: Elsewhere | None = None,
+        anew: bool = False,
     ) -> Worker:
         """The reader of queued documents; `on_vectors` gets the scopes that have new vectors;
-        `elsewhere` reads and embeds in place of this machine."""
+        `elsewhere` reads and embeds in place of this machine; `anew` reads built-in documents too,
+        where what they give is shipped."""
         parts = Parts(
             self.catalog,
             self.blobs,
@@ -195,6 +203,7 @@ class Services(KnowledgeBase):
             self.tagger,
             parsers,
             elsewhere,
+            None if anew else self.shipped_readings,
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 

@@ -38,6 +38,7 @@ from ingestion.on_node import File
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
+from ingestion.shipped_readings import ShippedReadings
 from ingestion.shipped_samples import believed
 from kb import reserve, telemetry
 from kb.blobs import Blobs
@@ -66,7 +67,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them."""
+    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them, and
+    built-in documents that are in `shipped` are not read at all.
+    """
 
     catalog: Catalog
     blobs: Blobs
@@ -76,6 +79,7 @@ class Parts:
     tagger: Tagger
     parsers: ParserPool
     elsewhere: Elsewhere | None = None
+    shipped: ShippedReadings | None = None
 
 
 class Worker:
@@ -292,6 +296,10 @@ class Worker:
         parts, specs = self._parts, self._parts.registry.all()
         facts = version.origin != "builtin"  # theirs are in hardware.toml, with sources
         spoken = version.declared["languages"]
+        if parts.shipped is not None and version.origin == "builtin":
+            shipped = parts.shipped.find(version.sha256, hardware, spoken, specs)
+            if shipped is not None:
+                return shipped
         if parts.elsewhere is not None:
             data = parts.blobs.get(version.blob_key)
             file = File(data, version.file_name, tuple(hardware), tuple(spoken), facts)
