@@ -92,9 +92,11 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
-    newest = _is_newest(connection, version)
+    first = document.current_version_id is None and version.number == 1
+    newest = first or _is_newest(connection, version)
     if newest:
         document = _declare(connection, version)
+    if newest and not first:
         deactivate(connection, document.id)
         connection.execute(
             t.document_versions.update()
@@ -104,7 +106,8 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
             )
             .values(state="superseded")
         )
-    connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
+    if not first:
+        connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
     fixes = corrections.load(connection, document.id)
     hardware, languages = _document_scope(connection, document.id)
     narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
