@@ -55,6 +55,9 @@ if TYPE_CHECKING:
     from ingestion.on_cluster import ClusterReading
     from kb.cluster.connection import Cluster
 
+# Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
+# catalog takes two seconds of a processor, which the first requests need.
+OPEN_AFTER = 3.0
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
 # By what the catalog's schema is to this code.
@@ -374,6 +377,9 @@ class Background:
         return True
 
     def _search_vectors(self) -> None:
+        passages = self._services.vectors()[1]
+        if self._are_few(passages) and self._stop.wait(OPEN_AFTER):
+            return
         try:
             self._open_index()
         except Exception as error:  # the thread's boundary
