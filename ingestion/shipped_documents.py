@@ -52,11 +52,10 @@ class ShippedDocuments:
         parts = self._parts
         specs = parts.registry.all()  # in a transaction of its own
         with parts.catalog.read() as connection:
-            queued = parts.jobs.only_behind(connection, "ingest", AT_ONCE, self._passed_over)
-        if not queued:
-            return []
+            if not self._queued(connection, locked=False):
+                return []  # the usual case, which needs no write lock
         with parts.catalog.write() as connection:
-            queued = parts.jobs.only_behind(connection, "ingest", AT_ONCE, self._passed_over)
+            queued = self._queued(connection, locked=True)
             versions = _versions(connection, queued)
             progress: dict[str, dict[str, Any]] = {}
             for job in queued:
@@ -72,6 +71,11 @@ class ShippedDocuments:
             if not taken:
                 return []
             return parts.jobs.take_kept(connection, taken, progress, owner, lease_seconds)
+
+    def _queued(self, connection: sa.Connection, *, locked: bool) -> list[Job]:
+        return self._parts.jobs.only_behind(
+            connection, "ingest", AT_ONCE, self._passed_over, locked=locked
+        )
 
     def _reading(self, job: Job, version: sa.Row[Any] | None, specs: Any) -> ReadDocument | None:
         shipped = self._parts.shipped

@@ -75,6 +75,10 @@ class ShippedReadings:
                 log.warning("a reading that ships cannot be used", reason=str(error))
                 return None
 
+    def find_file(self, file: File, specs: Mapping[str, HardwareSpec]) -> ReadDocument | None:
+        """As `find`, of a file."""
+        return self.find(sha256(file.data), file.hardware, file.languages, specs)
+
     def name_of(self, file: File, specs: Mapping[str, HardwareSpec]) -> str:
         """What the reading of a file is found by."""
         with self._lock:

@@ -37,17 +37,23 @@ def store_version(
     """Make a version current with all that was read in it; returns the progress of its job."""
     hardware = sorted(version.declared["hardware"])
     proposed = 0
+    first = versions.is_first(connection, version.id)  # then there is nothing to be replaced
     passages = versions.activate(connection, version.id, read.content)
     current = versions.is_current(connection, version.id)
-    if current:
+    if current and not first:
         withdraw_proposals(connection, version.document_id)
+    if current:
         rows = _proposals(connection, registry, version, read, hardware)
         proposed = registry.propose(connection, rows)
+    if current and (read.moves or not first):
         replace_document_moves(connection, version.document_id, read.moves, hardware)
+    if current and (read.recipes or not first):
         replace_document_recipes(connection, version.id, read.recipes)
-    replace_version_symbols(connection, version.id, read.cards, current)
-    kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
-    replace_version_samples(connection, version.id, kernels, current)
+    if read.cards or not first:
+        replace_version_symbols(connection, version.id, read.cards, current)
+    if read.kernels or not first:
+        kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
+        replace_version_samples(connection, version.id, kernels, current)
     return progress_of(read, facts_proposed=proposed, passages=passages)
 
 

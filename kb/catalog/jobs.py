@@ -389,22 +389,22 @@ class Jobs:
 
     @staticmethod
     def only_behind(
-        connection: Connection, kind: str, limit: int, but: Collection[str]
+        connection: Connection, kind: str, limit: int, but: Collection[str], *, locked: bool
     ) -> list[Job]:
         """The oldest queued jobs of a kind, those of the ids in `but` left out; none as long as one
-        is queued that is not behind.
+        is queued that is not behind. With `locked`, nobody else takes them meanwhile.
         """
         queued = (jobs.c.state == "queued", jobs.c.kind == kind)
         first = sa.select(jobs.c.id).where(*queued, jobs.c.behind.is_(False)).limit(1)
         if connection.execute(first).first() is not None:
             return []
-        rows = connection.execute(
+        query = (
             sa.select(*_COLUMNS)
             .where(*queued, jobs.c.behind.is_(True), jobs.c.id.not_in(list(but)))
             .order_by(jobs.c.created_at, jobs.c.id)
             .limit(limit)
-            .with_for_update(skip_locked=True)
         )
+        rows = connection.execute(query.with_for_update(skip_locked=True) if locked else query)
         return [_job(row) for row in rows]
 
     @staticmethod

@@ -92,7 +92,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
-    first = document.current_version_id is None and version.number == 1
+    first = _is_first(document, version)
     newest = first or _is_newest(connection, version)
     if newest:
         document = _declare(connection, version)
@@ -145,6 +145,20 @@ def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
     return connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
+
+
+def is_first(connection: Connection, version_id: str) -> bool:
+    """Whether nothing was ever stored of the document that this version is of."""
+    row = connection.execute(
+        sa.select(t.documents.c.current_version_id, t.document_versions.c.number)
+        .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+        .where(t.document_versions.c.id == version_id)
+    ).one()
+    return _is_first(row, row)
+
+
+def _is_first(document: sa.Row[Any], version: sa.Row[Any]) -> bool:
+    return document.current_version_id is None and version.number == 1
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
