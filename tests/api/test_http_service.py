@@ -64,7 +64,7 @@ def test_parameters_are_checked_by_the_names_that_the_description_gives(client: 
         for route in getattr(getattr(module, "router", None), "routes", ()):
             if not isinstance(route, APIRoute) or not route.include_in_schema:
                 continue
-            for method in route.methods:
+            for method in route.methods or ():
                 described = paths[route.path][method.lower()].get("parameters", ())
                 names = [p["name"] for p in described if p["in"] == "query"]
                 assert query_parameters(route) == names, (method, route.path)

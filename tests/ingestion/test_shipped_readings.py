@@ -73,8 +73,8 @@ def forget_documents(store: Store) -> None:
 
 def test_every_reading_that_ships_is_what_reading_gives(store: Store) -> None:
     """After a change of hw_manuals or of how documents are read: `kernlore knowledge vectors`."""
-    from api.services import load_signals
     from ingestion.findings.tags import SignalWords, Tagger
+    from retrieval.diagnose.signals import load_signals
 
     tagger = Tagger({s.id: SignalWords(s.topics, s.phrases) for s in load_signals()})
     specs: dict[str, HardwareSpec] = {spec.id: spec for spec in builtin_hardware(BUILTIN)}

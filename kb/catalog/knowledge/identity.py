@@ -120,7 +120,7 @@ def _register_again(connection: Connection, document: sa.Row[Any], source: Sourc
     return Registered(document_id, "new_version", _stage(connection, document_id, source))
 
 
-def newest_builtin(connection: Connection) -> Sequence[sa.Row[Any]]:
+def newest_builtin(connection: Connection) -> Sequence[Any]:
     """The newest version that is staged or current of each built-in document: document_id,
     source_key, sha256, pipeline, declared.
     """
@@ -137,8 +137,7 @@ def newest_builtin(connection: Connection) -> Sequence[sa.Row[Any]]:
         .where(t.documents.c.origin == "builtin", versions.c.state.in_(("staged", "current")))
         .order_by(versions.c.number)
     )
-    newest: dict[str, sa.Row[Any]] = {row.document_id: row for row in rows}
-    return [*newest.values()]
+    return list({row.document_id: row for row in rows}.values())
 
 
 def _twin(connection: Connection, source: Source) -> str | None:

@@ -92,7 +92,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
-    first = _is_first(document, version)
+    first = document.current_version_id is None and version.number == 1
     newest = first or _is_newest(connection, version)
     if newest:
         document = _declare(connection, version)
@@ -154,11 +154,7 @@ def is_first(connection: Connection, version_id: str) -> bool:
         .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
         .where(t.document_versions.c.id == version_id)
     ).one()
-    return _is_first(row, row)
-
-
-def _is_first(document: sa.Row[Any], version: sa.Row[Any]) -> bool:
-    return document.current_version_id is None and version.number == 1
+    return bool(row.current_version_id is None and row.number == 1)
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
