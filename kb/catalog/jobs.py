@@ -460,8 +460,11 @@ class Jobs:
         self,
         lives: Callable[[str], bool | None] = lambda owner: None,
         failing: Callable[[Connection, Job], None] = lambda connection, job: None,
+        attempts: int = 1,
     ) -> list[JobId]:
-        """End the running jobs of dead workers; returns the ids of those that failed.
+        """End the running jobs of dead workers; returns the ids of those that failed. One that has
+        been tried less than `attempts` times is queued again instead, as is one that goes on from
+        what its worker has kept.
 
         `lives` says whether an owner is alive; where it answers None, the lease decides. `failing`
         is called for each job that fails, in the transaction that does it.
@@ -471,10 +474,10 @@ class Jobs:
                 return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
             lapsed = _lapsed(connection, lives, locked=True)
-            failed = [job for job in lapsed if job.kept is None]
+            failed = [job for job in lapsed if job.kept is None and job.attempts >= attempts]
             for job in lapsed:
                 values = _QUEUED_AGAIN
-                if job.kept is None:
+                if job in failed:
                     values = {**_EXPIRED, "finished_at": clock.now()}
                     failing(connection, replace(job, state="failed", error=_EXPIRED["error"]))
                 connection.execute(jobs.update().where(jobs.c.id == job.id).values(**values))
