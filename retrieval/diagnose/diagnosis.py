@@ -83,8 +83,9 @@ class Diagnoser:
         """The verdict on a request: signals that it names first, then those of its log, then those
         of its metrics. `facts` are of the hardware, `lineage` is the hardware with its families,
         `signatures` are the error texts and `own` the rules over counters that they declare;
-        `codes` finds the error codes of its documents in a log that no signature knows. Raises UnknownSignal for a signal that the request names, and InvalidKnowledge for a
-        broken signature.
+        `codes` finds the error codes of its documents in a log that no signature knows. Raises
+        UnknownSignal for a signal that the request names, and InvalidKnowledge for a broken
+        signature.
         """
         findings: dict[str, SignalFinding] = {}
         for name in request.given_signals:
