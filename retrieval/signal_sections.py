@@ -150,13 +150,20 @@ def by_sections(
         behind += [_scored(e, FOLLOWING * e.score / best) for e in entries[1:]]
     tail = [_scored(entry, 0.0) for entry in rest]
     leads = _own_first(leads, places, spoken)
-    least = LEAST_GENERAL * max((entry.score for entry in leads), default=0.0)
-    leads = [
-        _scored(e, e.score * weights.far) if places[e.seq] and e.score < least else e for e in leads
-    ]
+    leads = _far_behind(leads, places, weights)
     leads.sort(key=lambda e: (-e.score, e.seq))
     behind.sort(key=lambda e: (-e.score, e.seq))
     return [*leads, *behind, *tail]
+
+
+def _far_behind(
+    leads: Sequence[Ranked], places: Mapping[int, bool], weights: SectionWeights
+) -> list[Ranked]:
+    """The sections, text about no chip that is far below the best of them further down."""
+    least = LEAST_GENERAL * max((entry.score for entry in leads), default=0.0)
+    return [
+        _scored(e, e.score * weights.far) if places[e.seq] and e.score < least else e for e in leads
+    ]
 
 
 def _own_first(
