@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import resource
 import shutil
 import socket
@@ -269,6 +270,35 @@ def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
     assert kernlore("documents", "show", document_id, data=copied).code == 2
     found = kernlore("retrieve", "--q", "wombat stall", "--json", data=copied).json
     assert all("wombat" not in excerpt["text"].lower() for excerpt in found["excerpts"])
+
+
+@pytest.mark.parametrize("answer", ["", "n\n", KeyboardInterrupt])
+def test_without_a_yes_nothing_is_deleted(
+    data: Path, monkeypatch: pytest.MonkeyPatch, answer: str | type[BaseException]
+) -> None:
+    class Terminal(io.StringIO):
+        def readline(self, *arguments: Any) -> str:
+            if not isinstance(answer, str):
+                raise answer
+            return super().readline(*arguments)
+
+    monkeypatch.setattr(sys, "stdin", Terminal(answer if isinstance(answer, str) else ""))
+    document_id = document_of(data, "Wombat")
+    ran = kernlore("documents", "delete", document_id, data=data)
+    assert ran.code == 1 and "Traceback" not in ran.err
+    assert ran.err.endswith("nothing was deleted; use --yes to do it without a question\n")
+    assert kernlore("documents", "show", document_id, data=data).code == 0
+
+
+def test_input_that_ends_too_early_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(*_: Any, **__: Any) -> Any:
+        raise EOFError
+
+    monkeypatch.setattr("api.cli.main.LazyCommand.load", ended)
+    assert main(["signals"]) == 1
+    assert "the input ended too early" in capsys.readouterr().err
 
 
 def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
