@@ -57,6 +57,7 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "pages_failed": failed[:20],
         "characters_left_out": report["characters_left_out"],
         "facts_proposed": report["facts_proposed"],
+        "rows_not_read": report.get("rows_not_read", [])[:20],
         "recipes_proposed": report["recipes_proposed"],
         "symbols": report["symbols"],
         "samples": report["samples"],

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ingestion import passages as cutting
 from ingestion.bounds import CutLine, bounded
 from ingestion.elements import Box, ParsedDocument, Table
-from ingestion.findings.facts import LocatedFact, propose_facts
+from ingestion.findings.facts import LocatedFact, propose_facts, unread_rows
 from ingestion.findings.moves import Move, moves_of
+from ingestion.findings.own_names import own_names
 from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
@@ -37,6 +38,7 @@ PIPELINE = 8
 # The share of prose that passages of a reference page are given, per mille: it halves their place
 # among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
 REFERENCE = -300
+MAX_ROWS = 50  # of data sheets, that a report names as not read
 _PARSERS = (
     "beautifulsoup4",
     "docutils",
@@ -129,11 +131,10 @@ def read_document(
         report=_report(parsed, sections, passages, lost, cut),
         title=parsed.title,
     )
-    facts = tuple(
-        LocatedFact(fact, section.path)
-        for section in (sections if with_facts else ())
-        for fact in propose_facts(section.elements)
-    )
+    facts: tuple[LocatedFact, ...] = ()
+    if with_facts:
+        facts, unread = facts_in(sections)
+        content = replace(content, report={**content.report, "rows_not_read": unread[:MAX_ROWS]})
     samples = SampleScopes(scopes, hardware, registry)
     recipes, left_out = propose_recipes(sections, samples.of)
     stated = stated_languages(parsed.front_matter) or tuple(languages)
@@ -149,6 +150,18 @@ def read_document(
         front_matter=parsed.front_matter,
         complete=parsed.complete and not lost and not cut,
     )
+
+
+def facts_in(sections: Sequence[Section]) -> tuple[tuple[LocatedFact, ...], list[str]]:
+    """The facts of a document, and the rows of its data sheets that gave none."""
+    names = own_names(e.text for section in sections for e in section.elements if e.table is None)
+    facts: list[LocatedFact] = []
+    unread: list[str] = []
+    for section in sections:
+        proposed = propose_facts(section.elements, names)
+        facts += [LocatedFact(fact, section.path) for fact in proposed]
+        unread += unread_rows(section.elements, proposed)
+    return tuple(facts), unread
 
 
 def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:
