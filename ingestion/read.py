@@ -24,7 +24,7 @@ from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
-from ingestion.samples.kernels import KernelSample, kernels_of
+from ingestion.samples.kernels import KernelSample, fragments_of, kernels_of
 from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
 from ingestion.symbols.cards import Card, cards_of
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
@@ -139,6 +139,10 @@ def read_document(
     recipes, left_out = propose_recipes(sections, samples.of)
     stated = stated_languages(parsed.front_matter) or tuple(languages)
     cards = cards_of(sections, stated or own_languages(hardware, registry))
+    kernels = kernels_of(sections, cards, languages)
+    if with_facts:
+        known = {path: samples.of(path) for path in {section.path for section in sections}}
+        left_out += _not_tried(sections, cards, kernels, known)
     return ReadDocument(
         content,
         facts,
@@ -146,7 +150,7 @@ def read_document(
         recipes=tuple(recipes),
         samples_left_out=tuple(left_out),
         cards=tuple(cards),
-        kernels=tuple(kernels_of(sections, cards, languages)),
+        kernels=tuple(kernels),
         front_matter=parsed.front_matter,
         complete=parsed.complete and not lost and not cut,
     )
@@ -162,6 +166,27 @@ def facts_in(sections: Sequence[Section]) -> tuple[tuple[LocatedFact, ...], list
         facts += [LocatedFact(fact, section.path) for fact in proposed]
         unread += unread_rows(section.elements, proposed)
     return tuple(facts), unread
+
+
+def _not_tried(
+    sections: Sequence[Section],
+    cards: Sequence[Card],
+    kernels: Sequence[KernelSample],
+    known: Mapping[tuple[str, ...], Mapping[str, tuple[str, ...]]],
+) -> list[LeftOut]:
+    """Samples that no recipe was tried of. `known` gives the languages that can be compiled, by the
+    heading path.
+    """
+    left_out = [
+        LeftOut(
+            sections[kernel.section].path,
+            f"a whole kernel, but no recipe: hardware.toml states no toolchain for {kernel.language}",
+        )
+        for kernel in kernels
+        if kernel.language and kernel.language not in known[sections[kernel.section].path]
+    ]
+    fragments = fragments_of(sections, cards, kernels)
+    return left_out + [LeftOut(sections[number].path, lack) for number, lack in fragments]
 
 
 def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:
