@@ -180,7 +180,7 @@ def _not_tried(
     left_out = [
         LeftOut(
             sections[kernel.section].path,
-            f"a whole kernel, but no recipe: hardware.toml states no toolchain for {kernel.language}",
+            f"a whole kernel, but no recipe: no toolchain is stated for {kernel.language}",
         )
         for kernel in kernels
         if kernel.language and kernel.language not in known[sections[kernel.section].path]

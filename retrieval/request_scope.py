@@ -92,8 +92,8 @@ def _languages(
 def with_own_toolchain(
     request: RetrieveRequest, scope: RequestScope, registry: HardwareRegistry, layout: Layout
 ) -> tuple[RequestScope, RetrieveRequest]:
-    """With the toolchain of the chip's own language, empty where none is stated; a chip that has one such language is asked
-    about it where none is named.
+    """With the toolchain of the chip's own language, empty where none is stated; a chip that has
+    one such language is asked about it where none is named.
     """
     if scope.hardware is None:
         return scope, request

@@ -150,7 +150,8 @@ def main(arguments: Sequence[str]) -> int:
         return _misspelled(error, as_json)
     except typer.Abort:  # the input ended where a command wanted some
         report_error(
-            InvalidRequest("the input ended too early", hint="Give the answer as an option."), as_json
+            InvalidRequest("the input ended too early", hint="Give the answer as an option."),
+            as_json,
         )
         return 1
     except _store_errors() as error:

@@ -40,8 +40,8 @@ def note(message: str) -> None:
 
 
 def confirm(question: str, undone: str) -> None:
-    """Ask a person. Unless the answer is yes, say what did not happen and end with exit code 1: also
-    where nobody answers (end of input, Ctrl-C).
+    """Ask a person. Unless the answer is yes, say what did not happen and end with exit code 1:
+    also where nobody answers (end of input, Ctrl-C).
     """
     try:
         agreed = typer.confirm(question, err=True)

@@ -153,7 +153,9 @@ def fragments_of(
             if entry is not None and entry.marked:
                 lack = _lacks(code, entry, _symbols(code, names, by_last))
                 if lack:
-                    fragments.append((number, f"{entry.name or 'a block'} is no whole kernel: {lack}"))
+                    fragments.append(
+                        (number, f"{entry.name or 'a block'} is no whole kernel: {lack}")
+                    )
     return fragments
 
 
@@ -247,8 +249,8 @@ def _lacks(code: str, entry: Entry, symbols: Sequence[str]) -> str:
     if not entry.marked and enough and (memory or len(used) > _SYMBOLS):
         return ""
     return (
-        f"it uses fewer than {_SYMBOLS} names that the manual defines in a table or list, and nothing"
-        " in it reads or writes memory by a usual name"
+        f"it uses fewer than {_SYMBOLS} names that the manual defines in a table or list, and"
+        " nothing in it reads or writes memory by a usual name"
     )
 
 
