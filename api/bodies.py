@@ -439,7 +439,8 @@ def validated(model: type[ModelT], value: Any) -> ModelT:
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise invalid_fields(error.errors(include_url=False, include_context=False)) from None
+        problems = error.errors(include_url=False, include_context=False)
+        raise invalid_fields(problems, model.model_fields) from None
 
 
 def load_json(raw: bytes) -> Any:

@@ -27,6 +27,7 @@ from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint, pipeline_parts
 from ingestion.rereading import read_again
+from ingestion.shipped_readings import ShippedReadings
 from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
@@ -40,6 +41,7 @@ from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
 from kb.index.in_memory import KeptInMemory
+from kb.index.near import EXACT_UP_TO, NearIndex, state_of
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from retrieval.diagnose.own_rules import check_own
@@ -52,8 +54,10 @@ from skills.skill_library import SkillLibrary
 if TYPE_CHECKING:
     from ingestion.on_cluster import ClusterReading
     from kb.cluster.connection import Cluster
-    from kb.index.near import NearIndex
 
+# Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
+# catalog takes two seconds of a processor, which the first requests need.
+OPEN_AFTER = 3.0
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
 # By what the catalog's schema is to this code.
@@ -122,6 +126,11 @@ class Services(KnowledgeBase):
         )
 
     @cached_property
+    def shipped_readings(self) -> ShippedReadings:
+        """What reading the built-in documents gives."""
+        return ShippedReadings(self.settings.knowledge_dir, self.embedder, self.tagger)
+
+    @cached_property
     def page_images(self) -> PageImages:
         """Pages of PDF documents as pictures."""
         return PageImages(self.settings)
@@ -183,9 +192,11 @@ class Services(KnowledgeBase):
         parsers: ParserPool,
         on_vectors: Callable[[set[str]], None] | None = None,
         elsewhere: Elsewhere | None = None,
+        anew: bool = False,
     ) -> Worker:
         """The reader of queued documents; `on_vectors` gets the scopes that have new vectors;
-        `elsewhere` reads and embeds in place of this machine."""
+        `elsewhere` reads and embeds in place of this machine; `anew` reads built-in documents too,
+        where what they give is shipped."""
         parts = Parts(
             self.catalog,
             self.blobs,
@@ -195,6 +206,7 @@ class Services(KnowledgeBase):
             self.tagger,
             parsers,
             elsewhere,
+            None if anew else self.shipped_readings,
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
 
@@ -226,8 +238,9 @@ class Services(KnowledgeBase):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is. `ready` once the built-in knowledge is loaded and every passage has
-    its vector; `index` is starting, chroma, or why there is none. `catalog` is current; newer, once
+    """How far the service is. `ready` once the built-in knowledge is loaded, every passage has its
+    vector, and those are searched: in memory, or where they are many or on a server, by Chroma.
+    `index` is starting, chroma, or why there is none. `catalog` is current; newer, once
     a newer Kernlore has migrated it and this one may go on; or too_new, where it may not. `note`
     says what is waited for, empty where nothing is.
     """
@@ -243,8 +256,8 @@ class Readiness:
 
 
 class Background:
-    """The service's own thread. Until the vector index is open, answers come from words and exact
-    search over the catalog's vectors.
+    """The service's own threads. Until the vector index is open, which a thread of its own does,
+    answers come from words and exact search over the catalog's vectors.
     """
 
     def __init__(self, services: Services) -> None:
@@ -262,6 +275,7 @@ class Background:
             follow=self._follow,
         )
         self._near: NearIndex | None = None
+        self._opening = threading.Thread(target=self._search_vectors, name="vectors", daemon=True)
         self._watch = StoreWatch(
             services.blobs, self._load_builtin, services.finish_deletions, lambda: self._near
         )
@@ -286,7 +300,9 @@ class Background:
         self._stop.set()
         self._watch.stop()
         self._in_memory.stop()
-        self._thread.join(timeout=STOP_SECONDS)
+        for thread in (self._thread, self._opening):
+            if thread.is_alive():
+                thread.join(timeout=STOP_SECONDS)
         if self._worker is not None:
             with suppress(Unavailable):  # a newer Kernlore has the catalog; leases run out
                 self._worker.release()
@@ -302,7 +318,8 @@ class Background:
         state = self._index_state
         if self._near is not None and self._near.away is not None:
             state = f"away: {self._near.away.message}"
-        ready = loaded and embedded == passages and not busy and state == "chroma"
+        searched = state == "chroma" or self._are_few(passages)
+        ready = loaded and embedded == passages and not busy and searched
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
         schema = services.catalog.schema_state().state
@@ -310,6 +327,11 @@ class Background:
         note = " ".join(filter(None, (waits, _NOTES[schema])))
         ready = ready and not waits and schema != TOO_NEW
         return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
+
+    def _are_few(self, passages: int) -> bool:
+        """Whether answers are whole while Chroma is being opened: exact search gives the same."""
+        here = self._index_state == "starting" and not self._services.settings.chroma_url
+        return here and self._services.dense_ready and passages <= EXACT_UP_TO
 
     def _waits(self) -> Iterator[str]:
         """What is waited for."""
@@ -332,7 +354,7 @@ class Background:
                 worker.read_all(self._stop, until_upload=True)
                 services.retriever.warm(services.settings.models_dir)
                 services.dense_ready = True
-                self._open_index()
+                self._opening.start()
                 worker.run(self._stop)
 
     def _load_builtin(self) -> bool:
@@ -354,10 +376,19 @@ class Background:
         self._loaded.set()
         return True
 
+    def _search_vectors(self) -> None:
+        passages = self._services.vectors()[1]
+        if self._are_few(passages) and self._stop.wait(OPEN_AFTER):
+            return
+        try:
+            self._open_index()
+        except Exception as error:  # the thread's boundary
+            self._index_state = f"failed: {type(error).__name__}"
+            log.exception("no vector index; answering from the catalog")
+
     def _open_index(self) -> None:
         """Open Chroma, check that it answers, bring it up to the catalog."""
         from kb.index.chroma import ChromaIndex
-        from kb.index.near import NearIndex
 
         services = self._services
         model, settings = services.embedder.fingerprint, services.settings
@@ -365,6 +396,7 @@ class Background:
             services.catalog, model, settings.data_dir / "chroma", settings.chroma_url
         )
         near = NearIndex(services.catalog, model, chroma)
+        before = state_of(services.catalog)
         try:
             near.catch_up()
         except StoreAway as error:
@@ -374,6 +406,8 @@ class Background:
             log.error("no vector index; answering from the catalog", reason=error.message)
             return
         services.__dict__["index"] = near
+        if state_of(services.catalog) != before:
+            near.sync()  # the worker had nobody to tell of vectors that it stored meanwhile
         self._near = near if settings.chroma_url else None
         self._index_state = "chroma"
 

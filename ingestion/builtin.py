@@ -7,8 +7,9 @@ removed."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,13 +80,21 @@ def load_builtin(
     registered from it, where that was done before.
     """
     specs = load_hardware(folder, registry) if specs is None else specs
-    submitted = [uploads.submit(upload) for upload in builtin_documents(folder)]
-    kept = {s.document_id for s in submitted}
+    known = uploads.known_builtin()
+    kept: set[str] = set()
+    count = changed = 0
+    for document in _documents(folder):
+        count += 1
+        stored = uploads.stored_builtin(known, document.source_key, document.data)
+        if stored is None:
+            submitted = uploads.submit(document.upload())
+            stored = submitted.document_id
+            changed += submitted.job_id is not None
+        kept.add(stored)
     stale = [d for d in documents.find() if d.origin == "builtin" and d.id not in kept]
-    for document in stale:
-        documents.delete(document.id)
-    changed = sum(s.job_id is not None for s in submitted)
-    return BuiltinReport(specs, len(submitted), changed, len(stale))
+    for old in stale:
+        documents.delete(old.id)
+    return BuiltinReport(specs, count, changed, len(stale))
 
 
 def load_hardware(folder: Path, registry: HardwareRegistry) -> int:
@@ -122,17 +131,37 @@ def builtin_hardware(folder: Path) -> list[HardwareSpec]:
 def builtin_documents(folder: Path) -> list[Upload]:
     """Every document of the folder with the scope that its place and front matter give it, and one
     for every whole kernel under samples/."""
-    uploads = []
+    return [document.upload() for document in _documents(folder)]
+
+
+@dataclass(frozen=True)
+class _Document:
+    """A document of the folder. `upload` reads its front matter, which one that is stored already
+    does without.
+    """
+
+    source_key: str
+    data: bytes
+    upload: Callable[[], Upload]
+
+
+def _documents(folder: Path) -> Iterator[_Document]:
     for name, category in _FOLDERS.items():
         for path in sorted((folder / name).glob("*.md")):
-            uploads.append(_upload(folder, path, category, ()))
+            yield _document(folder, path, category, ())
     for path in sorted((folder / "hardware").glob("*/*.md")):
-        uploads.append(_upload(folder, path, "hardware", (path.parent.name,)))
-    return uploads + [sample.upload() for sample in shipped_samples(folder)]
+        yield _document(folder, path, "hardware", (path.parent.name,))
+    for sample in shipped_samples(folder):
+        upload = sample.upload()
+        yield _Document(str(upload.source_key), upload.data, partial(replace, upload))
 
 
-def _upload(folder: Path, path: Path, category: str, hardware: tuple[str, ...]) -> Upload:
-    data = path.read_bytes()
+def _document(folder: Path, path: Path, category: str, hardware: tuple[str, ...]) -> _Document:
+    key, data = f"builtin/{path.relative_to(folder).as_posix()}", path.read_bytes()
+    return _Document(key, data, partial(_upload, path, key, data, category, hardware))
+
+
+def _upload(path: Path, key: str, data: bytes, category: str, hardware: tuple[str, ...]) -> Upload:
     front = front_matter(data.decode("utf-8"), str(path))
     return Upload(
         name=path.name,
@@ -141,7 +170,7 @@ def _upload(folder: Path, path: Path, category: str, hardware: tuple[str, ...]) 
         hardware=hardware or tuple(front.get("hardware") or ()),
         languages=tuple(front.get("languages") or ()),
         title=str(front.get("title") or path.stem),
-        source_key=f"builtin/{path.relative_to(folder).as_posix()}",
+        source_key=key,
         origin="builtin",
     )
 

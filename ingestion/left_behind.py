@@ -22,12 +22,11 @@ READ = ("current", "superseded")  # states of a version whose passages are store
 
 def take_over(catalog: Catalog, jobs: Jobs) -> None:
     """Take what dead workers left, here or on another machine: it is queued again, to be embedded
-    where it was read. What has killed workers ATTEMPTS times fails.
+    where it was read. What has killed workers ATTEMPTS times fails, in one transaction with its
+    version: between the two a version would count as failed whose job is tried again, and the next
+    start would queue the same file beside it.
     """
-    for job_id in jobs.expire(lambda owner: lives(catalog.data_dir, owner), _fail_version):
-        if jobs.get(job_id).attempts < ATTEMPTS:
-            with suppress(Conflict):  # another replica or a person was first
-                jobs.retry(job_id)
+    jobs.expire(lambda owner: lives(catalog.data_dir, owner), _fail_version, ATTEMPTS)
 
 
 def retry_read(catalog: Catalog, jobs: Jobs) -> None:

@@ -80,14 +80,16 @@ def pipeline_fingerprint(embedder: Embedder, tagger: Tagger) -> str:
     return sha256("\n".join(pipeline_parts(embedder, tagger)))[:16]
 
 
-def pipeline_parts(embedder: Embedder, tagger: Tagger) -> tuple[str, ...]:
-    """What decides how bytes are read, each with its version."""
+def pipeline_parts(
+    embedder: Embedder, tagger: Tagger, parsers: Sequence[str] = _PARSERS
+) -> tuple[str, ...]:
+    """What decides how bytes are read, each with its version; `parsers` are packages."""
     return (
         f"pipeline {PIPELINE}",
         f"cut {cutting.MAX_CHARS} {cutting.MAX_CODE_CHARS}",
         f"tags {tagger.fingerprint}",
         f"window {embedder.window} {embedder.fingerprint}",
-        *(f"{name} {_installed_version(name)}" for name in _PARSERS),
+        *(f"{name} {_installed_version(name)}" for name in parsers),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import posixpath
 import re
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -22,7 +22,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
 from kb.catalog.knowledge import erasure
-from kb.catalog.knowledge.identity import Outcome, Source, own_source, register
+from kb.catalog.knowledge.identity import Outcome, Source, newest_builtin, own_source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
@@ -183,6 +183,29 @@ class Uploads:
             elif group is not None:
                 self._jobs.join_group(connection, registered.document_id, group)
         return Submitted(registered.document_id, job_id, registered.outcome, name, group)
+
+    def known_builtin(self) -> dict[tuple[str, str], DocumentId]:
+        """The built-in documents whose newest version was read, or will be, as it would be now: by
+        source key and SHA-256. One question for all of them, which each start asks.
+        """
+        with self._catalog.read() as connection:
+            newest = newest_builtin(connection)
+        return {
+            (row.source_key, row.sha256): DocumentId(row.document_id)
+            for row in newest
+            if row.pipeline == self._pipeline_for(row.declared["hardware"])
+        }
+
+    def stored_builtin(
+        self, known: Mapping[tuple[str, str], DocumentId], source_key: str, data: bytes
+    ) -> DocumentId | None:
+        """The document that holds these bytes already, of `known_builtin`; a file that was lost
+        beside the catalog is stored again.
+        """
+        document_id = known.get((source_key, sha256(data)))
+        if document_id is not None and self._blobs.near:
+            self._blobs.put(data)
+        return document_id
 
     def _stored(self, upload: Upload) -> str:
         """Store the bytes; their key. What is built in is sent with each start and each command: a

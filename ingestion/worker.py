@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,9 @@ from sqlalchemy.exc import DBAPIError
 
 from ingestion.elements import ParsedDocument
 from ingestion.elsewhere import Elsewhere
-from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.tags import Tagger
 from ingestion.idle import Idle
-from ingestion.job_report import internal_error, nothing_read, progress_of
+from ingestion.job_report import internal_error, nothing_read
 from ingestion.job_spans import JobSpans
 from ingestion.left_behind import READ, retry_read, take_over
 from ingestion.next_texts import BatchSize, next_texts
@@ -38,19 +37,17 @@ from ingestion.on_node import File
 from ingestion.parse_process import ParserPool
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
-from ingestion.shipped_samples import believed
+from ingestion.shipped_documents import ShippedDocuments
+from ingestion.shipped_readings import ShippedReadings
+from ingestion.storing import store_version, titled
 from kb import reserve, telemetry
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.faults import full, store_fault
-from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
+from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs, JobState
 from kb.catalog.knowledge import embeddings, versions
 from kb.catalog.knowledge.embeddings import Pending
-from kb.catalog.knowledge.moves import replace_document_moves
-from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
-from kb.catalog.knowledge.samples import replace_version_samples
-from kb.catalog.knowledge.symbols import replace_version_symbols
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder
@@ -66,7 +63,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Parts:
-    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them."""
+    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them, and
+    built-in documents that are in `shipped` are not read at all.
+    """
 
     catalog: Catalog
     blobs: Blobs
@@ -76,6 +75,7 @@ class Parts:
     tagger: Tagger
     parsers: ParserPool
     elsewhere: Elsewhere | None = None
+    shipped: ShippedReadings | None = None
 
 
 class Worker:
@@ -104,6 +104,7 @@ class Worker:
         self._looked = False  # at what others have left
         self._released = threading.Event()
         self._batch = BatchSize()
+        self._shipped = ShippedDocuments(parts) if parts.shipped is not None else None
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
         """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
@@ -240,12 +241,31 @@ class Worker:
         worked = False
         while self._may_read() and (not worked or time.monotonic() < deadline):
             alone = uploads_alone and self._upload_waits()
+            if not alone and self._take_shipped():
+                worked = True
+                continue
             job = self._parts.jobs.claim(("ingest",), self._owner, self._lease, none_behind=alone)
             if job is None:
                 break
             worked = True
             self._read(job)
         return worked
+
+    def _take_shipped(self) -> bool:
+        """Store built-in documents without reading them, where that is what comes next."""
+        shipped = self._shipped
+        if shipped is None:
+            return False
+        try:
+            stored = shipped.store_some(self._owner, self._lease)
+        except Exception:  # one by one, each has its own end
+            log.exception("built-in documents are read one by one")
+            self._shipped = None
+            return False
+        for job in stored:
+            self._waiting[job.id] = job
+            self._spans.waits(job)
+        return bool(stored)
 
     def _may_read(self) -> bool:
         return self._away is None and not self._released.is_set()
@@ -284,9 +304,7 @@ class Worker:
         if not read.content.passages:
             self._finish_empty(job, version_id, dict(read.content.report))
             return
-        if job.payload.get("title_given"):
-            read = replace(read, content=replace(read.content, title=None))
-        self._await_vectors(job, self._store(job, version, read, hardware))
+        self._await_vectors(job, self._store(job, version, titled(job, read)))
 
     def _read_file(self, version: sa.Row[Any], hardware: list[str]) -> ReadDocument:
         parts, specs = self._parts, self._parts.registry.all()
@@ -331,48 +349,14 @@ class Worker:
             return self._parts.parsers.parse(path, version.file_name)
 
     @telemetry.traced("job: store")
-    def _store(
-        self, job: Job, version: sa.Row[Any], read: ReadDocument, hardware: list[str]
-    ) -> dict[str, Any]:
+    def _store(self, job: Job, version: sa.Row[Any], read: ReadDocument) -> dict[str, Any]:
         """Make the version current, with all that was read in it, in one transaction. Returns the
         job's progress, which the job keeps from that moment on.
         """
-        registry = self._parts.registry
-        proposed = 0
         with self._parts.catalog.write() as connection:
-            passages = versions.activate(connection, version.id, read.content)
-            current = versions.is_current(connection, version.id)
-            if current:
-                withdraw_proposals(connection, version.document_id)
-                rows = self._proposals(connection, version, read, hardware)
-                proposed = registry.propose(connection, rows)
-                replace_document_moves(connection, version.document_id, read.moves, hardware)
-                replace_document_recipes(connection, version.id, read.recipes)
-            replace_version_symbols(connection, version.id, read.cards, current)
-            kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
-            replace_version_samples(connection, version.id, kernels, current)
-            progress = progress_of(read, facts_proposed=proposed, passages=passages)
+            progress = store_version(connection, self._parts.registry, version, read)
             self._parts.jobs.keep(connection, job, self._owner, progress)
         return progress
-
-    def _proposals(
-        self,
-        connection: sa.Connection,
-        version: sa.Row[Any],
-        read: ReadDocument,
-        hardware: list[str],
-    ) -> list[Fact]:
-        """The facts of a document as rows of its hardware, named by the title that it now has."""
-        if not read.facts:
-            return []
-        title = connection.execute(
-            sa.select(t.documents.c.title).where(t.documents.c.id == version.document_id)
-        ).scalar_one()
-        file_name = version.file_name
-        source = Source(version.document_id, version.id, title or file_name, file_name)
-        headings = [" > ".join(section.path) for section in read.content.sections]
-        texts = [*headings, *(passage.text for passage in read.content.passages)]
-        return proposals(read.facts, source, hardware, self._parts.registry.all(), texts)
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
         """A file that parses but says nothing is a failure with the reason, never ready."""

@@ -224,14 +224,21 @@ def _encodable(value: Any) -> Any:
     return _encodable(str(value))
 
 
-def invalid_fields(problems: Sequence[Mapping[str, Any]]) -> InvalidRequest:
+def invalid_fields(
+    problems: Sequence[Mapping[str, Any]], known: Iterable[str] = ()
+) -> InvalidRequest:
     """Which fields of a request are wrong, and how. Each problem is pydantic's: `loc`, the path to
-    the field, and `msg`.
+    the field, `type` and `msg`. `known` are the fields of the whole: the nearest to an unknown one
+    is named.
     """
+    names = list(known)
     messages: dict[str, str] = {}
     for problem in problems:
         path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
         text = problem["msg"].removeprefix("Value error, ")
+        if problem.get("type") == "extra_forbidden":
+            near = nearest(path, names, count=1) if len(problem["loc"]) == 1 else []
+            text = "unknown field" + (f"; did you mean {near[0]}?" if near else "")
         messages.setdefault(path, text[:1].lower() + text[1:])
     listed = [{"path": path, "message": text} for path, text in messages.items()][:20]
     first = listed[0]

@@ -203,11 +203,16 @@ def lexical_scores(
     own = _level(connection, "passage", plan, scope, weights)
     sections = _level(connection, "section", plan, scope, weights)
     members = passages.sections_of(connection, sections)
-    scores = [weights.passage * score for score in own.values()]
-    for section, within in members.items():
-        scores += [weights.section * sections[section]] * len(within)
+    of_sections = [weights.section * sections[section] for section in members]
+    sizes = np.fromiter(map(len, members.values()), np.int64, len(members))
+    scores = np.concatenate(
+        [
+            np.array([weights.passage * score for score in own.values()]),
+            np.repeat(np.array(of_sections), sizes),
+        ]
+    )
     seqs, places = np.unique(
-        np.array([*own, *chain.from_iterable(members.values())], np.int64), return_inverse=True
+        np.fromiter(chain(own, *members.values()), np.int64, len(scores)), return_inverse=True
     )
     total = np.bincount(places, scores)
     best = np.argsort(-total, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage

@@ -3,18 +3,37 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import NamedTuple
 
 from kb.tokens import distinct_tokens
 
 DUPLICATE = 0.85  # share of the smaller one's words above which two texts repeat each other
 REMEMBERED = 10_000  # texts whose words are kept: the same passages stand in many answers
-_DIGITS = b"01" + bytes(254)  # from a byte for each word to the digits of a binary number
+BITS = 2048  # of a mask; a text has some hundred words
+
+
+class _Words(NamedTuple):
+    """The different words of a text. Each sets one bit of `mask`, by its hash; `hidden` is how many
+    set one that another of them has set already.
+    """
+
+    words: frozenset[str]
+    mask: int
+    hidden: int
+
+    def shared(self, other: _Words) -> int:
+        """At least as many words as the two texts share; nearly always about so many."""
+        return (self.mask & other.mask).bit_count() + min(self.hidden, other.hidden)
 
 
 @lru_cache(maxsize=REMEMBERED)
-def words_of(text: str) -> frozenset[str]:
-    """The different words of a text."""
-    return distinct_tokens(text)
+def words_of(text: str) -> _Words:
+    """The words of a text, as two texts are compared by them."""
+    words = distinct_tokens(text)
+    mask = 0
+    for place in {hash(word) % BITS for word in words}:
+        mask |= 1 << place
+    return _Words(words, mask, len(words) - mask.bit_count())
 
 
 class Repeats:
@@ -24,19 +43,15 @@ class Repeats:
 
     def __init__(self, share: float = DUPLICATE) -> None:
         self._share = share
-        self._texts: list[tuple[int, int]] = []  # of each text: the bits of its words, their number
-        self._bits: dict[str, int] = {}  # the bit of each word
+        self._texts: list[_Words] = []
 
     def is_new(self, text: str) -> bool:
         """Whether the text repeats none of the earlier ones; then it is one of them from now on."""
-        words = words_of(text)
-        # Words as bits of one number: what two texts share takes a tenth of the time of two sets.
-        held = bytearray(len(self._bits) + len(words))
-        for word in words:
-            held[self._bits.setdefault(word, len(self._bits))] = 1
-        own = int(held[::-1].translate(_DIGITS), 2) if words else 0  # the last digit is bit 0
-        for other, size in self._texts:
-            if (own & other).bit_count() > self._share * min(len(words), size):
+        own = words_of(text)
+        for other in self._texts:
+            enough = self._share * min(len(own.words), len(other.words))
+            # The masks rule out nearly all pairs, in a tenth of the time of two sets.
+            if own.shared(other) > enough and len(own.words & other.words) > enough:
                 return False
-        self._texts.append((own, len(words)))
+        self._texts.append(own)
         return True

@@ -187,8 +187,8 @@ def check_request(request: RetrieveRequest) -> None:
     if not any(given) and not to_write:
         raise InvalidRequest(
             "nothing to retrieve for",
-            hint="Give a signal, a log, metrics, a profile, a query (q) or a draft, in any"
-            " combination; or task=write with a hardware.",
+            hint="Give a signal, a log, metrics, a profile, a question (`query`, in a URL `q`)"
+            " or a draft, in any combination; or task=write with a hardware.",
         )
     for spec in request_fields():
         value = getattr(request, spec.name)

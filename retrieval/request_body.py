@@ -149,7 +149,8 @@ def read_request(
     try:
         model = RetrieveBody.model_validate(body)
     except ValidationError as error:
-        raise invalid_fields(error.errors(include_url=False, include_context=False)) from None
+        problems = error.errors(include_url=False, include_context=False)
+        raise invalid_fields(problems, RetrieveBody.model_fields) from None
     values: dict[str, Any] = dict(defaults or {})
     for name, value in model.model_dump(exclude_none=True).items():
         blank = not value.strip() if isinstance(value, str) else value in ([], {})

@@ -10,7 +10,7 @@ import copy
 import functools
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,7 @@ from retrieval.named_sections import by_names
 from retrieval.phrases import phrase_vectors
 from retrieval.plan import Plan, make_plan, writing_plan, writing_words
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
+from retrieval.rankings import Rankings, by_category, kept_ranking
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
 from retrieval.section_excerpts import section_excerpts
@@ -55,7 +56,6 @@ from retrieval.stages import describe_answer, stage
 from retrieval.titles import Titles
 from retrieval.whole_answer import Asked, Written, answer_of, key_of
 
-PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 REMEMBERED = 256  # stable parts of contexts
 MOST_PLACES, MOST_MOVES = 500, 2_000  # that are kept, of 50 KB and of 10 KB
 MOST_WRITTEN = 400  # parts of answers that are kept, of about 60 KB
@@ -147,20 +147,24 @@ class Retriever:
 
     def _written(self, connection: Connection, asked: Asked) -> Written:
         """What documents say; kept for equal requests while catalog and index stay as they are."""
-        index = self._index()
-        state = (candidates.state(connection), id(index), index.generation, self._why_words())
 
         def write(keys: Sequence[str]) -> dict[str, Written]:
             return {key: self._write(connection, asked) for key in keys}
 
         key = asked.key
+        state = self._searched(connection)
         return look_up(connection, "written", [key], write, state, MOST_WRITTEN)[key]
+
+    def _searched(self, connection: Connection) -> Hashable:
+        """What the hits of a search depend on beside the catalog's revision."""
+        index = self._index()
+        return candidates.state(connection), id(index), index.generation, self._why_words()
 
     def _write(self, connection: Connection, asked: Asked) -> Written:
         request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
         plan = self._plan(request, asked.conclusion)
-        in_order = self._order(connection, asked)
-        ranked = in_order(self._rank(connection, plan, scope.filter))
+        ranking = self._rankings(connection, asked, plan)
+        ranked = ranking(scope.filter)
         by_signal = not request.in_words and bool(verdict.signals)
         make = make_excerpts if request.in_words or request.metrics else section_excerpts
         excerpts = make(connection, ranked, scope.filter, request.k)
@@ -172,7 +176,7 @@ class Retriever:
             toolchain=scope.toolchain,
             lineage=scope.lineage,
             scope=scope.filter,
-            by_category=self._by_category(connection, plan, scope.filter, ranked, in_order),
+            by_category=by_category(scope.filter, ranked, ranking),
             search=self._search,
             embed=self._embed if self._dense_ready() else None,
             moves=asked.moves,
@@ -183,7 +187,9 @@ class Retriever:
         )
         task = task_of(request, verdict, self._signals)
         composed = compose(connection, material, task, self._layout)
-        hints = hints_of(material, composed.context, excerpts, by_signal, self._why_words())
+        hints = hints_of(
+            material, composed.context, excerpts, by_signal, self._why_words(), scope.spoken
+        )
         return Written(composed, tuple(excerpts), hints)
 
     def _why_words(self) -> str:
@@ -369,26 +375,24 @@ class Retriever:
         )
         return self._rank(connection, plan, scope)
 
-    def _by_category(
-        self,
-        connection: Connection,
-        plan: Plan,
-        scope: ScopeFilter,
-        ranked: Sequence[Ranked],
-        in_order: Callable[[list[Ranked]], list[Ranked]],
-    ) -> Callable[[str], Sequence[Ranked]]:
-        """What each category offers to the context; one that the ranking hardly holds is searched
-        for itself.
+    def _rankings(self, connection: Connection, asked: Asked, plan: Plan) -> Rankings:
+        """The ranking of a scope for this request, in order. One for signals alone is kept: it is
+        the same for every depth, budget and run.
         """
+        request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
+        in_order = self._order(connection, asked)
 
-        def of(category: str) -> Sequence[Ranked]:
-            own = [r for r in ranked if r.category == category]
-            if len(own) < PER_CATEGORY and len(scope.categories) > 1:
-                one_shelf = replace(scope, categories=(category,))
-                return in_order(self._rank(connection, plan, one_shelf))
-            return own
+        def ranked(within: ScopeFilter) -> list[Ranked]:
+            return in_order(self._rank(connection, plan, within))
 
-        return of
+        if request.in_words or request.metrics or not verdict.signals:
+            return ranked
+        moves = tuple(move.id for move in asked.moves)
+        key = (plan, verdict.primary, moves, scope.lineage, scope.spoken, request.op)
+        state = self._searched(connection)
+        return lambda within: kept_ranking(
+            connection, (*key, within.key), state, lambda: ranked(within)
+        )
 
     def _remembered(self, connection: Connection) -> Remember:
         """A memory of what depends on the catalog and a key alone: the stable part of contexts."""

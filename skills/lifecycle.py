@@ -78,9 +78,9 @@ def retire(
 def restore(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillEvent:
-    """Bring back what was retired or quarantined: as active where it was that when it was retired
-    and needs no new measurement, else as a candidate. Its uses are counted anew. Raises NotFound
-    and Conflict."""
+    """Bring back what was retired or quarantined: as active where it was that and needs no new
+    measurement, else as a candidate. What was learned and then quarantined needs one. Its uses are
+    counted anew. Raises NotFound and Conflict."""
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
         if skill.state not in ("retired", "quarantined"):
@@ -88,10 +88,9 @@ def restore(
                 f"{name} is {skill.state}: there is nothing to restore",
                 hint="Only what is retired or quarantined can be restored.",
             )
-        proven = skill.tier == "curated" or store.measured(connection, skill)
-        was_active = (
-            skill.state == "retired" and _before(connection, skill, access_scope) == "active"
-        )
+        curated = skill.tier == "curated"
+        proven = curated or (skill.state == "retired" and store.measured(connection, skill))
+        was_active = _before(connection, skill, access_scope) == "active"
         state: State = "active" if was_active and proven else "candidate"
         return store.set_state(
             connection, name, state, actor=actor, reason=reason, access_scope=access_scope
@@ -121,7 +120,8 @@ def _move(
         if skill.state not in from_states:
             raise Conflict(
                 f"{name} is {skill.state} and cannot become {state} in one step",
-                hint="Restore it first.",
+                hint=f"Restore it first: kernlore skills restore {name}. Where it comes back as a"
+                " candidate, approve it then.",
             )
         return store.set_state(
             connection,

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 from ingestion.findings.tags import SignalWords, Tagger
@@ -96,6 +97,9 @@ def pytest_configure() -> None:
         postgresql.use_everywhere()
     if store_servers.EVERYWHERE:
         store_servers.use_everywhere()
+    # How long an example takes says something about the machine, not about what is tested.
+    hypothesis.settings.register_profile("kernlore", deadline=None)
+    hypothesis.settings.load_profile("kernlore")
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -121,10 +125,14 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """`make quick` does not even import modules that are slow as a whole: what they test is slow to
-    import too.
+    """`make quick` does not even import modules that are slow as a whole, nor those of the
+    interface: what they test is slow to import too.
     """
-    if config.option.markexpr != "not slow" or collection_path.suffix != ".py":
+    if config.option.markexpr != "not slow":
+        return None
+    if collection_path == ROOT / "tests" / "api":
+        return True
+    if collection_path.suffix != ".py":
         return None
     return bool(SLOW_MODULE.search(collection_path.read_text(encoding="utf-8"))) or None
 

@@ -13,6 +13,7 @@ import pytest
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.cli.progress import plain_lines
+from ingestion.shipped_readings import FILE as READINGS
 from ingestion.shipped_vectors import FILE
 from tests.catalogs import copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
@@ -78,11 +79,11 @@ def place_models(data_dir: Path, model_cache: Path) -> Path:
 
 
 def copy_knowledge(folder: Path, documents: tuple[str, ...], *, vectors: bool = True) -> Path:
-    """All chips, few documents, and the vectors that ship: embedding is what takes time. Storing
-    them takes half a second, and 11 MB.
+    """All chips, few documents, and what ships of them: reading and embedding is what takes time.
+    Storing the vectors takes half a second, and 11 MB.
     """
     chips = [path.relative_to(BUILTIN) for path in (BUILTIN / "hardware").glob("*/hardware.toml")]
-    for name in (*chips, *map(Path, documents), *([Path(FILE)] if vectors else [])):
+    for name in (*chips, *map(Path, documents), *([Path(FILE)] if vectors else []), Path(READINGS)):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(BUILTIN / name, folder / name)
     return folder

@@ -113,7 +113,6 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
-    app.openapi()  # built here, so that the first request does not wait for it
     services = open_services(settings)
     background = Background(services)
     app.state.services, app.state.background = services, background

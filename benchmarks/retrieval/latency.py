@@ -26,7 +26,7 @@ from benchmarks.retrieval.scoring import Request, Scorer, scorer_beside
 from kb.errors import InvalidRequest, Unavailable
 from retrieval.request import RetrieveRequest
 
-CLIENTS = (1, 4)
+CLIENTS = (1, 4)  # at once
 WARM_UP = 40  # requests that are not counted: the query model loads with the first
 DOCUMENTS = 150  # whose headings are asked for
 TITLE = "Retrieval latency"
@@ -129,20 +129,21 @@ def request_of(body: Request) -> RetrieveRequest:
 def run(given: argparse.Namespace) -> None:
     if given.url is None and given.data_dir is None:
         raise InvalidRequest("nothing to measure", hint="Give --url, --data-dir or both.")
-    if given.requests <= given.warm_up + sum(CLIENTS):
+    if given.requests <= given.warm_up + sum(given.clients):
         raise InvalidRequest("too few requests to measure", hint="Give --requests 500 or more.")
-    parts = 2 * len(CLIENTS)  # over HTTP and in process
-    total = given.warm_up + parts * (given.requests // len(CLIENTS))
+    kinds = len(given.clients)
+    total = given.warm_up + 2 * kinds * (given.requests // kinds)  # over HTTP and in process
     rows = Scorer(given.scorer or scorer_beside(given.gold), given.gold).requests()
     with service_at(given.url, given.data_dir) as service:
         state = wait_until_ready(service)
         bodies = _bodies(service, rows, total)
         warm_up = bodies[: given.warm_up]
-        portions = list(split(bodies[given.warm_up :], parts))
-        timings = _over_http(service, warm_up, portions[: len(CLIENTS)])
+        portions = list(split(bodies[given.warm_up :], 2 * kinds))
+        timings = _over_http(service, warm_up, dict(zip(given.clients, portions, strict=False)))
         memory = memory_of(service.pid) if service.pid is not None else None
     if given.data_dir is not None:
-        timings += _here(given.data_dir, warm_up, portions[len(CLIENTS) :])
+        here = dict(zip(given.clients, portions[kinds:], strict=True))
+        timings += _here(given.data_dir, warm_up, here)
     held = "not known: the service is not on this machine, or --data-dir was not given"
     if memory is not None:
         held = f"{memory.now:.0f} MiB after the requests, {memory.peak:.0f} MiB at the most"
@@ -175,26 +176,26 @@ def _bodies(service: Service, rows: Mapping[str, Request], total: int) -> list[d
 
 
 def _over_http(
-    service: Service, warm_up: Sequence[Request], portions: Sequence[Sequence[Request]]
+    service: Service, warm_up: Sequence[Request], portions: Mapping[int, Sequence[Request]]
 ) -> list[Timing]:
     def send(body: Request) -> object:
         return service.call("POST", "/retrieve", json=dict(body))
 
     measure("warm-up", send, warm_up, 1)
     timings = []
-    for clients, portion in zip(CLIENTS, portions, strict=True):
+    for clients, portion in portions.items():
         timings.append(measure(f"HTTP, {_clients(clients)}", send, portion, clients))
         say(" ".join(timings[-1].row()))
     return timings
 
 
 def _here(
-    data_dir: Path, warm_up: Sequence[Request], portions: Sequence[Sequence[Request]]
+    data_dir: Path, warm_up: Sequence[Request], portions: Mapping[int, Sequence[Request]]
 ) -> list[Timing]:
     timings = []
     with in_process(data_dir) as send:
         measure("warm-up", send, warm_up, 1)
-        for clients, portion in zip(CLIENTS, portions, strict=True):
+        for clients, portion in portions.items():
             name = f"in process, {'one thread' if clients == 1 else f'{clients} threads'}"
             timings.append(measure(name, send, portion, clients))
             say(" ".join(timings[-1].row()))
@@ -218,6 +219,9 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
     parser.add_argument("--requests", type=int, default=600, help="Over HTTP; as many in process.")
+    parser.add_argument(
+        "--clients", type=int, nargs="+", default=CLIENTS, help="At once; each number its share."
+    )
     parser.add_argument("--warm-up", type=int, default=WARM_UP, help="Requests not counted.")
     parser.add_argument("--results", type=Path, help="Also write the result as Markdown.")
     return parser.parse_args(arguments)

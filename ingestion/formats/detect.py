@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import PurePath
 
-from bs4.dammit import UnicodeDammit
-
 from kb.errors import ParseFailed, UnsupportedFormat
 
 
@@ -275,6 +273,8 @@ def _to_text(data: bytes, is_html: bool) -> tuple[str, tuple[str, ...]]:
     # sequences.
     if bad * 10 < wide_chars:
         return repaired, (f"{bad} characters are not valid UTF-8 and were replaced",)
+    from bs4.dammit import UnicodeDammit  # 0.2 s, and most text is UTF-8
+
     guess = UnicodeDammit(data, user_encodings=["cp1252"] if not is_html else [], is_html=is_html)
     if guess.unicode_markup is None:
         return repaired, (f"unknown character set: {bad} characters replaced",)

@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
 from kb.catalog.database import Database
+from kb.catalog.dialect import driver_sql
 from kb.catalog.faults import damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
 from kb.catalog.postgres import PostgresServer
@@ -203,3 +204,13 @@ def _keeping(kept: Kept) -> Any:
 def portions(values: Sequence[T]) -> list[Sequence[T]]:
     """The values in portions that fit into one statement's IN list."""
     return [values[n : n + _MAX_PARAMETERS] for n in range(0, len(values), _MAX_PARAMETERS)]
+
+
+def rows_of(connection: Connection, statement: str, values: Sequence[str]) -> Iterator[Any]:
+    """The rows of a statement that ends in `IN`, for these values. As text: what requests read over
+    and over takes less time than a statement that is built.
+    """
+    statement, mark = driver_sql(connection, statement), driver_sql(connection, "?")
+    for part in portions(values):
+        marks = ",".join([mark] * len(part))
+        yield from connection.exec_driver_sql(f"{statement} ({marks})", tuple(part)).all()

@@ -158,8 +158,10 @@ class HardwareRegistry:
     def put(self, spec: HardwareSpec, origin: str) -> PutOutcome:
         """Register or replace a spec. Its own facts are replaced; other facts stay."""
         self.check_change(spec)
-        text = dump_hardware(spec)
         known = dict(self._whole.all())
+        if known.get(spec.id) == spec:  # as with each start: no lock is taken
+            return "unchanged"
+        text = dump_hardware(spec)
         before = known.get(spec.id)
         known[spec.id] = spec
         self._check(spec, known, origin)

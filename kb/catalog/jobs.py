@@ -387,6 +387,69 @@ class Jobs:
             )
             return changed.rowcount
 
+    @staticmethod
+    def only_behind(
+        connection: Connection, kind: str, limit: int, but: Collection[str], *, locked: bool
+    ) -> list[Job]:
+        """The oldest queued jobs of a kind, those of the ids in `but` left out; none as long as one
+        is queued that is not behind. With `locked`, nobody else takes them meanwhile.
+        """
+        queued = (jobs.c.state == "queued", jobs.c.kind == kind)
+        first = sa.select(jobs.c.id).where(*queued, jobs.c.behind.is_(False)).limit(1)
+        if connection.execute(first).first() is not None:
+            return []
+        query = (
+            sa.select(*_COLUMNS)
+            .where(*queued, jobs.c.behind.is_(True), jobs.c.id.not_in(list(but)))
+            .order_by(jobs.c.created_at, jobs.c.id)
+            .limit(limit)
+        )
+        rows = connection.execute(query.with_for_update(skip_locked=True) if locked else query)
+        return [_job(row) for row in rows]
+
+    @staticmethod
+    def take_kept(
+        connection: Connection,
+        taken: Sequence[Job],
+        progress: Mapping[str, Mapping[str, Any]],
+        owner: str,
+        lease_seconds: float,
+    ) -> list[Job]:
+        """Make queued jobs the owner's inside the transaction that stores what was done of them, as
+        `claim` and `keep` do in two; `progress` by id. The jobs as they are now.
+        """
+        now = clock.now()
+        shared: dict[str, Any] = {
+            "state": "running",
+            "lease_owner": owner,
+            "started_at": now,
+            "error": None,
+            "passages_done": 0,
+        }
+        lease = {"lease_expires_at": clock.after(lease_seconds), "heartbeat_at": now}
+        own = ("attempts", "payload", "progress", "passages")
+        started = [
+            replace(
+                job,
+                **shared,
+                attempts=job.attempts + 1,
+                payload={**job.payload, _KEPT: progress[job.id]},
+                progress=progress[job.id],
+                passages=progress[job.id]["passages"],
+            )
+            for job in taken
+        ]
+        connection.execute(
+            jobs.update()
+            .where(jobs.c.id == sa.bindparam("job"))
+            .values(**shared, **lease, **{name: sa.bindparam(f"own_{name}") for name in own}),
+            [
+                {"job": job.id, **{f"own_{name}": getattr(job, name) for name in own}}
+                for job in started
+            ],
+        )
+        return started
+
     def keep(self, connection: Connection, job: Job, owner: str, done: Mapping[str, Any]) -> None:
         """Keep what was done of a job, inside the transaction that stores it: whoever takes the job
         next finds it as `kept`. Raises Conflict when the job is no longer the caller's.
@@ -397,8 +460,11 @@ class Jobs:
         self,
         lives: Callable[[str], bool | None] = lambda owner: None,
         failing: Callable[[Connection, Job], None] = lambda connection, job: None,
+        attempts: int = 1,
     ) -> list[JobId]:
-        """End the running jobs of dead workers; returns the ids of those that failed.
+        """End the running jobs of dead workers; returns the ids of those that failed. One that has
+        been tried less than `attempts` times is queued again instead, as is one that goes on from
+        what its worker has kept.
 
         `lives` says whether an owner is alive; where it answers None, the lease decides. `failing`
         is called for each job that fails, in the transaction that does it.
@@ -408,10 +474,10 @@ class Jobs:
                 return []  # the usual case, which needs no write lock
         with self._catalog.write() as connection:
             lapsed = _lapsed(connection, lives, locked=True)
-            failed = [job for job in lapsed if job.kept is None]
+            failed = [job for job in lapsed if job.kept is None and job.attempts >= attempts]
             for job in lapsed:
                 values = _QUEUED_AGAIN
-                if job.kept is None:
+                if job in failed:
                     values = {**_EXPIRED, "finished_at": clock.now()}
                     failing(connection, replace(job, state="failed", error=_EXPIRED["error"]))
                 connection.execute(jobs.update().where(jobs.c.id == job.id).values(**values))

@@ -36,7 +36,10 @@ def served(settings: Settings) -> list[tuple[str, float]]:
     """Texts and scores of the excerpts that a service started now answers with."""
     with TestClient(create_app(settings), URL) as client:
         wait_until_ready(client)
+        first = client.post("/retrieve", json=QUESTION).json()
+        wait_until_ready(client, index="chroma")
         answer = client.post("/retrieve", json=QUESTION).json()
+        assert first["excerpts"] == answer["excerpts"]  # before and after Chroma is open
     return [(e["text"], round(e["score"], 5)) for e in answer["excerpts"]]
 
 

@@ -117,6 +117,10 @@ def test_wrong_fields_are_named(client: TestClient) -> None:
     body = assert_error(client.post("/retrieve", json=asked), 400)
     assert {p["path"] for p in body["details"]["problems"]} == {"k", "metrics.dram"}
     assert "k" in body["message"] + body["hint"]
+    for wrong, right in (("hardwear", "hardware"), ("q", "query")):
+        asked = {"signal": "memory_bound", wrong: "h100"}
+        body = assert_error(client.post("/retrieve", json=asked), 400)
+        assert body["message"] == f"{wrong}: unknown field; did you mean {right}?"
 
 
 @pytest.mark.parametrize("kind", ["", "application/x-www-form-urlencoded", "application/xml"])

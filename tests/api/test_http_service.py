@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 
 import pytest
+from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 
+from api.http import routes
 from api.http.app import create_app
+from api.http.dependencies import query_parameters
 from kb.settings import Settings
 from retrieval.diagnose.signals import load_signals
-from tests.api.conftest import URL, assert_error
+from tests.api.conftest import URL, assert_error, wait_until_ready
 
 pytestmark = pytest.mark.slow(seconds=3)
 
@@ -19,8 +22,8 @@ def test_alive_and_ready(client: TestClient) -> None:
     assert client.get("/healthz").json()["status"] == "alive"
     answer = client.get("/readyz")
     assert answer.status_code == 200
-    state = answer.json()
-    assert state["ready"] and state["knowledge_loaded"] and state["index"] == "chroma"
+    state = wait_until_ready(client, index="chroma")
+    assert state["ready"] and state["knowledge_loaded"]
     assert state["passages"] == state["embedded"] > 20
 
 
@@ -52,6 +55,21 @@ def test_examples_are_valid_requests(client: TestClient) -> None:
     for name in ("memory_bound", "raw log", "profiler metrics", "question", "combination"):
         answer = client.post("/retrieve", json=examples[name]["value"])
         assert answer.status_code == 200, (name, answer.text)
+
+
+def test_parameters_are_checked_by_the_names_that_the_description_gives(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    compared = 0
+    for module in vars(routes).values():
+        for route in getattr(getattr(module, "router", None), "routes", ()):
+            if not isinstance(route, APIRoute) or not route.include_in_schema:
+                continue
+            for method in route.methods or ():
+                described = paths[route.path][method.lower()].get("parameters", ())
+                names = [p["name"] for p in described if p["in"] == "query"]
+                assert query_parameters(route) == names, (method, route.path)
+                compared += 1
+    assert compared == sum(map(len, paths.values()))
 
 
 def test_every_operation_states_the_error_shape(client: TestClient) -> None:

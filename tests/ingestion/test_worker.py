@@ -17,7 +17,7 @@ import pytest
 
 from ingestion import next_texts
 from ingestion import worker as worker_module
-from ingestion.left_behind import ATTEMPTS
+from ingestion.left_behind import ATTEMPTS, take_over
 from ingestion.uploads import Submitted
 from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
@@ -414,6 +414,10 @@ def test_built_in_documents_are_retried_by_themselves(store: Store) -> None:
     submitted = store.submit("manual.md", "# M\n\nText.\n", origin="builtin")
     assert store.jobs.claim(("ingest",), "dead", 0.01)
     time.sleep(0.03)
+    take_over(store.catalog, store.jobs)
+    # The next start sends the file again before anything is read; it is staged already.
+    again = store.submit("manual.md", "# M\n\nText.\n", origin="builtin")
+    assert (again.outcome, again.job_id) == ("unchanged", None)
     store.worker().drain()
     job = store.job(submitted)
     assert (job.state, job.attempts) == ("ready", 2)

@@ -277,3 +277,14 @@ def test_a_reference_page_stands_behind_prose(store: Store) -> None:
         ).all()
     assert {prose for title, prose in rows if title == "page.md"} == {REFERENCE}
     assert all(prose >= 0 for title, prose in rows if title == "guide.md")
+
+
+def test_names_that_nobody_knows_are_no_error_and_said(retriever: Retriever) -> None:
+    named = {"language": "tritn", "op": "softmx", "dtype": "float99"}
+    hints = " ".join(answered(retriever, signal="memory_bound", **named).hints)
+    assert "can be written in 'tritn'; its languages are" in hints
+    assert "No operator is known as 'softmx'" in hints and "softmax" in hints
+    assert "No element type is known as 'float99'" in hints
+    named = {"language": "triton", "op": "layer_norm", "dtype": "torch.bfloat16"}
+    hints = " ".join(answered(retriever, signal="memory_bound", **named).hints)
+    assert " known as " not in hints and "written in" not in hints

@@ -118,3 +118,52 @@ def test_what_a_run_was_shown_in_vain_is_left_out_of_its_next_answer(ask: Asking
     again = ask(run_id="run_1", log=log)
     assert first.parts and {part.id for part in first.parts}.isdisjoint(p.id for p in again.parts)
     assert ask(run_id="run_2", log=log).context == first.context
+
+
+SIGNAL = {"query": None, "signal": "bank_conflict"}
+
+
+@pytest.mark.parametrize(
+    "given", [{"k": 1}, {"max_tokens": 600}, {"exclude": ("psg_0",)}, {"run_id": "run_1"}]
+)
+def test_the_order_of_a_bare_signal_is_that_of_every_depth_and_budget(
+    ask: Asking, given: dict[str, Any]
+) -> None:
+    ask(**SIGNAL)
+    kept = ask(**SIGNAL, **given)
+    assert not ask.searches
+    ask.index.generation = 1
+    fresh = ask(**SIGNAL, **given)
+    assert ask.searches
+    assert kept.context == fresh.context and shown(kept) == shown(fresh)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"hardware": "h200"},
+        {"signal": "occupancy_limited"},
+        {"op": "softmax"},
+        {"query": "bank conflicts"},
+        {"metrics": {"smsp__cycles_active.avg": 1.0}},
+    ],
+)
+def test_the_order_of_another_signal_chip_or_operator_is_found_anew(
+    ask: Asking, given: dict[str, Any]
+) -> None:
+    ask(**SIGNAL)
+    ask(**{**SIGNAL, **given})
+    assert ask.searches
+
+
+def test_the_order_of_a_bare_signal_holds_for_one_state_of_the_documents(ask: Asking) -> None:
+    before = ask(**SIGNAL)
+    added = ask.store.ingest(
+        "more.md", "# More\n\n## Bank conflicts\n\nUse a swizzle.\n", hardware=("h100",)
+    )
+    assert any("swizzle" in text for text in shown(ask(**SIGNAL, k=19))) and ask.searches
+    ask.store.documents.delete(added.document_id)
+    assert shown(ask(**SIGNAL, k=18)) == shown(before) and ask.searches
+    ask.index.generation = 1
+    ask(**SIGNAL, k=17)
+    assert ask.searches

@@ -318,10 +318,10 @@ def build_log(size: int) -> str:
 
 def test_a_log_of_five_megabytes_is_scanned_in_well_under_a_second() -> None:
     log = build_log(5_000_000)
-    started = time.perf_counter()
+    started = time.process_time()
     matches = INDEX.match(log)
     lines = query_lines(log)
-    assert time.perf_counter() - started < 2.0  # 0.3 s alone; the rest is for a busy machine
+    assert time.process_time() - started < 2.0  # 0.3 s alone; more on a busy machine
     assert matches[0].signature.id == "ptxas-shared-data"
     assert "uses too much shared data" in lines[0] or "ptxas error" in lines[0]
 
@@ -330,10 +330,10 @@ def test_a_log_of_five_megabytes_is_scanned_in_well_under_a_second() -> None:
     "line", ["error: " * 300, "a" * 5_000_000, "error" * 100_000, "x\n" * 500_000]
 )
 def test_odd_logs_do_not_take_long(line: str) -> None:
-    started = time.perf_counter()
+    started = time.process_time()
     INDEX.match(line)
     query_lines(line)
-    assert time.perf_counter() - started < 3.0
+    assert time.process_time() - started < 3.0
 
 
 @settings(max_examples=50, deadline=None)

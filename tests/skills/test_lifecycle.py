@@ -101,6 +101,9 @@ def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
     lifecycle.retire(catalog, "by-hand", actor="ann", reason="no")
     lifecycle.restore(catalog, "by-hand", actor="ann", reason="yes")
     assert state(catalog, "by-hand") == "active"
+    lifecycle.quarantine(catalog, "by-hand", actor="ann", reason="a slip")
+    lifecycle.restore(catalog, "by-hand", actor="ann", reason="it was a slip")
+    assert state(catalog, "by-hand") == "active"
 
 
 @pytest.mark.parametrize("tier", ["learned", "curated"])

@@ -354,12 +354,13 @@ def vectors(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write the vectors that ship with a folder of knowledge.
+    """Write what ships with a folder of knowledge: what was read, and its vectors.
 
-    Run it after a change of the documents. A new data directory takes them from there; what has
-    none there is embedded when it is read.
+    Run it after a change of the documents. A new data directory takes both from there; what is not
+    there is read and embedded as any other document is.
     """
     from api.services import open_services
+    from ingestion.shipped_readings import Recorder, write_readings
     from ingestion.shipped_vectors import embed_folder
 
     send_logs_to_stderr("warning")
@@ -370,7 +371,9 @@ def vectors(
         try:
             services.load_builtin()
             with services.parser_pool() as parsers:
-                services.worker(parsers).drain()
+                recorder = Recorder(services.shipped_readings, services.embedder, services.tagger)
+                services.worker(parsers, elsewhere=recorder, anew=True).drain()
+            write_readings(folder, recorder.readings)
             path = embed_folder(services.catalog, folder, services.embedder.fingerprint)
             count = services.vectors()[0]
         finally:

@@ -9,9 +9,8 @@ import nki.language as nl
 def matmul(lhs_t, rhs, rows_in_block=8):
     """lhs_t [K, M] (the left operand, transposed) times rhs [K, N]; result [M, N].
 
-    M and K are multiples of 128, N of 512. The rhs columns of one N tile stay in SBUF while
-    `rows_in_block` row tiles pass, so rhs is read M / (128 * rows_in_block) times and lhs_t once
-    for each N tile.
+    M and K are multiples of 128, N of 512. The rhs columns of one N tile stay in SBUF while all
+    row tiles pass, `rows_in_block` at a time: rhs is read once, lhs_t once for each N tile.
     """
     K, M = lhs_t.shape
     N = rhs.shape[1]

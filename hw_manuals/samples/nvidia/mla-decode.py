@@ -3,6 +3,7 @@ a paged cache: a key is 512 latent values and 64 with positions, and the latent 
 
 query[batch][heads][LATENT + ROPE]: the latent part is already multiplied by the up-projection of
 the keys. cache[pages][PAGE][LATENT + ROPE]. table[batch][most pages] and lengths[batch] in int32.
+Query and cache are contiguous; LATENT is a power of two from 64, ROPE one from 16.
 The result out[batch][heads][LATENT] still has to be multiplied by the up-projection of the values.
 """
 
@@ -98,7 +99,7 @@ def mla_decode(query, cache, table, lengths, scale, latent=512, rows=32, keys=32
     """`scale` is that of the unabsorbed heads, such as 192**-0.5 for 128 + 64. Every length is at
     least 1. `keys` divides the page."""
     batch, heads, width = query.shape
-    assert cache.shape[1] % keys == 0
+    assert cache.shape[1] % keys == 0 and query.is_contiguous() and cache.is_contiguous()
     rows = max(16, min(rows, triton.next_power_of_2(heads)))
     groups = triton.cdiv(heads, rows)
     if parts is None:  # about one block a multiprocessor

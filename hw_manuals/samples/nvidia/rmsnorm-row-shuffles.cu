@@ -1,6 +1,7 @@
 // y = x / sqrt(mean(x^2) + eps) * weight for rows of bf16: one block a row, 16 bytes a load, the
 // row stays in registers between the two passes, and the sum crosses the block by warp shuffles and
 // 32 floats of shared memory. Width: a multiple of 8, at most 8 * THREADS * PIECES.
+// Pointers: aligned to 16 bytes.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>

@@ -5,7 +5,7 @@ scope name the version. Knows nothing about what is inside a document."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -118,6 +118,26 @@ def _register_again(connection: Connection, document: sa.Row[Any], source: Sourc
     ):
         return Registered(document_id, "unchanged", None)
     return Registered(document_id, "new_version", _stage(connection, document_id, source))
+
+
+def newest_builtin(connection: Connection) -> Sequence[Any]:
+    """The newest version that is staged or current of each built-in document: document_id,
+    source_key, sha256, pipeline, declared.
+    """
+    versions = t.document_versions
+    rows = connection.execute(
+        sa.select(
+            versions.c.document_id,
+            t.documents.c.source_key,
+            versions.c.sha256,
+            versions.c.pipeline,
+            versions.c.declared,
+        )
+        .join(t.documents, t.documents.c.id == versions.c.document_id)
+        .where(t.documents.c.origin == "builtin", versions.c.state.in_(("staged", "current")))
+        .order_by(versions.c.number)
+    )
+    return list({row.document_id: row for row in rows}.values())
 
 
 def _twin(connection: Connection, source: Source) -> str | None:

@@ -136,7 +136,7 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None
             passage = Passage(
                 **dict(zip(_PLAIN, values, strict=True)),
                 document_id=document_id,
-                path=_path(path),
+                path=path_of(path),
                 boxes=tuple(json.loads(boxes)) if boxes != "[]" else (),
                 hardware=tuple(sorted(hardware.split(","))) if hardware else (),
                 corrected=bool(corrected),
@@ -177,7 +177,7 @@ _READ = (
 
 
 @lru_cache(maxsize=20_000)
-def _path(text: str) -> tuple[str, ...]:
+def path_of(text: str) -> tuple[str, ...]:
     """The headings of a section, which all its passages share."""
     return tuple(json.loads(text))
 

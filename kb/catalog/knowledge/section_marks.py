@@ -11,7 +11,7 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.engine import portions
+from kb.catalog.engine import rows_of
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
 from kb.catalog.tables import knowledge as t
@@ -56,17 +56,14 @@ def section_marks(
     ]
 
 
+_TAGS = "SELECT passage_id, value FROM passage_tags WHERE kind = 'signal' AND passage_id IN"
+
+
 def _read_tags(connection: Connection, ids: Sequence[str]) -> dict[str, frozenset[str]]:
     """The signals that passages are tagged with, by passage id."""
     tags: dict[str, set[str]] = {passage_id: set() for passage_id in ids}
-    for part in portions(ids):
-        rows = connection.execute(
-            sa.select(t.passage_tags.c.passage_id, t.passage_tags.c.value).where(
-                t.passage_tags.c.passage_id.in_(part), t.passage_tags.c.kind == "signal"
-            )
-        )
-        for passage_id, value in rows:
-            tags[passage_id].add(value)
+    for passage_id, value in rows_of(connection, _TAGS, ids):
+        tags[passage_id].add(value)
     return {passage_id: frozenset(values) for passage_id, values in tags.items()}
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import Any
+from typing import NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import visible
-from kb.catalog.engine import portions
+from kb.catalog.engine import rows_of
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Passage
@@ -94,37 +94,56 @@ def whole_sections(
 def _read_sections(
     connection: Connection, section_ids: Sequence[str], scope: ScopeFilter
 ) -> dict[str, WholeSection]:
-    rows = _heads(connection, section_ids)
-    members = passages.sections_of(connection, [row.seq for row in rows])
+    heads = _heads(connection, section_ids)
+    members = passages.sections_of(connection, [head.seq for head in heads])
     live = passages.load(connection, (n for seqs in members.values() for n in seqs), scope)
     sections: dict[str, WholeSection] = {}
-    for row in rows:
-        own = tuple(live[seq] for seq in members.get(row.seq, ()) if seq in live)
+    for head in heads:
+        own = tuple(live[seq] for seq in members.get(head.seq, ()) if seq in live)
         if own:
-            sections[row.id] = _section(row, own)
+            sections[head.id] = _section(head, own)
     return sections
 
 
 def parents_of(connection: Connection, section_ids: Iterable[str]) -> dict[str, str | None]:
     """The enclosing section of each of these, None at the top; unknown ids are left out."""
-    return {row.id: row.parent_id for row in _heads(connection, section_ids)}
+    return {head.id: head.parent_id for head in _heads(connection, section_ids)}
 
 
-def _heads(connection: Connection, section_ids: Iterable[str]) -> list[sa.Row[Any]]:
-    """Everything of these sections but their passages."""
+class _Head(NamedTuple):
+    """Everything of a section but its passages."""
+
+    id: str
+    seq: int
+    parent_id: str | None
+    ordinal: int
+    level: int
+    document_id: str
+    source_key: str
+    path: tuple[str, ...]
+
+
+def _heads(connection: Connection, section_ids: Iterable[str]) -> list[_Head]:
+    """The heads of these sections, of those that are there."""
     read = partial(_read_heads, connection)
     heads = look_up(connection, "sections", sorted(set(section_ids)), read)
-    return [row for row in heads.values() if row is not None]
+    return [head for head in heads.values() if head is not None]
 
 
-def _read_heads(
-    connection: Connection, section_ids: Sequence[str]
-) -> dict[str, sa.Row[Any] | None]:
+# As text, because a request reads dozens of them.
+_READ = (
+    "SELECT s.id, s.seq, s.parent_id, s.ordinal, s.level, d.id, d.source_key, s.path"
+    " FROM sections s JOIN document_versions v ON v.id = s.version_id"
+    " JOIN documents d ON d.id = v.document_id WHERE s.id IN"
+)
+
+
+def _read_heads(connection: Connection, section_ids: Sequence[str]) -> dict[str, _Head | None]:
     """As `_heads`; None for one that is not there."""
-    heads: dict[str, sa.Row[Any] | None] = dict.fromkeys(section_ids)
-    for part in portions(section_ids):
-        rows = connection.execute(_SELECT.where(t.sections.c.id.in_(part)))
-        heads |= {row.id: row for row in rows}
+    heads: dict[str, _Head | None] = dict.fromkeys(section_ids)
+    for row in rows_of(connection, _READ, section_ids):
+        *plain, path = row
+        heads[row[0]] = _Head._make([*plain, passages.path_of(path)])
     return heads
 
 
@@ -138,14 +157,9 @@ def below(connection: Connection, parent_ids: Collection[str]) -> dict[str, list
 
 def _read_children(connection: Connection, parent_ids: Sequence[str]) -> dict[str, list[str]]:
     children: dict[str, list[str]] = {parent: [] for parent in parent_ids}
-    for part in portions(parent_ids):
-        rows = connection.execute(
-            sa.select(t.sections.c.id, t.sections.c.parent_id)
-            .where(t.sections.c.parent_id.in_(part))
-            .order_by(t.sections.c.ordinal)
-        )
-        for row in rows:
-            children[row.parent_id].append(row.id)
+    read = "SELECT id, parent_id, ordinal FROM sections WHERE parent_id IN"
+    for child, parent, _ in sorted(rows_of(connection, read, parent_ids), key=lambda row: row[2]):
+        children[parent].append(child)
     return children
 
 
@@ -261,31 +275,15 @@ def sections_of_documents(
     return sorted(sections, key=lambda s: (place[s.document_id], s.ordinal))
 
 
-_SELECT = (
-    sa.select(
-        t.sections.c.id,
-        t.sections.c.seq,
-        t.sections.c.parent_id,
-        t.sections.c.ordinal,
-        t.sections.c.level,
-        t.sections.c.path,
-        t.documents.c.id.label("document_id"),
-        t.documents.c.source_key,
-    )
-    .join(t.document_versions, t.document_versions.c.id == t.sections.c.version_id)
-    .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
-)
-
-
-def _section(row: Any, own: tuple[Passage, ...]) -> WholeSection:
+def _section(head: _Head, own: tuple[Passage, ...]) -> WholeSection:
     return WholeSection(
-        id=row.id,
-        seq=row.seq,
-        parent_id=row.parent_id,
-        ordinal=row.ordinal,
-        level=row.level,
-        path=tuple(row.path),
-        document_id=row.document_id,
-        source_key=row.source_key,
+        id=head.id,
+        seq=head.seq,
+        parent_id=head.parent_id,
+        ordinal=head.ordinal,
+        level=head.level,
+        path=head.path,
+        document_id=head.document_id,
+        source_key=head.source_key,
         passages=own,
     )

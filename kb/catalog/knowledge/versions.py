@@ -92,9 +92,11 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     document = connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
-    newest = _is_newest(connection, version)
+    first = document.current_version_id is None and version.number == 1
+    newest = first or _is_newest(connection, version)
     if newest:
         document = _declare(connection, version)
+    if newest and not first:
         deactivate(connection, document.id)
         connection.execute(
             t.document_versions.update()
@@ -104,7 +106,8 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
             )
             .values(state="superseded")
         )
-    connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
+    if not first:
+        connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
     fixes = corrections.load(connection, document.id)
     hardware, languages = _document_scope(connection, document.id)
     narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
@@ -142,6 +145,16 @@ def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
     return connection.execute(
         sa.select(t.documents).where(t.documents.c.id == version.document_id)
     ).one()
+
+
+def is_first(connection: Connection, version_id: str) -> bool:
+    """Whether nothing was ever stored of the document that this version is of."""
+    row = connection.execute(
+        sa.select(t.documents.c.current_version_id, t.document_versions.c.number)
+        .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+        .where(t.document_versions.c.id == version_id)
+    ).one()
+    return bool(row.current_version_id is None and row.number == 1)
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:

@@ -19,6 +19,7 @@ from array import array
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,39 +72,50 @@ class WordIndex:
         admitted = self._rows_of(key, admits)
         if not ids or not admitted.rows:
             return {}
-        scores = self._scores(ids, admitted)
+        # Of few rows its time is theirs, however large the store is.
+        few = admitted.rows * FEW < len(self.seqs)
+        seqs, scores = (self._of_few if few else self._of_many)(ids, admitted)
         places = np.flatnonzero(scores)
         if len(places) > limit:
             values = scores[places]
             least = np.partition(values, len(values) - limit)[len(values) - limit]
             places = places[values >= least]
-        best = places[np.lexsort((self.seqs[places], -scores[places]))][:limit]
-        return dict(zip(self.seqs[best].tolist(), scores[best].tolist(), strict=True))
+        best = places[np.lexsort((seqs[places], -scores[places]))][:limit]
+        return dict(zip(seqs[best].tolist(), scores[best].tolist(), strict=True))
 
-    def _scores(self, ids: Sequence[int], admitted: _Admitted) -> NDArray[np.float64]:
-        """Of every row, 0 for one that is not admitted."""
-        few = admitted.rows * FEW < len(self.seqs)
-        weights: list[NDArray[np.float64]] = []
-        rows: list[NDArray[np.int32]] = []
-        for word in ids:
-            start, stop = int(self.starts[word]), int(self.starts[word + 1])
-            idf = self._idf(stop - start)
-            spans = [(start, stop)]
-            if few:  # then its time is that of the scope, however large the store is
-                cuts = (np.searchsorted(self.rows[start:stop], admitted.bounds) + start).tolist()
-                spans = [(a, b) for a, b in zip(cuts[::2], cuts[1::2], strict=True) if a < b]
-            for a, b in spans:
-                weights.append(self.shares[a:b] * idf)
-                rows.append(self.rows[a:b])
-        if not rows:
-            return np.zeros(len(self.seqs))
-        added = np.bincount(np.concatenate(rows), np.concatenate(weights), len(self.seqs))
-        scores: NDArray[np.float64] = np.asarray(added, np.float64)
-        if not few:
-            outside = [0, *admitted.bounds.tolist(), len(self.seqs)]
-            for a, b in zip(outside[::2], outside[1::2], strict=True):
-                scores[a:b] = 0.0
-        return scores
+    def _of_few(self, ids: Sequence[int], admitted: _Admitted) -> _Scored:
+        """The admitted rows alone. The postings of each word are cut to the runs of the scope."""
+        bounds = admitted.bounds
+        cuts = np.array([self._cut(word, bounds) for word in ids], np.int64)
+        starts, sizes = cuts[:, ::2].ravel(), (cuts[:, 1::2] - cuts[:, ::2]).ravel()
+        before = np.cumsum(sizes) - sizes
+        postings = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+        idf = np.array([self._idf(self._postings_of(word)) for word in ids])
+        weights = self.shares[postings] * np.repeat(np.repeat(idf, len(bounds) // 2), sizes)
+        runs = bounds[1::2] - bounds[::2]
+        skipped = bounds[::2] - (np.cumsum(runs) - runs)  # rows of other scopes before each run
+        rows = self.rows[postings] - np.repeat(np.tile(skipped, len(ids)), sizes)
+        pieces = [self.seqs[a:b] for a, b in zip(bounds[::2], bounds[1::2], strict=True)]
+        return _Scored(np.concatenate(pieces), _added(rows, weights, admitted.rows))
+
+    def _cut(self, word: int, bounds: NDArray[np.int32]) -> NDArray[np.int64]:
+        """Where the postings of a word reach each of these rows."""
+        start, stop = int(self.starts[word]), int(self.starts[word + 1])
+        return self.rows[start:stop].searchsorted(bounds) + start
+
+    def _of_many(self, ids: Sequence[int], admitted: _Admitted) -> _Scored:
+        """All rows; those that are not admitted have 0."""
+        spans = [slice(int(self.starts[word]), int(self.starts[word + 1])) for word in ids]
+        weights = [self.shares[span] * self._idf(span.stop - span.start) for span in spans]
+        rows = np.concatenate([self.rows[span] for span in spans])
+        scores = _added(rows, np.concatenate(weights), len(self.seqs))
+        outside = [0, *admitted.bounds.tolist(), len(self.seqs)]
+        for a, b in zip(outside[::2], outside[1::2], strict=True):
+            scores[a:b] = 0.0
+        return _Scored(self.seqs, scores)
+
+    def _postings_of(self, word: int) -> int:
+        return int(self.starts[word + 1] - self.starts[word])
 
     def _idf(self, rows: int) -> float:
         idf = math.log((len(self.seqs) - rows + 0.5) / (rows + 0.5))
@@ -123,6 +135,20 @@ class WordIndex:
                 self._admitted.clear()
             self._admitted[key] = admitted
         return admitted
+
+
+class _Scored(NamedTuple):
+    """Rows by number, with the score of each."""
+
+    seqs: NDArray[np.int64]
+    scores: NDArray[np.float64]
+
+
+def _added(
+    rows: NDArray[np.int32], weights: NDArray[np.float64], count: int
+) -> NDArray[np.float64]:
+    """The sum of the weights of each of `count` rows."""
+    return np.asarray(np.bincount(rows, weights, count), np.float64)
 
 
 @dataclass(frozen=True, eq=False)

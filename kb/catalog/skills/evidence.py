@@ -16,6 +16,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import meta, visible
 from kb.catalog.engine import portions
+from kb.catalog.kept import look_up
 from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import get
 from kb.catalog.skills.rows import EVIDENCE_KINDS, EvidenceKind, EvidenceRow, SkillRow, one_of
@@ -34,9 +35,14 @@ def toolchain_name(toolchain: str) -> str:
 
 
 def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
-    """The toolchains in use, by hardware id and then by toolchain name."""
-    toolchains: Mapping[str, Mapping[str, str]] = meta.get(connection, _TOOLCHAINS) or {}
-    return toolchains
+    """The toolchains in use, by hardware id and then by toolchain name. Read once for each revision
+    of the catalog.
+    """
+
+    def read(names: Sequence[str]) -> dict[str, Mapping[str, Mapping[str, str]]]:
+        return {name: meta.get(connection, name) or {} for name in names}
+
+    return look_up(connection, "toolchains in use", [_TOOLCHAINS], read)[_TOOLCHAINS]
 
 
 def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:

@@ -183,9 +183,10 @@ def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
 
 def _with_counters(connection: Connection, skills: Sequence[SkillHead]) -> list[SkillHead]:
     """The skills with their uses as they are now."""
-    used = t.skills.c.last_used_at
-    columns = (t.skills.c.id, t.skills.c.trials, t.skills.c.wins, used)
-    rows = connection.execute(sa.select(*columns).where(used.is_not(None)))
+    # As text, because most requests read it.
+    rows = connection.exec_driver_sql(
+        "SELECT id, trials, wins, last_used_at FROM skills WHERE last_used_at IS NOT NULL"
+    )
     now = {identity: counters for identity, *counters in rows}
     fresh = []
     for skill in skills:
@@ -199,17 +200,25 @@ def _with_counters(connection: Connection, skills: Sequence[SkillHead]) -> list[
 def error_words(
     connection: Connection, states: Sequence[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, str]:
-    """The fixed words of the error that each debugging skill is about, by the skill's name."""
-    words = json_text(t.skills.c.metadata, sa.literal_column("'error'"))
-    rows = connection.execute(
-        sa.select(t.skills.c.name, words).where(
-            visible.in_skills(t.skills, access_scope),
-            t.skills.c.state.in_(list(states)),
-            t.skills.c.transformation.istartswith(MEND, autoescape=True),
-            words.is_not(None),
+    """The fixed words of the error that each debugging skill is about, by the skill's name. Read
+    once for each revision of the catalog.
+    """
+
+    def read(keys: Sequence[object]) -> dict[object, dict[str, str]]:
+        words = json_text(t.skills.c.metadata, sa.literal_column("'error'"))
+        rows = connection.execute(
+            sa.select(t.skills.c.name, words).where(
+                visible.in_skills(t.skills, access_scope),
+                t.skills.c.state.in_(list(states)),
+                t.skills.c.transformation.istartswith(MEND, autoescape=True),
+                words.is_not(None),
+            )
         )
-    )
-    return {name: str(text) for name, text in rows}
+        known = {name: str(text) for name, text in rows}
+        return dict.fromkeys(keys, known)
+
+    key: object = (tuple(states), access_scope)
+    return look_up(connection, "words of errors", [key], read, most=MOST_ASKED)[key]
 
 
 def heads(

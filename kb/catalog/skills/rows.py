@@ -30,7 +30,7 @@ TRANSITIONS: Mapping[str, frozenset[str]] = {
     "active": frozenset({"suspect", "retired", "quarantined"}),
     "suspect": frozenset({"active", "candidate", "retired", "quarantined"}),
     "retired": frozenset({"candidate", "active", "quarantined"}),
-    "quarantined": frozenset({"candidate", "retired"}),
+    "quarantined": frozenset({"candidate", "active", "retired"}),
 }
 SCOPE_KINDS: Mapping[str, str] = {
     "hardware": "hardware",

@@ -9,6 +9,8 @@ import torch
 
 from tests.ingestion.samples import gluon_barriers, gluon_machine
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[3] / "hw_manuals" / "samples" / "blackwell"
 
 

@@ -11,6 +11,8 @@ import torch
 
 from tests.ingestion.samples import nki_machine
 
+pytestmark = pytest.mark.slow
+
 SAMPLES = Path(__file__).parents[3] / "hw_manuals" / "samples"
 
 

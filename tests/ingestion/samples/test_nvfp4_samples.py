@@ -14,6 +14,8 @@ import torch
 
 from tests.ingestion.samples import gluon_machine
 
+pytestmark = pytest.mark.slow
+
 FOLDER = Path(__file__).parents[3] / "hw_manuals" / "samples" / "blackwell"
 VALUES = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0], dtype=torch.float64)
 TIES = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])

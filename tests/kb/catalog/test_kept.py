@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 import sqlalchemy as sa
 
 from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog import skills as store
 from kb.catalog.kept import MOST_ENTRIES, Kept, look_up, revision_of
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Patch
 from kb.scope import ScopeFilter
+from tests.kb.catalog.stored_skills import named, put
 
 if TYPE_CHECKING:
     from tests.conftest import Store
@@ -107,3 +110,22 @@ def test_a_correction_a_revision_and_a_deletion_hold_at_once(store: Store) -> No
     assert texts() == ["One block may take 228 KiB of shared memory."]
     store.documents.delete(submitted.document_id)
     assert texts() == []
+
+
+def test_words_of_errors_and_toolchains_are_those_of_each_revision(catalog: Catalog) -> None:
+    def seen() -> tuple[dict[str, str], object]:
+        with catalog.read() as connection:
+            words = store.error_words(connection, ("candidate",))
+            return words, store.present_toolchains(connection)
+
+    assert seen() == ({}, {})
+    mend = named("mend-it", transformation="mend-e7", metadata={"files": {}, "error": "too large"})
+    with catalog.write() as connection:
+        put(connection, mend)
+    assert seen() == ({"mend-it": "too large"}, {})
+    with catalog.write() as connection:
+        store.note_toolchain(connection, "h100", "cpp g++ 14")
+    assert seen() == ({"mend-it": "too large"}, {"h100": {"cpp": "cpp g++ 14"}})
+    with catalog.write() as connection:
+        put(connection, replace(mend, metadata={"error": "no room"}, content_sha256="other"))
+    assert seen()[0] == {"mend-it": "no room"}

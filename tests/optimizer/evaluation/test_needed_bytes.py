@@ -12,6 +12,8 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.settings import EvaluationSettings
 
+pytestmark = pytest.mark.slow
+
 SOURCE = """
 import torch
 

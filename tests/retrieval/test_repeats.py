@@ -1,0 +1,39 @@
+"""Which texts are left out of an answer as repeats: those that sets of words say, and no other."""
+
+from __future__ import annotations
+
+import random
+
+from kb.tokens import distinct_tokens
+from retrieval.repeats import BITS, DUPLICATE, Repeats
+
+VOCABULARY = [f"word{n}" for n in range(3 * BITS)]  # so many that words share bits
+
+
+def _by_sets(texts: list[str]) -> list[bool]:
+    kept: list[frozenset[str]] = []
+    new = []
+    for text in texts:
+        words = distinct_tokens(text)
+        new.append(
+            all(len(words & other) <= DUPLICATE * min(len(words), len(other)) for other in kept)
+        )
+        if new[-1]:
+            kept.append(words)
+    return new
+
+
+def test_repeats_are_those_that_sets_of_words_find() -> None:
+    rng = random.Random(7)
+    texts: list[str] = ["", "word1", ""]
+    for size in (3, 40, 400, 2000):
+        for _ in range(12):
+            words = rng.sample(VOCABULARY, size)
+            texts.append(" ".join(words))
+            kept = rng.uniform(0.8, 0.9)  # around the share from which on a text is a repeat
+            changed = [w if rng.random() < kept else rng.choice(VOCABULARY) for w in words]
+            texts.append(" ".join(changed))
+    repeats = Repeats()
+    expected = _by_sets(texts)
+    assert [repeats.is_new(text) for text in texts] == expected
+    assert 5 < expected.count(False) < len(texts) - 5
