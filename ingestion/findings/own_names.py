@@ -26,7 +26,7 @@ _IS = re.compile(
     rf"\b[Tt]he {_QUOTE}([A-Za-z][A-Za-z0-9-]{{2,20}}){_QUOTE},? (?:is|which is|an?|the)"
     rf"(?: an?| the)? (?:[a-z0-9-]+ ){{0,3}}{_SCRATCHPAD}\b(?! (?:of (?:the )?host|controller))",
 )
-_NO_NAME = frozenset("the this that memory cache chip core tile unit device program kernel".split())
+_NO_NAME = frozenset({"the", "this", "that", "memory", "cache", "chip", "core", "tile", "unit"})
 
 
 def own_names(texts: Iterable[str]) -> Names:

@@ -304,6 +304,29 @@ def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
     assert "built-in knowledge" in refused["error"]["message"] and refused["error"]["hint"]
 
 
+def test_two_files_of_one_command_are_no_versions_of_each_other(data: Path, tmp_path: Path) -> None:
+    for folder, words in (("a", "Quartz alpha guide"), ("b", "Quartz beta notes")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\nAll about {words}.\n")
+    ran = kernlore("ingest", tmp_path / "a", tmp_path / "b" / "guide.md", "--json", data=data)
+    assert ran.code == 2 and "would be two versions of guide.md" in ran.err
+
+
+def test_what_an_unrelated_file_replaces_is_said_on_the_terminal(
+    data: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / "data"
+    copy_data_dir(data, copied)
+    for folder, words in (("a", "Quartz alpha guide"), ("b", "Onyx notes of links")):
+        (tmp_path / folder).mkdir()
+        text = f"# {words}\n\nAll that is known of {words} stands in this one file.\n"
+        (tmp_path / folder / "guide.md").write_text(text)
+    first = kernlore("ingest", tmp_path / "a" / "guide.md", "--hardware", "h100", data=copied)
+    assert "replaces" not in first.out
+    second = kernlore("ingest", tmp_path / "b" / "guide.md", "--hardware", "h100", data=copied)
+    assert "replaces 'Quartz alpha guide', with which it shares" in second.out
+
+
 def test_links_that_lead_out_of_a_folder_are_named_and_not_read(
     data: Path, files: Path, tmp_path: Path
 ) -> None:

@@ -320,8 +320,8 @@ def _sample_lines(rows: list[Json]) -> str:
         lines += [f"    {line}" for line in row["code"].splitlines()]
     return "\n".join(lines) or (
         "No whole kernel: upload a manual that shows one, in a code block with its language, from"
-        " the line that names it to its end. `samples_left_out` of a document's job says what a block"
-        " lacks (`kernlore jobs show`)."
+        " the line that names it to its end. `samples_left_out` of a document's job says what a"
+        " block lacks (`kernlore jobs show`)."
     )
 
 
