@@ -72,7 +72,7 @@ def test_nearly_the_same_text_under_another_name_names_the_other(store: Store) -
     [said] = remarks(store, "manual-v2.md", REVISED)
     assert "shares 9" in said and "'Anvil manual, revision 0.9'" in said
     assert "--source-key 'h100/manual.md'" in said
-    # As a version of the other, it is none of its own.
+    # As a version of the other it replaces that one, and the first attempt is still there.
     assert remarks(store, "manual-v3.md", REVISED + "\nMore.\n", source_key="h100/manual.md") != []
     assert remarks(store, "other.md", ALPHA) == []
 

@@ -36,7 +36,10 @@ def ingest(
     title: Annotated[str | None, typer.Option(help="Title of a single document.")] = None,
     source_key: Annotated[
         str | None,
-        typer.Option(help="A name that stays the same over the revisions of a document."),
+        typer.Option(
+            help="A name that stays the same over the revisions of a document. Default: hardware and"
+            " file name."
+        ),
     ] = None,
     builtin: Annotated[
         bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
