@@ -55,6 +55,13 @@ def test_an_unrelated_file_of_the_same_name_says_what_it_replaces(store: Store) 
     assert titles == {"Anvil tile guide", "Bellows network notes"}
 
 
+def test_two_short_texts_of_one_pattern_are_no_revisions_either(store: Store) -> None:
+    text = "# {0} guide\n\n{0} has {1} lanes for each press unit.\n"
+    assert remarks(store, "guide.md", text.format("Flint one", 17)) == []
+    [said] = remarks(store, "guide.md", text.format("Slate two", 23))
+    assert said.startswith("replaces 'Flint one guide', with which it shares ")
+
+
 @pytest.mark.parametrize(("before", "after"), [(MANUAL, REVISED), (ALPHA, ALPHA + "\nMore.\n")])
 def test_a_revision_is_no_surprise(store: Store, before: str, after: str) -> None:
     assert remarks(store, "guide.md", before) == []

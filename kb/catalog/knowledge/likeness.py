@@ -17,7 +17,8 @@ from kb.catalog.tables import knowledge as t
 
 MAX_TEXT = 200_000  # characters of a version that are compared
 RUN = 4  # words in a row that count as the same text
-UNRELATED = 0.05  # at most this share of the runs of a new version stands in the one before
+UNRELATED = 0.4  # a revision shares more of its runs with the version before, even if reworded
+HARDLY = 0.05
 SAME = 0.6  # from this share on, two documents look like one
 _WORD = re.compile(r"\w+")
 
@@ -58,9 +59,11 @@ def _replaced(connection: Connection, title: str, version_id: str, earlier: Befo
     if earlier.version_id in (None, version_id) or _folded(title) == _folded(earlier.title):
         return ""
     new, old = _runs(connection, version_id), _runs(connection, str(earlier.version_id))
-    if not new or not old or len(new & old) > UNRELATED * min(len(new), len(old)):
+    share = len(new & old) / max(1, min(len(new), len(old)))
+    if share > UNRELATED:
         return ""
-    shared = "hardly any text" if new & old else "no text"
+    shared = f"{int(100 * share)} % of its text" if share > HARDLY else "hardly any text"
+    shared = shared if share else "no text"
     return (
         f"replaces '{earlier.title}', with which it shares {shared}; to keep both, upload that one"
         " again with a --source-key of its own"
