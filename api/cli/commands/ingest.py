@@ -37,8 +37,8 @@ def ingest(
     source_key: Annotated[
         str | None,
         typer.Option(
-            help="A name that stays the same over the revisions of a document. Default: hardware and"
-            " file name."
+            help="A name that stays the same over the revisions of a document. Default: hardware"
+            " and file name."
         ),
     ] = None,
     builtin: Annotated[
