@@ -38,7 +38,7 @@ REVISED = MANUAL.replace("revision 0.9", "revision 1.0").replace("says that 6", 
 
 
 def remarks(store: Store, name: str, text: str, **given: object) -> list[str]:
-    submitted = store.ingest(name, text, hardware=("h100",), **given)  # type: ignore[arg-type]
+    submitted = store.ingest(name, text, hardware=("h100",), **given)
     result = store.jobs.get(submitted.job_id or "").result or {}
     said: list[str] = result["remarks"]
     return said
