@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ingestion.read import ReadDocument
@@ -29,9 +29,9 @@ def nothing_read(report: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def progress_of(read: ReadDocument, **counts: int) -> dict[str, Any]:
+def progress_of(read: ReadDocument, remarks: Sequence[str] = (), **counts: int) -> dict[str, Any]:
     """Of a job whose document was read and has to be embedded: its end, and what the report says
-    with what was counted here.
+    with what was counted here. `remarks` say what the document is to others.
     """
     left_out = [f"{' > '.join(s.section[-2:])}: {s.reason}" for s in read.samples_left_out]
     counted = {
@@ -39,6 +39,7 @@ def progress_of(read: ReadDocument, **counts: int) -> dict[str, Any]:
         "samples_left_out": left_out,
         "symbols": len(read.cards),
         "samples": len(read.kernels),
+        "remarks": list(remarks),
         **counts,
     }
     end = "ready" if read.complete else "partial"
@@ -57,9 +58,11 @@ def _shown(report: dict[str, Any]) -> dict[str, Any]:
         "pages_failed": failed[:20],
         "characters_left_out": report["characters_left_out"],
         "facts_proposed": report["facts_proposed"],
+        "rows_not_read": report.get("rows_not_read", [])[:20],
         "recipes_proposed": report["recipes_proposed"],
         "symbols": report["symbols"],
         "samples": report["samples"],
         "samples_left_out": report["samples_left_out"][:20],
         "warnings": report["warnings"][:20],
+        "remarks": report["remarks"],
     }

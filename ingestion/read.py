@@ -10,20 +10,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from ingestion import passages as cutting
 from ingestion.bounds import CutLine, bounded
 from ingestion.elements import Box, ParsedDocument, Table
-from ingestion.findings.facts import LocatedFact, propose_facts
+from ingestion.findings.facts import LocatedFact, propose_facts, unread_rows
 from ingestion.findings.moves import Move, moves_of
+from ingestion.findings.own_names import own_names
 from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
-from ingestion.samples.kernels import KernelSample, kernels_of
+from ingestion.samples.kernels import KernelSample, fragments_of, kernels_of
 from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
 from ingestion.symbols.cards import Card, cards_of
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
@@ -33,10 +34,11 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 8
+PIPELINE = 9
 # The share of prose that passages of a reference page are given, per mille: it halves their place
 # among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
 REFERENCE = -300
+MAX_ROWS = 50  # of data sheets, that a report names as not read
 _PARSERS = (
     "beautifulsoup4",
     "docutils",
@@ -131,15 +133,18 @@ def read_document(
         report=_report(parsed, sections, passages, lost, cut),
         title=parsed.title,
     )
-    facts = tuple(
-        LocatedFact(fact, section.path)
-        for section in (sections if with_facts else ())
-        for fact in propose_facts(section.elements)
-    )
+    facts: tuple[LocatedFact, ...] = ()
+    if with_facts:
+        facts, unread = facts_in(sections)
+        content = replace(content, report={**content.report, "rows_not_read": unread[:MAX_ROWS]})
     samples = SampleScopes(scopes, hardware, registry)
     recipes, left_out = propose_recipes(sections, samples.of)
     stated = stated_languages(parsed.front_matter) or tuple(languages)
     cards = cards_of(sections, stated or own_languages(hardware, registry))
+    kernels = kernels_of(sections, cards, languages)
+    if with_facts:
+        known = {path: samples.of(path) for path in {section.path for section in sections}}
+        left_out += _not_tried(sections, cards, kernels, known)
     return ReadDocument(
         content,
         facts,
@@ -147,10 +152,43 @@ def read_document(
         recipes=tuple(recipes),
         samples_left_out=tuple(left_out),
         cards=tuple(cards),
-        kernels=tuple(kernels_of(sections, cards, languages)),
+        kernels=tuple(kernels),
         front_matter=parsed.front_matter,
         complete=parsed.complete and not lost and not cut,
     )
+
+
+def facts_in(sections: Sequence[Section]) -> tuple[tuple[LocatedFact, ...], list[str]]:
+    """The facts of a document, and the rows of its data sheets that gave none."""
+    names = own_names(e.text for section in sections for e in section.elements if e.table is None)
+    facts: list[LocatedFact] = []
+    unread: list[str] = []
+    for section in sections:
+        proposed = propose_facts(section.elements, names)
+        facts += [LocatedFact(fact, section.path) for fact in proposed]
+        unread += unread_rows(section.elements, proposed)
+    return tuple(facts), unread
+
+
+def _not_tried(
+    sections: Sequence[Section],
+    cards: Sequence[Card],
+    kernels: Sequence[KernelSample],
+    known: Mapping[tuple[str, ...], Mapping[str, tuple[str, ...]]],
+) -> list[LeftOut]:
+    """Samples that no recipe was tried of. `known` gives the languages that can be compiled, by the
+    heading path.
+    """
+    left_out = [
+        LeftOut(
+            sections[kernel.section].path,
+            f"a whole kernel, but no recipe: no toolchain is stated for {kernel.language}",
+        )
+        for kernel in kernels
+        if kernel.language and kernel.language not in known[sections[kernel.section].path]
+    ]
+    fragments = fragments_of(sections, cards, kernels)
+    return left_out + [LeftOut(sections[number].path, lack) for number, lack in fragments]
 
 
 def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:

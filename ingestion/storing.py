@@ -16,7 +16,7 @@ from ingestion.read import ReadDocument
 from ingestion.shipped_samples import believed
 from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
 from kb.catalog.jobs import Job
-from kb.catalog.knowledge import versions
+from kb.catalog.knowledge import likeness, versions
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
@@ -37,6 +37,8 @@ def store_version(
     """Make a version current with all that was read in it; returns the progress of its job."""
     hardware = sorted(version.declared["hardware"])
     proposed = 0
+    uploaded = version.origin != "builtin"
+    earlier = likeness.before(connection, version.document_id) if uploaded else None
     first = versions.is_first(connection, version.id)  # then there is nothing to be replaced
     passages = versions.activate(connection, version.id, read.content)
     current = versions.is_current(connection, version.id)
@@ -54,7 +56,8 @@ def store_version(
     if read.kernels or not first:
         kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
         replace_version_samples(connection, version.id, kernels, current)
-    return progress_of(read, facts_proposed=proposed, passages=passages)
+    said = likeness.remarks(connection, version.id, earlier) if earlier and current else []
+    return progress_of(read, said, facts_proposed=proposed, passages=passages)
 
 
 def _proposals(

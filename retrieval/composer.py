@@ -31,7 +31,7 @@ from retrieval.blocks import (
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
-from retrieval.language_words import machine_words
+from retrieval.language_words import is_alone, machine_words
 from retrieval.layout import Layout
 from retrieval.missing_names import language_named, missing_names, vocabulary
 from retrieval.ranking import Ranked
@@ -130,22 +130,36 @@ def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry)
     return "ask" if request.query else "write"
 
 
+def own_chains(
+    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], spoken: Sequence[str] = ()
+) -> dict[str, ToolchainSpec]:
+    """The toolchain of each language of a chip; an empty one for what a chip with languages of its
+    own alone only names: what its manuals say does not depend on how a kernel is compiled.
+    """
+    chains: dict[str, ToolchainSpec] = {}
+    known = [specs[place] for place in lineage if place in specs]
+    for spec in reversed(known):  # the chip's own description wins
+        chains |= spec.toolchains
+    declared = next((spec.languages for spec in known if spec.languages), ())
+    named = tuple(dict.fromkeys((*declared, *spoken)))
+    if is_alone(named):
+        chains = dict.fromkeys(named, ToolchainSpec()) | chains
+    return chains
+
+
 def own_toolchain(
     language: str | None,
     lineage: Sequence[str],
     specs: Mapping[str, HardwareSpec],
     layout: Layout,
+    spoken: Sequence[str] = (),
 ) -> tuple[str, ToolchainSpec] | None:
     """The language and toolchain of a chip that models cannot know: the named language, else the
-    only one of its own. None where there is none.
+    only one of its own. None where there is none. `spoken` are languages that its documents name.
     """
-    chains: dict[str, ToolchainSpec] = {}
-    for hardware_id in reversed(lineage):  # the chip's own description wins
-        if hardware_id in specs:
-            chains |= specs[hardware_id].toolchains
     own = {
         name: chain
-        for name, chain in chains.items()
+        for name, chain in own_chains(lineage, specs, spoken).items()
         if name not in layout.known_languages and not chain.builtin
     }
     if language is None and len(own) == 1:

@@ -28,6 +28,7 @@ from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
 from kb.scope import ALL_ACCESS, AccessScope
+from retrieval.composer import own_chains
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.layout import load_layout
 from retrieval.symbols import unknown_names
@@ -202,9 +203,7 @@ def _first_kernel(
 ) -> Iterator[KernelPart]:
     """The parts for each language of the chip's own."""
     known = load_layout()
-    specs = registry.all()
-    chains = {n: c for place in reversed(lineage) for n, c in specs[place].toolchains.items()}
-    for language, chain in chains.items():
+    for language, chain in own_chains(lineage, registry.all()).items():
         if chain.builtin or language in known.known_languages:
             continue
         own = [c for c in cards if known.may_be(c.language, language) and c.kind != "error"]

@@ -14,6 +14,7 @@ from sqlalchemy import Connection
 
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
+from kb.headings import below_title
 from kb.scope import ANY, ScopeFilter
 from retrieval.answer import DocumentRef, Excerpt
 from retrieval.ranking import Ranked
@@ -152,7 +153,7 @@ def _joined(group: Sequence[Passage]) -> str:
 
 def citation(passage: Passage) -> str:
     """Title, version, innermost headings and the printed page, as a person would cite it."""
-    where = " > ".join(h for h in passage.path[-2:] if h != passage.document_title)
+    where = " > ".join(below_title(passage.path[-2:], passage.document_title))
     label = passage.page_label or (
         str(passage.page_index + 1) if passage.page_index is not None else ""
     )

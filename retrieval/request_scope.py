@@ -92,12 +92,12 @@ def _languages(
 def with_own_toolchain(
     request: RetrieveRequest, scope: RequestScope, registry: HardwareRegistry, layout: Layout
 ) -> tuple[RequestScope, RetrieveRequest]:
-    """With the toolchain of the chip's own language; a chip that has one such language is asked
-    about it where none is named.
+    """With the toolchain of the chip's own language, empty where none is stated; a chip that has
+    one such language is asked about it where none is named.
     """
     if scope.hardware is None:
         return scope, request
-    own = own_toolchain(request.language, scope.lineage, registry.all(), layout)
+    own = own_toolchain(request.language, scope.lineage, registry.all(), layout, scope.spoken)
     if own is None:
         return scope, request
     language, toolchain = own

@@ -28,6 +28,7 @@ from kb.catalog.knowledge.section_texts import (
 )
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from kb.headings import below_title
 from kb.problem_terms import op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.blocks import (
@@ -450,9 +451,9 @@ def _sample(sample: Sample, target: Target) -> Block:
     about += [f"arguments {', '.join(sample.shapes)}"] if sample.shapes else []
     said = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
     about += [said] if said else []
-    where = " > ".join(sample.path[-2:])
+    where = " > ".join(below_title(sample.path[-2:], sample.document_title or ""))
     source = (
-        f"{sample.document_title} (v{sample.version}), {where}"
+        f"{sample.document_title} (v{sample.version})" + (f", {where}" if where else "")
         if sample.document_id
         else f"run {sample.run_id}, {sample.title}"
     )

@@ -148,6 +148,12 @@ def main(arguments: Sequence[str]) -> int:
         return 2 if 400 <= error.status < 500 else 1
     except TyperException as error:
         return _misspelled(error, as_json)
+    except typer.Abort:  # the input ended where a command wanted some
+        report_error(
+            InvalidRequest("the input ended too early", hint="Give the answer as an option."),
+            as_json,
+        )
+        return 1
     except _store_errors() as error:
         from kb.catalog.faults import store_fault
 

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+import typer
+
 from kb.errors import KernloreError
 from kb.plain import plain
 
@@ -35,6 +37,20 @@ def write_json(value: Any) -> None:
 def note(message: str) -> None:
     """Print a remark on standard error, beside the answer."""
     print(message, file=sys.stderr, flush=True)
+
+
+def confirm(question: str, undone: str) -> None:
+    """Ask a person. Unless the answer is yes, say what did not happen and end with exit code 1:
+    also where nobody answers (end of input, Ctrl-C).
+    """
+    try:
+        agreed = typer.confirm(question, err=True)
+    except typer.Abort:
+        note("")  # the cursor is still behind the question
+        agreed = False
+    if not agreed:
+        note(f"{undone}; use --yes to do it without a question")
+        raise typer.Exit(1)
 
 
 def report_error(error: KernloreError, as_json: bool) -> None:

@@ -23,6 +23,7 @@ PAGE = 500  # jobs that ended since the last request
 # How many jobs outside of the group are asked for, each by itself: another upload of the same
 # files has taken them over.
 POLLED_AT_ONCE = 32
+ROWS_SHOWN = 6
 
 
 @dataclass
@@ -131,7 +132,19 @@ def describe(entry: Entry) -> str:
     reasons = problems(entry)
     if entry.result.get("passages") is not None:
         line += f"  ({entry.result['passages']} passages)"
-    return line + (f": {'; '.join(reasons)}" if reasons else "")
+    line += f": {'; '.join(reasons)}" if reasons else ""
+    return "\n".join([line, *(f"{'':<12} {remark}" for remark in remarks(entry.result))])
+
+
+def remarks(result: Json) -> list[str]:
+    """What a document is to others, and what of its data sheets gave no fact: a few lines."""
+    said = [str(remark) for remark in result.get("remarks") or ()]
+    rows = result.get("rows_not_read") or ()
+    if rows:
+        more = f"; and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else ""
+        listed = "; ".join(map(str, rows[:ROWS_SHOWN]))
+        said.append(f"rows with a number that were not read as facts: {listed}{more}")
+    return said
 
 
 def problems(entry: Entry) -> list[str]:

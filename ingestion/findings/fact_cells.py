@@ -22,6 +22,15 @@ _LEAD = re.compile(
 )
 _DTYPE = r"(?:fp64|fp32|tf32|xf32|fp16|bf16|bfloat16|fp8|fp4|int8)"
 _DTYPES = re.compile(rf"({_DTYPE}(?: {_DTYPE})+)")
+# What a comma or brackets add to a label without changing what it means.
+_NO_MATTER = re.compile(
+    r"(?:hbm\d?e?|gddr\d?x?|lpddr\d?x?|ddr\d|ecc|peak|max(?:imum)?|theoretical|total"
+    r"|per (?:chip|device|board|card|accelerator))"
+)
+_ENGINES = (
+    (re.compile(r"\b(?:matrix|tensor)(?: multiply)? (?:engines?|units?|cores?|arrays?)"), "matrix"),
+    (re.compile(r"\b(?:vector|simd) (?:engines?|units?|cores?|pipes?|lanes)"), "vector"),
+)
 _MATRIX_ONLY = {"tf32", "xf32", "fp8", "fp4", "int8"}
 
 _NUMBER = r"\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d+(?:\.\d+)?(?:[eE][+-]?\d+)?"
@@ -30,6 +39,7 @@ _CELL = re.compile(
     r"(?:\s*-?\s*(?P<unit>[A-Za-zµ][\w-]*(?:/[A-Za-z]+)?))?(?P<rest>.*)",
     re.IGNORECASE | re.DOTALL,
 )
+Names = tuple[tuple[str, str], ...]  # (what a document calls a part, the usual word for it)
 _TEXTS = {
     "compute_capability": re.compile(r"gfx[0-9a-f]{3,4}|sm_\d{2,3}a?|\d{1,2}\.\d"),
     "process_node": re.compile(
@@ -41,13 +51,15 @@ _TEXTS = {
 @dataclass(frozen=True)
 class Label:
     """A row or column header. `text` is the label without its unit; `keys` are the facts that it
-    means, mostly none or one; `weak` says that it may mean something else.
+    means, mostly none or one; `weak` says that it may mean something else, `turned` that its words
+    were put into another order, or replaced, to see that.
     """
 
     text: str
     unit: str
     keys: tuple[str, ...]
     weak: bool = False
+    turned: bool = False
 
 
 @dataclass(frozen=True)
@@ -64,8 +76,10 @@ def tidy(text: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def read_label(text: str) -> Label:
-    """Read a row or column header: its unit and the facts that it may mean."""
+def read_label(text: str, names: Names = ()) -> Label:
+    """Read a row or column header: its unit and the facts that it may mean. `names` are what the
+    document calls its parts; see `own_names.py`.
+    """
     cleaned = tidy(text)
     unit = ""
     for bracket in _BRACKETS.finditer(cleaned):
@@ -82,9 +96,44 @@ def read_label(text: str) -> Label:
     if not unit and len(loose) == 1:
         unit = loose[0]
         words.remove(unit)
-    plain = " ".join(re.sub(r"[^a-z0-9%]+", " ", " ".join(words).lower()).split())
-    keys, weak = _keys(plain)
-    return Label(" ".join(words), unit, keys, weak)
+    label = " ".join(words)
+    keys, weak = _keys(_plain(label))
+    if not keys and (turned := _turned(label, names)):
+        return Label(label, unit, turned, weak=True, turned=True)
+    return Label(label, unit, keys, weak)
+
+
+def _plain(text: str) -> str:
+    return " ".join(re.sub(r"[^a-z0-9%]+", " ", text.lower()).split())
+
+
+def _turned(label: str, names: Names) -> tuple[str, ...]:
+    """The fact of a label with a qualifier behind a comma or in brackets ("Clock, boost"), whose
+    two words are in another order, or that uses a name of the document's own. Every qualifier that
+    could change the meaning has to be part of a known label.
+    """
+    bare, *behind = _BRACKETS.sub(" ", label).split(",")
+    parts = [_usual(_plain(part), names) for part in (*behind, *_BRACKETS.findall(label))]
+    qualifiers = [part for part in parts if part and not _NO_MATTER.fullmatch(part)]
+    name = _usual(_plain(bare), names)
+    if len(qualifiers) > 1:
+        return ()
+    name = _LEAD.sub("", name, count=1) if _LEAD.match(name) else name
+    words = [*qualifiers, name] if qualifiers else name.split()
+    forms = {name} if not qualifiers else set()
+    if len(words) == 2:
+        forms |= {" ".join(words), " ".join(reversed(words))}
+    keys = {key for form in forms for key in _keys(form)[0]}
+    return tuple(keys) if len(keys) == 1 else ()
+
+
+def _usual(plain: str, names: Names) -> str:
+    """A plain text with the usual words for engines and for what the document has own names for."""
+    for pattern, word in _ENGINES:
+        plain = pattern.sub(word, plain)
+    for own, usual in names:
+        plain = re.sub(rf"\b{re.escape(own)}\b", usual, plain)
+    return plain
 
 
 def _is_measure(word: str) -> bool:

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ingestion.elements import Element, Table
-from ingestion.findings.fact_cells import Label, Reading, read_cell, read_label, tidy
+from ingestion.findings.fact_cells import Label, Names, Reading, read_cell, read_label, tidy
 from ingestion.findings.fact_sentences import Statement, statements
 from kb.hardware.facts import FactKey, fact_keys
 
@@ -43,6 +43,8 @@ _NOT_A_VALUE = re.compile(
 )
 _UNIT_HEAD = re.compile(r"units?", re.IGNORECASE)
 MIN_CONFIDENCE = 0.4
+_NUMBERED = re.compile(r"[~<>≤≥≈]? ?\d")
+MAX_ROW = 100  # characters of a row that is quoted
 MAX_QUOTED = 200  # characters of a sentence in a locator
 
 
@@ -92,24 +94,24 @@ class LocatedFact:
     section: tuple[str, ...]
 
 
-def propose_facts(elements: Sequence[Element]) -> list[ProposedFact]:
+def propose_facts(elements: Sequence[Element], names: Names = ()) -> list[ProposedFact]:
     """Facts from every table and sentence among the elements (of a document or of a section), in
-    reading order.
+    reading order. `names` are what the document calls its parts.
     """
     proposed: list[ProposedFact] = []
     lead = ""
     for index, element in enumerate(elements):
         box = element.boxes[0] if element.boxes else None
-        for fact in _of_element(element, lead):
+        for fact in _of_element(element, lead, names):
             page = (box.page_index, box.page_label) if box else (None, None)
             proposed.append(replace(fact, element=index, page_index=page[0], page_label=page[1]))
         lead = element.text if element.kind == "text" else ""
     return proposed
 
 
-def _of_element(element: Element, lead: str) -> list[ProposedFact]:
+def _of_element(element: Element, lead: str, names: Names) -> list[ProposedFact]:
     if element.kind == "table":
-        return _of_table(element.table) if element.table is not None else []
+        return _of_table(element.table, names) if element.table is not None else []
     if element.kind not in ("text", "list"):
         return []
     return [_stated(statement) for statement in statements(element.text, lead)]
@@ -134,15 +136,15 @@ def _stated(statement: Statement) -> ProposedFact:
     )
 
 
-def _of_table(table: Table) -> list[ProposedFact]:
+def _of_table(table: Table, names: Names) -> list[ProposedFact]:
     """Read the table the way that more of its labels are known facts; not at all where that is
     undecided.
     """
     if not table.rows:
         return []
     heads = _headers(table)
-    columns = [read_label(head) for head in heads]
-    rows = [read_label(row[0]) if row else read_label("") for row in table.rows]
+    columns = _without_doubles([read_label(head, names) for head in heads])
+    rows = _without_doubles([read_label(row[0] if row else "", names) for row in table.rows])
     by_column = sum(bool(label.keys) for label in columns[1:])
     by_row = sum(bool(label.keys) for label in rows)
     if by_row > by_column:
@@ -152,6 +154,17 @@ def _of_table(table: Table) -> list[ProposedFact]:
     else:
         return []
     return _without_contradictions([fact for fact in facts if fact.confidence >= MIN_CONFIDENCE])
+
+
+def _without_doubles(labels: Sequence[Label]) -> list[Label]:
+    """Where a label says it outright, one that was turned to mean the same fact is something else:
+    "Memory bandwidth" beside "Memory bandwidth (LPDDR5)".
+    """
+    outright = {key for label in labels if not label.turned for key in label.keys}
+    return [
+        replace(label, keys=()) if label.turned and outright & set(label.keys) else label
+        for label in labels
+    ]
 
 
 def _headers(table: Table) -> list[str]:
@@ -242,6 +255,30 @@ def _without_contradictions(facts: Sequence[ProposedFact]) -> list[ProposedFact]
         groups.setdefault((fact.key, fact.subject.lower()), []).append(fact)
     agreed = [group[0] for group in groups.values() if len({fact.value for fact in group}) == 1]
     return sorted(agreed, key=lambda fact: fact.cell or (0, 0))
+
+
+def unread_rows(elements: Sequence[Element], facts: Sequence[ProposedFact]) -> list[str]:
+    """The rows with a number of tables with a property a row, of which no fact was proposed: label
+    and cells. `facts` are those of the same elements. A table without a column of units and without
+    any fact may list anything, and is left out.
+    """
+    unread = []
+    for index, element in enumerate(elements):
+        table = element.table
+        if table is None or not table.rows:
+            continue
+        read = {fact.cell[0] for fact in facts if fact.element == index and fact.cell}
+        columns = {fact.cell[1] for fact in facts if fact.element == index and fact.cell}
+        heads = _headers(table)
+        if not any(_UNIT_HEAD.fullmatch(head) for head in heads) and not (
+            read and len(columns) == 1 and len(heads) <= 3
+        ):
+            continue
+        for r, row in enumerate(table.rows):
+            if r not in read and row[0] and any(_NUMBERED.match(tidy(cell)) for cell in row[1:]):
+                shown = f"{tidy(row[0])}: {' '.join(filter(None, map(tidy, row[1:])))}"
+                unread.append(textwrap.shorten(shown, MAX_ROW, placeholder=" ..."))
+    return unread
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ from ingestion.findings.facts import LocatedFact, ProposedFact
 from ingestion.findings.subjects import DocumentSubjects, Subject
 from kb.catalog.hardware import Fact
 from kb.hardware.spec import HardwareSpec
+from kb.headings import below_title
 from kb.ids import derived_id
 
 _SHOWN_HEADINGS = 2
@@ -94,7 +95,7 @@ def _agreeing(
 
 def _row(entry: LocatedFact, subject: Subject, source: Source) -> Fact:
     fact = entry.fact
-    section = " > ".join(entry.section[-_SHOWN_HEADINGS:])
+    section = " > ".join(below_title(entry.section[-_SHOWN_HEADINGS:], source.title))
     # The subject in the id as catalogs have it since the first release: empty for the chip itself.
     variant = None if subject.kind == "chip" else subject.text or None
     owner = subject.hardware_id

@@ -25,6 +25,7 @@ MAX_TEXT = 200_000  # characters of all its kernels
 MAX_SHAPES = 16
 _LINES = 4  # of code, without comments: a fragment has fewer
 _SYMBOLS = 3  # different ones that the body of a kernel uses
+_CALLS = 3  # different ones in a body under the keyword `kernel`, where nothing lists the names
 
 _NO_LANGUAGE = word_set("text none plain plaintext default code txt pseudocode pseudo")
 
@@ -48,6 +49,8 @@ _NAMED_ENTRY = re.compile(
     r"([A-Za-z_]\w*+)",
     re.M | re.I,
 )
+_DECLARED = re.compile(r"[ \t]*kernel[ \t]+[A-Za-z_]\w*+[ \t]*\(?\Z", re.I)
+_CALL = re.compile(r"\b[A-Za-z_]\w*+(?:\.\w++)*+(?=[ \t]*\()")
 _LABEL = re.compile(r"^([A-Za-z_.][\w.$]*+):[ \t]*(?:[#;/].*)?$", re.M)
 _CONTROL = word_set("if for while switch else do return catch")
 _END = re.compile(
@@ -135,6 +138,27 @@ def kernels_of(
     return kernels
 
 
+def fragments_of(
+    sections: Sequence[Section], cards: Sequence[Card], kernels: Sequence[KernelSample]
+) -> list[tuple[int, str]]:
+    """The blocks with a language that begin as only a kernel does and are none of `kernels`, by
+    section index, with what they lack.
+    """
+    names = {card.name: card for card in cards}
+    by_last, whole = _by_last_part(names), {kernel.code for kernel in kernels}
+    fragments = []
+    for number, section in enumerate(sections):
+        for code, fence in _blocks(section):
+            entry = entry_of(code) if fence and code not in whole else None
+            if entry is not None and entry.marked:
+                lack = _lacks(code, entry, _symbols(code, names, by_last))
+                if lack:
+                    fragments.append(
+                        (number, f"{entry.name or 'a block'} is no whole kernel: {lack}")
+                    )
+    return fragments
+
+
 def _blocks(section: Section) -> Iterator[tuple[str, str]]:
     """Code blocks with their languages; one whose brackets stay open goes on in the next."""
     pending, language = "", ""
@@ -163,11 +187,14 @@ def _is_open(code: str) -> bool:
 
 @dataclass(frozen=True)
 class Entry:
-    """Where a kernel begins. `marked` is a sign that nothing but a kernel has."""
+    """Where a kernel begins. `marked` is a sign that nothing but a kernel has, `declared` that the
+    keyword `kernel` stands before its name.
+    """
 
     name: str
     shapes: tuple[str, ...]
     marked: bool
+    declared: bool = False
 
 
 def entry_of(code: str) -> Entry | None:
@@ -181,7 +208,8 @@ def entry_of(code: str) -> Entry | None:
             if name.lower() in _CONTROL:
                 continue
             kernel = marked or "kernel" in match[0].lower() or pattern is _DIRECTIVE
-            return Entry(name, _shapes(code, match.start()), kernel)
+            declared = pattern is _NAMED_ENTRY and bool(_DECLARED.match(match[0]))
+            return Entry(name, _shapes(code, match.start()), kernel, declared)
     return Entry("", (), True) if marked else None
 
 
@@ -200,15 +228,30 @@ def _shapes(code: str, start: int) -> tuple[str, ...]:
 
 
 def _is_whole(code: str, entry: Entry, symbols: Sequence[str]) -> bool:
+    return not _lacks(code, entry, symbols)
+
+
+def _lacks(code: str, entry: Entry, symbols: Sequence[str]) -> str:
+    """What a block with an entry lacks to be a whole kernel, in words; empty where it is one."""
     lines = [line for line in code.split("\n") if line.strip() and not _COMMENT.match(line)]
     if len(lines) < _LINES or _COMMAND.match(code):
-        return False
-    if _ELIDED.search(code) or not (_PYTHON.search(code) or _END.search(code)):
-        return False
+        return f"it has fewer than {_LINES} lines of code, or is a command"
+    if _ELIDED.search(code):
+        return "a part of it is left out (...)"
+    if not (_PYTHON.search(code) or _END.search(code)):
+        return "its end is not seen: a closing brace, or a word like ret or end"
     used = [name for name in symbols if name != entry.name]
-    if entry.marked:
-        return len(used) >= _SYMBOLS or bool(_MEMORY.search(code))
-    return len(used) >= _SYMBOLS and bool(_MEMORY.search(code) or len(used) > _SYMBOLS)
+    calls = set(_CALL.findall(code)) - {entry.name, *_CONTROL} if entry.declared else set()
+    memory = bool(_MEMORY.search(code))
+    enough = len(used) >= _SYMBOLS
+    if entry.marked and (enough or memory or len(calls) >= _CALLS):
+        return ""
+    if not entry.marked and enough and (memory or len(used) > _SYMBOLS):
+        return ""
+    return (
+        f"it uses fewer than {_SYMBOLS} names that the manual defines in a table or list, and"
+        " nothing in it reads or writes memory by a usual name"
+    )
 
 
 def _is_long(code: str, symbols: Sequence[str]) -> bool:

@@ -213,6 +213,8 @@ def test_every_file_is_accounted_for(data: Path, files: Path, tmp_path: Path) ->
 def test_a_signal_a_log_and_metrics_find_the_manual(data: Path, tmp_path: Path) -> None:
     about = ("--hardware", "h100", "--json")
     by_signal = kernlore("retrieve", "--signal", "memory_bound", *about, data=data).json
+    printed = kernlore("retrieve", "--signal", "memory_bound", *about[:2], data=data).out
+    assert "] Memory of the H100, Memory bandwidth  " in printed  # the title once
     assert "coalesce" in by_signal["excerpts"][0]["text"]
     assert all("h200" not in excerpt["hardware"] for excerpt in by_signal["excerpts"])
     log = (
@@ -271,6 +273,26 @@ def test_a_deleted_document_is_gone(data: Path, tmp_path: Path) -> None:
     assert all("wombat" not in excerpt["text"].lower() for excerpt in found["excerpts"])
 
 
+@pytest.mark.parametrize("answer", ["", "n\n"])
+def test_without_a_yes_nothing_is_deleted(data: Path, answer: str) -> None:
+    document_id = document_of(data, "Wombat")
+    ran = kernlore("documents", "delete", document_id, data=data, stdin=answer)
+    assert ran.code == 1
+    assert ran.err.endswith("nothing was deleted; use --yes to do it without a question\n")
+    assert kernlore("documents", "show", document_id, data=data).code == 0
+
+
+def test_input_that_ends_too_early_is_no_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(*_: Any, **__: Any) -> Any:
+        raise EOFError
+
+    monkeypatch.setattr("api.cli.main.LazyCommand.load", ended)
+    assert main(["signals"]) == 1
+    assert "the input ended too early" in capsys.readouterr().err
+
+
 def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
     data: Path, files: Path
 ) -> None:
@@ -280,6 +302,29 @@ def test_an_ingested_file_does_not_take_the_place_of_built_in_knowledge(
     (refused,) = ran.json["files"]
     assert refused["outcome"] == "refused"
     assert "built-in knowledge" in refused["error"]["message"] and refused["error"]["hint"]
+
+
+def test_two_files_of_one_command_are_no_versions_of_each_other(data: Path, tmp_path: Path) -> None:
+    for folder, words in (("a", "Quartz alpha guide"), ("b", "Quartz beta notes")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "guide.md").write_text(f"# {words}\n\nAll about {words}.\n")
+    ran = kernlore("ingest", tmp_path / "a", tmp_path / "b" / "guide.md", "--json", data=data)
+    assert ran.code == 2 and "would be two versions of guide.md" in ran.err
+
+
+def test_what_an_unrelated_file_replaces_is_said_on_the_terminal(
+    data: Path, tmp_path: Path
+) -> None:
+    copied = tmp_path / "data"
+    copy_data_dir(data, copied)
+    for folder, words in (("a", "Quartz alpha guide"), ("b", "Onyx notes of links")):
+        (tmp_path / folder).mkdir()
+        text = f"# {words}\n\nAll that is known of {words} stands in this one file.\n"
+        (tmp_path / folder / "guide.md").write_text(text)
+    first = kernlore("ingest", tmp_path / "a" / "guide.md", "--hardware", "h100", data=copied)
+    assert "replaces" not in first.out
+    second = kernlore("ingest", tmp_path / "b" / "guide.md", "--hardware", "h100", data=copied)
+    assert "replaces 'Quartz alpha guide', with which it shares" in second.out
 
 
 def test_links_that_lead_out_of_a_folder_are_named_and_not_read(

@@ -35,6 +35,20 @@ def found(client: TestClient, words: str, hardware: str) -> list[str]:
     return [excerpt["text"] for excerpt in answer["excerpts"]]
 
 
+def test_two_files_of_one_name_are_no_versions_of_each_other(client: TestClient) -> None:
+    texts = (b"# Umber one\n\nText of one.\n", b"# Sienna two\n\nAnother.\n")
+    files = [("file", ("same.md", text)) for text in texts]
+    answer = client.post("/documents", files=files, data={"hardware": "h100"})
+    first, second = answer.json()["documents"]
+    assert first["outcome"] == "created"
+    assert "two files of this upload" in second["error"]["message"] and second["error"]["hint"]
+    assert finished(client, first["job_id"])["result"]["remarks"] == []
+    later = upload(client, "same.md", texts[1], hardware="h100").json()
+    [said] = finished(client, later["job_id"])["result"]["remarks"]
+    assert said.startswith("replaces 'Umber one', with which it shares no text; ")
+    client.delete(f"/documents/{first['document_id']}")
+
+
 def test_an_upload_can_be_read(client: TestClient) -> None:
     submitted = ingested(client, "zephyr.md", MANUAL, hardware="H100 SXM5", languages="triton,cuda")
     assert submitted["outcome"] == "created"

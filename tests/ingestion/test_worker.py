@@ -481,7 +481,7 @@ def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) ->
     submitted = store.ingest("m.md", table, hardware=("h100",))
     [fact] = store.registry.facts("h100", status="proposed")
     assert (fact.key, fact.number) == ("memory_bandwidth", 3.35e12)
-    assert (fact.title, fact.locator.split(":")[0], fact.subject_kind) == ("M", "M", "chip")
+    assert (fact.title, fact.locator.split(",")[0], fact.subject_kind) == ("M", "table", "chip")
     store.ingest("m.md", table + "\nMore text.\n", hardware=("h100",))
     assert [f.id for f in store.registry.facts("h100")] == [fact.id]
     store.ingest("m.md", table.replace("3.35", "4.8"), hardware=("h100",))

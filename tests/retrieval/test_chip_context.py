@@ -211,6 +211,19 @@ def test_the_manual_goes_in_whole_and_in_order_where_it_fits(bases: Bases, famil
             assert len(headings(text)) > 3
 
 
+@pytest.mark.parametrize(("family", "seed"), [("block", 21), ("assembly", 22)])
+def test_a_language_that_is_named_needs_no_toolchain(bases: Bases, family: str, seed: int) -> None:
+    chip = bases.base.add(family, seed)
+    bases.base.local.add_hardware(
+        {"id": chip.id, "name": chip.id, "languages": [chip.language]}, "hardware.toml"
+    )
+    answer = bases.base.ask(chip.id, op=OP, task="write", max_tokens=100_000)
+    stable = answer.context[: answer.context_stable]
+    assert WHOLE in stable
+    manual = [part for part in excerpts(stable) if part[0].startswith("doc_")]
+    assert len(manual) == len(chip.documents)
+
+
 def headings(text: str) -> list[str]:
     """Those outside of code."""
     return re.findall(r"^#+ (.+)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)

@@ -9,7 +9,7 @@ import typer
 
 from api.cli.backends import actor, open_target
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, pairs, shortened, show, table
+from api.cli.output import Json, confirm, pairs, shortened, show, table
 from kb.errors import InvalidRequest
 
 app = typer.Typer(help="Documents: list, show, correct, delete.")
@@ -96,8 +96,8 @@ def delete(
     """Delete a document and everything read from it."""
     with open_target(data_dir, url) as target:
         title = target.document(document_id).get("title")
-        if not yes and not as_json and not typer.confirm(f"Delete {title!r}?"):
-            raise typer.Exit(1)
+        if not yes and not as_json:
+            confirm(f"Delete {title!r}?", "nothing was deleted")
         deleted = target.delete_document(document_id)
     show(deleted, as_json, lambda _: f"deleted {document_id}")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -16,6 +16,9 @@ from api.cli.output import Json, note, write_json
 from api.cli.reading import Entry, counts_of, describe, read_all
 from kb.errors import InvalidRequest, KernloreError, NotFound, UnsupportedFormat
 from kb.ids import new_id
+
+if TYPE_CHECKING:
+    from ingestion.uploads import LocalFile
 
 
 def ingest(
@@ -33,7 +36,10 @@ def ingest(
     title: Annotated[str | None, typer.Option(help="Title of a single document.")] = None,
     source_key: Annotated[
         str | None,
-        typer.Option(help="A name that stays the same over the revisions of a document."),
+        typer.Option(
+            help="A name that stays the same over the revisions of a document. Default: hardware"
+            " and file name."
+        ),
     ] = None,
     builtin: Annotated[
         bool, typer.Option("--builtin", help="Read the built-in knowledge too.")
@@ -130,6 +136,7 @@ def _upload(target: Target, paths: Sequence[Path], about: About, quiet: bool) ->
             f"one title or source key for {len(files)} files",
             hint="Give --title and --source-key for one file at a time, or leave both out.",
         )
+    _different_names(files)
     entries = []
     for file in files:
         try:
@@ -149,6 +156,18 @@ def _upload(target: Target, paths: Sequence[Path], about: About, quiet: bool) ->
         else:
             print(describe(entry), flush=True)
     return entries
+
+
+def _different_names(files: Sequence[LocalFile]) -> None:
+    """A file with the name of another is a new version of it, which two of one command are not."""
+    named: dict[str, LocalFile] = {}
+    for file in files:
+        other = named.setdefault(file.name, file)
+        if other.path.resolve() != file.path.resolve():
+            raise InvalidRequest(
+                f"{other.path} and {file.path} would be two versions of {file.name}",
+                hint="Name the folder above both, or give each its --source-key, one at a time.",
+            )
 
 
 def _entry(target: Target, name: str, submitted: Json) -> Entry:

@@ -318,7 +318,11 @@ def _sample_lines(rows: list[Json]) -> str:
             f"  {row['title']}  [{source}]"
         )
         lines += [f"    {line}" for line in row["code"].splitlines()]
-    return "\n".join(lines) or "No whole kernel: upload a manual that shows one."
+    return "\n".join(lines) or (
+        "No whole kernel: upload a manual that shows one, in a code block with its language, from"
+        " the line that names it to its end. `samples_left_out` of a document's job says what a"
+        " block lacks (`kernlore jobs show`)."
+    )
 
 
 @app.command("lint")

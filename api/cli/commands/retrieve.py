@@ -14,6 +14,7 @@ from api.cli.backends import open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, write_json
 from kb.errors import InvalidRequest
+from kb.headings import below_title
 from retrieval.request import help_of
 
 TEXT_SHOWN = 240  # characters of an excerpt in the list
@@ -250,7 +251,7 @@ def _excerpt(rank: int, excerpt: Json) -> str:
         part
         for part in (
             excerpt["document"]["title"],
-            excerpt.get("section"),
+            " > ".join(below_title(excerpt["section"].split(" > "), excerpt["document"]["title"])),
             f"p. {label}" if label else "",
         )
         if part

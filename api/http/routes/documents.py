@@ -17,7 +17,7 @@ from api.http.multipart import Incoming, UploadForm, read_upload
 from api.http.openapi import json_request, upload_request
 from api.services import Services
 from ingestion.uploads import Submitted, Upload
-from kb.errors import KernloreError, error_json
+from kb.errors import InvalidRequest, KernloreError, error_json
 from kb.ids import new_id
 from kb.plain import plain
 from kb.scope import AccessScope, Category
@@ -105,8 +105,10 @@ def submit_files(
     group = form.text("group") or (new_id("upl") if len(form.files) > 1 else None)
     answers: list[dict[str, Any]] = []
     refused: list[KernloreError] = []
+    names: set[str] = set()
     for incoming in form.files:
         try:
+            _only_one(incoming, names)
             answers.append(_submit(parts, form, incoming, access, group))
             counters.upload(answers[-1]["outcome"])
         except KernloreError as error:
@@ -118,6 +120,17 @@ def submit_files(
             refused[0].details["documents"] = answers
         raise refused[0]
     return answers
+
+
+def _only_one(incoming: Incoming, names: set[str]) -> None:
+    """Two files of one upload are no versions of each other. Takes note of the name."""
+    if incoming.name in names:
+        incoming.close()
+        raise InvalidRequest(
+            f"two files of this upload are called {incoming.name[:200]}",
+            hint="Send them one at a time, each with a source_key of its own.",
+        )
+    names.add(incoming.name)
 
 
 def _submit(

@@ -9,7 +9,7 @@ import pytest
 from bs4 import BeautifulSoup
 from httpx2 import Response
 
-from tests.api.conftest import URL
+from tests.api.conftest import URL, finished
 from tests.api.web.conftest import CHIP, EVIL, OTHER_RUN, RUN, Filled
 
 SCRIPT = {"hx-request": "true"}
@@ -166,6 +166,21 @@ def test_files_are_uploaded_watched_and_deleted(filled: Filled) -> None:
     assert "Mark the box" in soup(answer, 400).text
     soup(filled.client.post(f"{document}/delete", data={"sure": "yes"}))
     soup(filled.client.get(document), 404)
+
+
+def test_the_page_of_a_job_says_what_its_document_replaces(filled: Filled) -> None:
+    data = {"hardware": CHIP, "source_key": "pages/colours"}
+    sheet = "| Quantity | Value | Unit |\n|---|---|---|\n| Odd links | 7 | |\n"
+    texts = ("# Umber book\n\nText about brown earth and its colours.\n", "# Sienna\n\n" + sheet)
+    for text in texts:
+        sent = filled.client.post("/ui/upload", files=[("file", ("a.md", text))], data=data)
+        job = str(sent.url).rpartition("/")[2]
+        finished(filled.client, job)
+    page = soup(filled.client.get(f"/ui/jobs/{job}"))
+    assert "replaces 'Umber book', with which it shares no text" in page.text
+    assert "Odd links: 7" in page.text
+    document = filled.client.get(f"/jobs/{job}").json()["document_id"]
+    filled.client.delete(f"/documents/{document}")
 
 
 def test_a_passage_is_corrected(filled: Filled) -> None:

@@ -6,6 +6,8 @@ from ingestion.elements import Box, Element, Table
 from ingestion.findings.fact_cells import read_label
 from ingestion.findings.facts import ProposedFact, SourcedFact, find_conflicts, propose_facts
 from ingestion.formats import parse
+from ingestion.passages import split_sections
+from ingestion.read import facts_in
 
 
 def propose(
@@ -310,6 +312,32 @@ def test_page_and_place_are_kept() -> None:
         ("L1 Instruction Cache (KiB)", (), "KiB"),
         ("L2 cache hit rate", (), ""),
         ("Base clock", (), ""),
+        ("Clock, boost", ("clock_boost",), ""),
+        ("Clock boost", ("clock_boost",), ""),
+        ("Device memory (HBM3)", ("memory_size",), ""),
+        ("Device memory (HBM3), GB", ("memory_size",), "GB"),
+        ("Memory bandwidth, peak", ("memory_bandwidth",), ""),
+        ("Bandwidth, memory", ("memory_bandwidth",), ""),
+        ("Peak bf16, matrix engine", ("peak_matrix_bf16",), ""),
+        ("Matrix engine (fp16, dense)", ("peak_matrix_fp16",), ""),
+        ("Peak fp32 (vector units)", ("peak_fp32",), ""),
+        ("Peak fp32, matrix engine", (), ""),
+        ("Bank width", ("shared_memory_bank_width",), ""),
+        ("Scratchpad banks", ("shared_memory_banks",), ""),
+        ("Slab banks", (), ""),
+        ("Register bank width", (), ""),
+        ("Clock, base", (), ""),
+        ("Clock, memory", (), ""),
+        ("Memory bandwidth (per channel)", (), ""),
+        ("Memory bandwidth, achieved", (), ""),
+        ("Mesh bandwidth, per link and direction", (), ""),
+        ("L2 cache (per slice)", (), ""),
+        ("L2 cache, instruction", (), ""),
+        ("Board power (idle)", (), ""),
+        ("Device memory (reserved)", (), ""),
+        ("Peak bf16 (matrix engine, sparse)", (), ""),
+        ("Peak bf16, 2:1 sparse", (), ""),
+        ("Shared memory banks (spare)", (), ""),
         ("Bandwidth", (), ""),
         ("Memory", (), ""),
         ("", (), ""),
@@ -318,6 +346,75 @@ def test_page_and_place_are_kept() -> None:
 def test_labels(label: str, keys: tuple[str, ...], unit: str) -> None:
     read = read_label(label)
     assert (read.keys, read.unit) == (keys, unit)
+
+
+ANVIL = """# Anvil A3 architecture
+
+Each core has 256 KiB of scratchpad called the *tray*.
+
+## Data sheet
+
+| Quantity | Value | Unit |
+|---|---|---|
+| Cores | 40 | |
+| Clock, boost | 1.1 | GHz |
+| Tray banks | 16 | |
+| Tray per core | 256 | KiB |
+| Device memory (LPDDR5) | 32 | GB |
+| Memory bandwidth | 0.4 | TB/s |
+| Memory bandwidth (per channel) | 50 | GB/s |
+| Peak bf16, matrix engine | 65 | TFLOP/s |
+| Board power (idle) | 20 | W |
+
+## Benchmarks
+
+| Kernel | Time |
+|---|---|
+| copy | 12 |
+"""
+HEARTH = """<h1>Hearth 9</h1><p>The hoard is a software-managed on-chip scratchpad of each core.</p>
+<table><tr><th>Unit</th><th>Parameter</th><th>Hearth 9</th></tr>
+<tr><td>KB</td><td>Hoard</td><td>128</td></tr></table>
+<table><tr><th>Parameter</th><th>Unit</th><th>Maximum</th></tr>
+<tr><td>Hoard banks</td><td></td><td>32</td></tr>
+<tr><td>Bandwidth, memory</td><td>GB/s</td><td>900</td></tr>
+<tr><td>Peak fp16 (matrix units)</td><td>TFLOPS</td><td>120</td></tr>
+<tr><td>Links</td><td></td><td>4</td></tr>
+<tr><td>Interface</td><td></td><td>serial</td></tr></table>"""
+
+
+def test_labels_with_qualifiers_and_own_names_and_the_rows_that_are_not_read() -> None:
+    found, unread = facts_in(split_sections(parse(ANVIL.encode(), "anvil.md").elements))
+    assert {entry.fact.key: entry.fact.value for entry in found if not entry.fact.sentence} == {
+        "clock_boost": 1.1e9,
+        "shared_memory_banks": 16,
+        "shared_memory_per_unit": 256 * 1024,
+        "memory_size": 32 * 2**30,
+        "memory_bandwidth": 0.4e12,
+        "peak_matrix_bf16": 65e12,
+    }
+    assert unread == [
+        "Cores: 40",
+        "Memory bandwidth (per channel): 50 GB/s",
+        "Board power (idle): 20 W",
+    ]
+
+
+def test_another_make_of_data_sheet() -> None:
+    found, unread = facts_in(split_sections(parse(HEARTH.encode(), "hearth.html").elements))
+    assert {entry.fact.key: entry.fact.value for entry in found if not entry.fact.sentence} == {
+        "shared_memory_banks": 32,
+        "memory_bandwidth": 900e9,
+        "peak_matrix_fp16": 120e12,
+    }
+    assert "Links: 4" in unread and not any("serial" in row for row in unread)
+
+
+def test_a_turned_label_gives_way_to_one_that_says_it_outright() -> None:
+    rows = [["Memory bandwidth", "2 TB/s"], ["Memory bandwidth (LPDDR5)", "0.2 TB/s"]]
+    assert values(propose([["Property", "Value"]], rows)) == {("", "memory_bandwidth"): 2e12}
+    rows = [["Memory bandwidth (HBM3)", "2 TB/s"], ["Memory bandwidth (LPDDR5)", "0.2 TB/s"]]
+    assert propose([["Property", "Value"]], rows) == []
 
 
 def sourced(

@@ -141,6 +141,12 @@ def test_a_sentence_becomes_a_row_with_its_document_section_and_words() -> None:
     assert fact.holds_for_owner
 
 
+@pytest.mark.parametrize("title", ["Guide, rev. 2", "guide,  Rev. 2"])
+def test_a_place_does_not_repeat_the_title_of_its_document(title: str) -> None:
+    text = "# Guide, rev. 2\n\n## Memory\n\nThe L2 cache is 16 MB.\n"
+    assert [fact.locator for fact in rows(text, title)] == ["Memory: 'The L2 cache is 16 MB.'"]
+
+
 def test_sentences_that_repeat_or_contradict_each_other() -> None:
     again = "# MI250X\n\nThe L2 cache is 16 MB.\n\nIt has an L2 cache of 16 MB.\n"
     assert len(rows(again)) == 1

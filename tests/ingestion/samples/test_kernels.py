@@ -15,6 +15,7 @@ from ingestion.samples.kernels import (
     MAX_KERNELS,
     KernelSample,
     entry_of,
+    fragments_of,
     kernels_of,
     operator_of,
 )
@@ -123,6 +124,49 @@ def test_a_kernel_over_two_blocks_is_joined_only_when_it_is_open() -> None:
 )
 def test_what_is_no_whole_kernel(code: str, language: str) -> None:
     assert kernels_in(fenced(code, language)) == []
+
+
+CHISEL = """\
+kernel halve(in0: tensor, out: tensor) {
+  let here = tray.reserve(4096);
+  for (b = core.id; b < in0.bytes; b += 4096) {
+    porter.issue(here, in0.base + b, 4096);
+    porter.fence(0);
+    lanes.scale(here, 0.5);
+  }
+}
+"""
+LATHE = """\
+kernel turn (a, b)
+  pull r0, a
+  spin(r0)
+  push(b, r0)
+  turn_back(r0)
+end
+"""
+
+
+@pytest.mark.parametrize(("code", "language"), [(CHISEL, "chisel"), (LATHE, "lathe")])
+def test_the_keyword_kernel_with_a_body_of_calls_is_enough(code: str, language: str) -> None:
+    """No table lists the names, and none of them is one that many languages share."""
+    [kernel] = kernels_in(f"# A first kernel\n\n```{language}\n{code}```\n")
+    assert (kernel.language, kernel.code.strip()) == (language, code.strip())
+
+
+@pytest.mark.parametrize(
+    ("code", "lack"),
+    [
+        ("kernel halve(x) {\n  porter.issue(x);\n}\n", "fewer than 4 lines"),
+        (CHISEL.replace("    porter.fence(0);", "    ..."), "left out"),
+        ("kernel halve(x) {\n  y = x;\n  y = y;\n  z = y;\n}\n", "names that the manual defines"),
+    ],
+)
+def test_what_a_block_lacks_to_be_a_whole_kernel_is_said(code: str, lack: str) -> None:
+    text = f"# A first kernel\n\n```chisel\n{code}```\n"
+    sections = split_sections(parse(text.encode(), "a.md").elements)
+    assert kernels_in(text) == []
+    [(section, reason)] = fragments_of(sections, [], [])
+    assert section == 0 and lack in reason and reason.startswith("halve is no whole kernel: ")
 
 
 @pytest.mark.parametrize(

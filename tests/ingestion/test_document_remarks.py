@@ -1,0 +1,96 @@
+"""What a job says of a document beside others: two under one name, one under two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Store
+
+ALPHA = """# Anvil tile guide
+
+The anvil has seventeen lanes for each forge unit, and a porter moves rows of 128 bytes.
+
+## Porters
+
+A porter that is asked for more than eight rows stops the sequencer until one is done.
+"""
+BETA = """# Bellows network notes
+
+Links of this generation carry packets in both directions; retries are counted by the switch.
+
+## Switches
+
+Congestion shows first in the egress queue, which holds sixty entries per neighbour.
+"""
+
+
+def paragraphs(count: int) -> str:
+    return "\n".join(
+        f"## Part {n}\n\nOf part {n} the manual says that {n + 3} of its {n * 7} rows are kept.\n"
+        for n in range(count)
+    )
+
+
+MANUAL = "# Anvil manual, revision 0.9\n\n" + paragraphs(12)
+REVISED = MANUAL.replace("revision 0.9", "revision 1.0").replace("says that 6", "tells that 6")
+
+
+def remarks(store: Store, name: str, text: str, **given: object) -> list[str]:
+    submitted = store.ingest(name, text, hardware=("h100",), **given)
+    result = store.jobs.get(submitted.job_id or "").result or {}
+    said: list[str] = result["remarks"]
+    return said
+
+
+def test_an_unrelated_file_of_the_same_name_says_what_it_replaces(store: Store) -> None:
+    assert remarks(store, "guide.md", ALPHA) == []
+    [said] = remarks(store, "guide.md", BETA)
+    assert said.startswith("replaces 'Anvil tile guide', with which it shares no text; ")
+    assert "--source-key" in said
+    # What is replaced can be had again, beside the other.
+    assert remarks(store, "guide.md", ALPHA, source_key="anvil") == []
+    titles = {document.title for document in store.documents.find(hardware="h100")}
+    assert titles == {"Anvil tile guide", "Bellows network notes"}
+
+
+def test_two_short_texts_of_one_pattern_are_no_revisions_either(store: Store) -> None:
+    text = "# {0} guide\n\n{0} has {1} lanes for each press unit.\n"
+    assert remarks(store, "guide.md", text.format("Flint one", 17)) == []
+    [said] = remarks(store, "guide.md", text.format("Slate two", 23))
+    assert said.startswith("replaces 'Flint one guide', with which it shares ")
+
+
+@pytest.mark.parametrize(("before", "after"), [(MANUAL, REVISED), (ALPHA, ALPHA + "\nMore.\n")])
+def test_a_revision_is_no_surprise(store: Store, before: str, after: str) -> None:
+    assert remarks(store, "guide.md", before) == []
+    assert remarks(store, "guide.md", after) == []
+
+
+def test_a_reworded_revision_with_another_title_is_none_either(store: Store) -> None:
+    assert remarks(store, "guide.md", ALPHA) == []
+    text = ALPHA.replace("tile guide", "guide 2").replace("seventeen", "19").replace("eight", "12")
+    assert remarks(store, "guide.md", text) == []
+
+
+def test_nearly_the_same_text_under_another_name_names_the_other(store: Store) -> None:
+    assert remarks(store, "manual.md", MANUAL) == []
+    [said] = remarks(store, "manual-v2.md", REVISED)
+    assert "shares 9" in said and "'Anvil manual, revision 0.9'" in said
+    assert "--source-key 'h100/manual.md'" in said
+    # As a version of the other it replaces that one, and the first attempt is still there.
+    assert remarks(store, "manual-v3.md", REVISED + "\nMore.\n", source_key="h100/manual.md") != []
+    assert remarks(store, "other.md", ALPHA) == []
+
+
+def test_the_same_text_about_another_chip_is_no_double(store: Store) -> None:
+    assert remarks(store, "manual.md", MANUAL) == []
+    submitted = store.ingest("manual-v2.md", REVISED, hardware=("mi300x",))
+    assert (store.jobs.get(submitted.job_id or "").result or {})["remarks"] == []
+
+
+def test_files_of_two_folders_are_documents_of_their_own(store: Store, tmp_path: Path) -> None:
+    """As a caller names them: a path below a folder is the name."""
+    assert remarks(store, "a/guide.md", ALPHA) == remarks(store, "b/guide.md", BETA) == []
+    assert len(store.documents.find(hardware="h100")) == 2
