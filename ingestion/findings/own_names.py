@@ -22,9 +22,11 @@ _CALLED = re.compile(
     rf"{_QUOTE}([A-Za-z][A-Za-z0-9-]{{2,20}}){_QUOTE}(?=[\s.,;:)]|$)",
     re.IGNORECASE,
 )
+_BESIDE = r"(?:of|in|to|for|from|by|on|with|per|and|or|size|part|user|limit)"
 _IS = re.compile(
-    rf"\b[Tt]he {_QUOTE}([A-Za-z][A-Za-z0-9-]{{2,20}}){_QUOTE},? (?:is|which is|an?|the)"
-    rf"(?: an?| the)? (?:[a-z0-9-]+ ){{0,3}}{_SCRATCHPAD}\b(?! (?:of (?:the )?host|controller))",
+    rf"\b[Tt]he {_QUOTE}([A-Za-z][A-Za-z0-9-]{{2,20}}){_QUOTE}(?:,? which)?(?: is|,) (?:an?|the)"
+    rf"(?: (?!{_BESIDE} )[a-z0-9-]+){{0,4}} {_SCRATCHPAD}\b"
+    r"(?! (?:size|capacity|limit|banks?|space|usage|budget|allocation|address|controller|user))",
 )
 _NO_NAME = frozenset({"the", "this", "that", "memory", "cache", "chip", "core", "tile", "unit"})
 

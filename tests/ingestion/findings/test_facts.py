@@ -5,6 +5,7 @@ import pytest
 from ingestion.elements import Box, Element, Table
 from ingestion.findings.fact_cells import read_label
 from ingestion.findings.facts import ProposedFact, SourcedFact, find_conflicts, propose_facts
+from ingestion.findings.own_names import own_names
 from ingestion.formats import parse
 from ingestion.passages import split_sections
 from ingestion.read import facts_in
@@ -408,6 +409,24 @@ def test_another_make_of_data_sheet() -> None:
         "peak_matrix_fp16": 120e12,
     }
     assert "Links: 4" in unread and not any("serial" in row for row in unread)
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("It has 1 MiB of scratchpad called the *slab*.", ["slab"]),
+        ("The tray is a software-managed on-chip scratchpad of each core.", ["tray"]),
+        ("The hoard, a scratchpad of 128 KiB, holds tiles.", ["hoard"]),
+        ("The compiler is placing buffers in scratchpad.", []),
+        ("The limit is the scratchpad size.", []),
+        ("The engine is the user of the scratchpad.", []),
+        ("The cache is a scratchpad in this mode.", []),
+    ],
+)
+def test_a_name_for_the_scratchpad_is_one_only_where_it_is_defined(
+    text: str, names: list[str]
+) -> None:
+    assert [name for name, _ in own_names([text])] == names
 
 
 def test_a_turned_label_gives_way_to_one_that_says_it_outright() -> None:
