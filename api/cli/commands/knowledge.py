@@ -354,7 +354,7 @@ def vectors(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write what ships with a folder of knowledge: what was read, and its vectors.
+    """Write the readings and vectors that ship with a folder.
 
     Run it after a change of the documents. A new data directory takes both from there; what is not
     there is read and embedded as any other document is.
