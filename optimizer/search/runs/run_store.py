@@ -59,7 +59,8 @@ def _gain_text(result: Mapping[str, Any]) -> str:
         return "no gain"
     if result.get("best_so_far") is not None:
         return "not confirmed"
-    return UNTRIED if str(result.get("reason", "")).startswith(UNTRIED) else "not measured"
+    untried = str(result.get("reason", "")).startswith(UNTRIED)
+    return "nothing tried" if untried else "not measured"
 
 
 def list_runs(
