@@ -137,8 +137,8 @@ class EvaluationVerdict(Verdict):
 
     `metrics` are measured and derived metrics of a correct kernel by raw names, `problem` the
     quantities of the leading case, `case` its name and `op` its operator. `kernels` are rows of a
-    profiler: name, calls, us, pct. `not_measured` maps a tool to the reason why it reported nothing. An empty
-    `EvaluationVerdict()` is no verdict yet.
+    profiler: name, calls, us, pct. `not_measured` maps a tool to the reason why it reported
+    nothing. An empty `EvaluationVerdict()` is no verdict yet.
     """
 
     metrics: Mapping[str, float | str] = field(default_factory=dict)
