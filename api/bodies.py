@@ -233,7 +233,7 @@ class GoalBody(Body):
         None, description="Stop at this share of what the device's measured ceilings allow."
     )
     synthesizers: list[Literal["recipe", "sample", "traced", "compiler"]] = Field(
-        default_factory=list, description="Only these built-in proposers. Empty: all but traced."
+        default_factory=list, description="Only these built-in proposers. Empty: all."
     )
     candidates: Annotated[int, Field(gt=0, le=10_000)] = Field(
         30, description="Try at most this many candidates."

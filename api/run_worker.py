@@ -21,8 +21,9 @@ from kb.catalog.search.run_processes import RunMail
 from kb.errors import KernloreError
 from optimizer.search.goal import Goal, goal_from_json
 from optimizer.search.loop import Listener
-from optimizer.search.runs.optimize import builtin, optimize
+from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.places import places_for
+from optimizer.search.runs.proposers import builtin
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer

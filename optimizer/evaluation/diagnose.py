@@ -84,6 +84,7 @@ def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> Eval
         metrics=metrics,
         problem=quantities(work) if work else {},
         case=timing.case if timing is not None else "",
+        op=work.op if work else "",
         kernels=tuple(_kernels(inputs.collected)),
         not_measured={**(inputs.not_measured or {}), **refused},
     )

@@ -25,7 +25,9 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, own_entry, target_for
 from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.cpp import DEFAULTS, CppToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
+from retrieval.answer import Move
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
@@ -171,6 +173,7 @@ def known_about(base: KnowledgeBase, evaluation: Evaluation) -> dict[str, Any]:
         metrics=metrics or None if evaluation.correct else None,
         signals=verdict.signal_ids,
         problem=verdict.problem or None,
+        op=verdict.op if verdict.op not in ("", "unknown") else None,
         hardware=evaluation.hardware,
         language=evaluation.language,
         k=settings.default_k,
@@ -183,9 +186,20 @@ def known_about(base: KnowledgeBase, evaluation: Evaluation) -> dict[str, Any]:
     return {
         "retrieval_id": answer.retrieval_id,
         "signals": [signal["id"] for signal in plain(answer.diagnosis)["signals"]],
-        "moves": plain(answer.moves)[:READ],
+        "moves": plain(_left_to_do(answer.moves, evaluation.toolchain))[:READ],
         "excerpts": plain(answer.excerpts)[:READ],
     }
+
+
+def _left_to_do(moves: Sequence[Move], toolchain: str) -> list[Move]:
+    """Without those that set an option which this toolchain, by its name and version, sets by
+    itself."""
+    done = DEFAULTS if toolchain.partition(" ")[0] == CppToolchain.name else {}
+    return [
+        move
+        for move in moves
+        if move.change.get("direction") != "set" or move.change.get("to") not in done
+    ]
 
 
 def known_ceilings(base: KnowledgeBase, target: Target, threads: int) -> Ceilings | None:

@@ -136,9 +136,9 @@ class EvaluationVerdict(Verdict):
     """Why an evaluation came out as it did: a diagnosis, and what it was derived from.
 
     `metrics` are measured and derived metrics of a correct kernel by raw names, `problem` the
-    quantities of the leading case and `case` its name. `kernels` are rows of a profiler: name,
-    calls, us, pct. `not_measured` maps a tool to the reason why it reported nothing. An empty
-    `EvaluationVerdict()` is no verdict yet.
+    quantities of the leading case, `case` its name and `op` its operator. `kernels` are rows of a
+    profiler: name, calls, us, pct. `not_measured` maps a tool to the reason why it reported
+    nothing. An empty `EvaluationVerdict()` is no verdict yet.
     """
 
     metrics: Mapping[str, float | str] = field(default_factory=dict)
@@ -146,13 +146,14 @@ class EvaluationVerdict(Verdict):
     case: str = ""
     kernels: tuple[Mapping[str, Any], ...] = ()
     not_measured: Mapping[str, str] = field(default_factory=dict)
+    op: str = ""
 
     def as_json(self) -> dict[str, Any]:
         """The stored form; an empty object where there is no verdict yet."""
         if self == EvaluationVerdict():
             return {}
         stored = asdict(self)
-        later = {name: stored.pop(name) for name in ("kernels", "not_measured")}
+        later = {name: stored.pop(name) for name in ("kernels", "not_measured", "op")}
         return {**stored, "primary": self.primary, **later}
 
 

@@ -20,6 +20,7 @@ from optimizer.search.records import Node, Proposal, time_text
 from optimizer.search.tree import BY_COMMANDS, Tree
 
 FINALISTS = 2
+UNTRIED = "nothing was tried"  # how the reason begins where there was no candidate
 FIRST_RIGHT = "the first right candidate"  # the baseline of a chip without a reference
 RECENT = 4  # evaluations that say how long one takes
 ROUNDS = 2  # of fresh processes for each finalist
@@ -86,10 +87,12 @@ def confirm(
     over: str = "the reference",
     most: int = FINALISTS,
     left: Callable[[], float] = lambda: math.inf,
+    untried: Callable[[], str] = lambda: UNTRIED,
 ) -> Outcome:
     """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
     with. most: finalists. left: seconds that are left; the best finalist is measured at least once,
-    and what is not begun, because it would not end in time, is noted."""
+    and what is not begun, because it would not end in time, is noted. untried: the reason to give
+    where there was no candidate."""
     notes: list[str] = []
     wrong: list[int] = []
     best: Outcome | None = None
@@ -105,7 +108,7 @@ def confirm(
     inherited = _inherited(tree)
     right = best_so_far(tree, wrong)
     number = right.number if right is not None else None
-    if best is None and (reason := _not_measured(tree, chosen)):
+    if best is None and (reason := _not_measured(tree, chosen, untried)):
         return Outcome(
             None, None, reason, inherited, (), tuple(notes), measured=False, best_so_far=number
         )
@@ -176,16 +179,12 @@ def _inherited(tree: Tree) -> Interval | None:
     )
 
 
-def _not_measured(tree: Tree, chosen: Sequence[Node]) -> str:
+def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]) -> str:
     """Why there is no figure, with what would help; empty where there is one."""
     tried = [node for node in tree if node.parent is not None]
     right = [node for node in tried if node.correct]
     if not tried:
-        return (
-            "nothing was tried: no recipe, skill or proposer had a candidate for this problem"
-            " in its time; more time (--minutes), a language model (--models) or a proposer of your"
-            " own (POST /runs) can bring some"
-        )
+        return untried()
     if not right:
         first = next((n.evaluation.message for n in tried if n.evaluation is not None), "")
         return (
@@ -216,9 +215,12 @@ def finalists(tree: Tree) -> list[Node]:
 
 def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
     """About how long the next candidate and the last measurement take, by those that were
-    evaluated; 0 while nothing was."""
+    evaluated; 0 while no candidate was, so that the first is tried as long as there is any time.
+    Where there is no finalist yet, the next may be measured again once."""
+    if all(node.parent is None for node in tree):
+        return 0.0
     took = [sum(n.evaluation.seconds.values()) for n in tree if n.evaluation is not None]
-    again = (ROUNDS + 1) * max(1, min(most, len(finalists(tree))))
+    again = (ROUNDS + 1) * min(most, len(finalists(tree))) or 1
     return (1 + again) * max(took[-RECENT:], default=0.0)
 
 

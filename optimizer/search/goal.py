@@ -145,7 +145,7 @@ def _spent(
         kept = min(reserve, RESERVED * 60 * goal.minutes)
         if seconds + kept >= 60 * goal.minutes:
             reserved = f", with {kept:.0f} seconds for the last measurement" if kept >= 1 else ""
-            return f"{goal.minutes:g} minutes are over{reserved}"
+            return f"{_over(goal)}{reserved}"
     if goal.usd is not None and spent >= goal.usd:
         return f"{spent:.2f} USD were spent"
     if goal.stall is not None and len(own) >= goal.stall:
@@ -155,6 +155,15 @@ def _spent(
         if own[-1].number - last >= goal.stall:
             return f"nothing better in {goal.stall} candidates"
     return None
+
+
+def minutes_are_over(goal: Goal, ended: str) -> bool:
+    """Whether the time is the reason that `reason_to_stop` gave."""
+    return goal.minutes is not None and ended.startswith(_over(goal))
+
+
+def _over(goal: Goal) -> str:
+    return f"{goal.minutes:g} minutes are over"
 
 
 def _number(node: Node, name: str) -> float | None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kb import telemetry
+from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import last_seconds
 from optimizer.search.evaluate import Bench, evaluate_all
 from optimizer.search.goal import Goal, reason_to_stop
@@ -23,7 +24,13 @@ from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
 from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, without_evaluation
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.store import RunRow, RunStore
-from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView, Synthesizer
+from optimizer.search.synthesizers.base import (
+    Asking,
+    Context,
+    HardwareView,
+    ProblemView,
+    Synthesizer,
+)
 from optimizer.search.tree import Tree
 
 FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up
@@ -54,7 +61,8 @@ class Listener(Protocol):
 class Search:
     """One run: `row` is its stored row and holds its goal. `inherited` are stored winners of
     earlier runs, which are tried first. `clock` is in seconds. `spent` are seconds that
-    getting ready took: the minutes of the goal include them."""
+    getting ready took: the minutes of the goal include them. `measured` is the reference's
+    evaluation where it is known already."""
 
     row: RunRow
     store: RunStore
@@ -68,6 +76,7 @@ class Search:
     clock: Callable[[], float] = time.monotonic
     tree: Tree = field(default_factory=Tree)
     spent: float = 0.0
+    measured: Evaluation | None = None
 
     def __post_init__(self) -> None:
         self.goal: Goal = self.row.goal
@@ -130,7 +139,7 @@ class Search:
 
     def _reference(self) -> Node:
         with telemetry.span("node: evaluate", {"kernlore.node": REFERENCE}):
-            evaluation = self.bench.reference()
+            evaluation = self.measured or self.bench.reference()
         return Node(REFERENCE, None, "evaluated", None, evaluation, at=self.seconds)
 
     def _stop(self, tree: Tree) -> str | None:
@@ -145,6 +154,10 @@ class Search:
         counted = [node for node in tree if node.state != "failed"]
         reserve = last_seconds(tree) if self.goal.minutes is not None else 0.0
         return reason_to_stop(self.goal, counted, self.seconds + self.spent, reserve)
+
+    def first_context(self) -> Context:
+        """What the next candidate from the reference is made from."""
+        return self._proposer.context(self.tree, REFERENCE)
 
     def left(self) -> float:
         """Seconds that the goal leaves; negative where its minutes are over."""

@@ -33,6 +33,7 @@ SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers
 # The same where nothing ever answered at the address of a model: each has retries of its own.
 NEVER_ANSWERED = 2
 CONTEXT_TOKENS = 6_000  # of knowledge where no proposer reads it; and of earlier kernels and log
+NOTHING_LEFT = "nothing is left to try"
 Pair = tuple[str, int]
 
 
@@ -143,7 +144,7 @@ class Proposer:
         while True:
             parent = self._parent(tree, chance)
             if parent is None:
-                return "nothing is left to try"
+                return NOTHING_LEFT
             for synthesizer in self._order(tree, parent):
                 context = self.context(tree, parent, isinstance(synthesizer, ReadsContext))
                 try:

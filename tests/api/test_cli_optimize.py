@@ -55,6 +55,39 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
   return 0;
 }
 """
+OWN = """
+import torch
+from torch import nn
+
+
+class Model(nn.Module):
+    def __init__(self, groups):
+        super().__init__()
+        self.norm = nn.GroupNorm(groups, 12)
+
+    def forward(self, x, r):
+        return nn.functional.silu(self.norm(x)) + r
+
+
+def get_inputs():
+    return [torch.randn(2, 12, 9, 11), torch.randn(2, 12, 9, 11)]
+
+
+def get_init_inputs():
+    return [3]
+"""
+SORTED = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.sort(x, dim=-1).values
+
+
+def get_inputs():
+    return [torch.randn(9, 65)]
+"""
 CALL = """
 import sys, torch
 from map_id_kernel import ModelNew
@@ -112,8 +145,8 @@ def told(ran: Ran) -> dict[str, Any]:
     return answer
 
 
-def run_json(place: Path, *arguments: str | Path) -> Any:
-    done = kernlore("runs", *arguments, "--json", data=place / "data")
+def run_json(place: Path, *arguments: str | Path, data: str = "data") -> Any:
+    done = kernlore("runs", *arguments, "--json", data=place / data)
     assert done.code == 0, done.err
     return done.json
 
@@ -280,6 +313,32 @@ def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
     assert command[0] == f"PYTHONPATH={out}" and command[1:3] == ["python", "-c"]
     imported = on_bare_machine(bare, "-c", command[3], cwd=place, path=out)
     assert imported.returncode == 0, imported.stderr
+
+
+def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(place: Path) -> None:
+    problem = place / "own_norm.py"
+    problem.write_text(OWN)
+    options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "2")
+    done = kernlore("optimize", problem, *options, "-o", place / "own", "--json", data=place / "x")
+    assert done.code == 0, done.err
+    first = run_json(place, "tree", done.json["run"], data="x")[1]
+    assert first["synthesizer"] == "traced" and first["verdict"] in ("correct", "unmeasured")
+
+
+def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_one(
+    place: Path,
+) -> None:
+    problem = place / "own_sort.py"
+    problem.write_text(SORTED)
+    options = ("--language", "cpp", "--knowledge", "off")
+    done = kernlore("optimize", problem, *options, "-o", place / "sort", "--json", data=place / "x")
+    assert done.code == 0, done.err
+    reason = done.json["outcome"]["reason"]
+    assert re.search(r"no candidate exists. Asked: recipe; traced \(.*sort.*\)", reason), reason
+    assert "compiler, which was not asked, has one: leave --language out" in reason
+    (listed,) = [r for r in run_json(place, "list", data="x") if r["id"] == done.json["run"]]
+    assert (listed["gain"], listed["run"]) == ("nothing tried", listed["id"])
+    assert run_json(place, "show", listed["id"], data="x")["reason"] == reason
 
 
 @pytest.mark.skipif(not LITELLM, reason="the extra `llm` is not installed")

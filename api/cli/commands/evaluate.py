@@ -110,11 +110,9 @@ def _knowledge(known: Json) -> list[str]:
     if not known:
         return []
     lines = ["", f"known about {', '.join(known['signals']) or 'it'}:"]
+    # A kernel that somebody wrote has none of the parameters that a move's change is about.
     for move in known["moves"]:
-        change = move["change"]
-        lines.append(
-            f"  move {move['name']}: {change['direction']} {change['role']}. {move['why']}"
-        )
+        lines.append(f"  move {move['name']}: {move['why']} ({move['source']['section']})")
     sections = dict.fromkeys(excerpt["section"] for excerpt in known["excerpts"])
     lines += [f"  read {section}" for section in sections]
     return lines

@@ -42,7 +42,7 @@ Synthesizers = Annotated[
     str,
     typer.Option(
         help="Only these proposers: recipe, sample, traced, compiler, llm; separate them by commas."
-        " Default: all but traced."
+        " Default: all that can be asked here."
     ),
 ]
 Knowledge = Annotated[

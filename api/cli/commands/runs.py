@@ -277,7 +277,7 @@ def pack(
         str,
         typer.Option(
             help="Only these proposers: recipe, traced, compiler; separate them by commas."
-            " Default: recipe and compiler."
+            " Default: all three."
         ),
     ] = "",
     data_dir: DataDir = None,

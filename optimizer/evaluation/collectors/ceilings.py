@@ -38,6 +38,7 @@ CHILD = Path(__file__).with_name("ceilings_child.py")
 SECONDS = 120.0
 MIB = 1 << 20
 BUSY = 0.05
+AGAIN_SECONDS = 1800.0  # after which what a busy machine measured is measured again
 FORM = 4  # of the stored JSON; raised when a figure changes its meaning
 
 
@@ -267,6 +268,11 @@ def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
     return min(known, key=lambda figure: figure.value) if known else None
 
 
+def _outdated(stored: Ceilings) -> bool:
+    age = time.time() - stored.measured_at
+    return not stored.trusted and not 0 <= age < AGAIN_SECONDS
+
+
 class DeviceStore:
     """Ceilings kept as one JSON file for each device: `DATA_DIR/devices/<id>.json`."""
 
@@ -299,12 +305,13 @@ class DeviceStore:
         return path
 
     def ensure(self, kind: DeviceKind, threads: int) -> Ceilings:
-        """The ceilings of this machine's device; measured if none are stored, or only those of a
-        busy machine."""
+        """The ceilings of this machine's device; measured if none are stored, or only those that a
+        busy machine measured more than AGAIN_SECONDS ago: a machine that stays busy would pay for
+        them, half a minute each, before every search."""
         identity = identify(kind)
         stored = self.load(identity, threads)
-        if stored is None or not stored.trusted:
-            self.save(identity, measure_ceilings(kind, threads))
+        if stored is None or _outdated(stored):
+            self.save(identity, _measured(kind, threads))
             stored = self.load(identity, threads)
             assert stored is not None
         return stored

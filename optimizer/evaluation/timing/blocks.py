@@ -31,6 +31,7 @@ from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 CROWD = 0.5  # processors that other work may use
 MAX_CALIBRATION = 5  # blocks of each side
 SLOW_CALIBRATION_NS = 1_000_000_000
+BUSY_FROM_THE_START = 10  # pairs, none of them quiet, after which there is no hope of a figure
 TELLING_BLOCKS = 4  # with fewer, chance explains much
 # How much may be missing from the candidate's clocks and still pass for a delay of the machine:
 # shares of a block and of a call, and what waking a process and copying outputs take.
@@ -199,6 +200,8 @@ def measure(
             return Measured(CaseTiming(case, "none", reason=mismatch), (), mismatch)
         if any(_busy(block, policy) for block in blocks):
             noisy += 1
+            if _hopeless(len(pairs), noisy, policy):
+                break
             continue
         pairs.append(blocks)
         if len(pairs) >= policy.min_pairs and _narrow_enough(pairs, policy):
@@ -285,6 +288,13 @@ def _pair(
 
 def _busy(block: Block, policy: TimingPolicy) -> bool:
     return block.quiet_mean_ns(policy.waits) is None
+
+
+def _hopeless(quiet: int, noisy: int, policy: TimingPolicy) -> bool:
+    """Whether other work keeps the processors so busy that going on is in vain: min_pairs cannot be
+    reached any more, or every pair was disturbed and there were enough of them to tell."""
+    too_few = noisy > policy.max_pairs - policy.min_pairs
+    return too_few or (not quiet and noisy >= BUSY_FROM_THE_START)
 
 
 def _narrow_enough(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy) -> bool:

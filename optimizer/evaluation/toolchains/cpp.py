@@ -46,6 +46,7 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "prefetch_loops": {"true": ("-fprefetch-loop-arrays",), "false": ()},
     "interchange_loops": {"true": ("-floop-interchange",), "false": ()},
 }
+# What is set where a candidate says nothing of it: advice to set it is of no use.
 DEFAULTS: Mapping[str, str] = {"opt_level": "3", "march": "native"}
 MARKED = re.compile(r"^\s*(?://|/?\*+)\s*kernlore-flags:\s*(.+?)\s*(?:\*/)?$", re.MULTILINE)
 

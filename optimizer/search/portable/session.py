@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.synthesizers.traced.synthesizer import LANGUAGES, TracedSynthesizer
 from optimizer.search.tree import Tree
+from optimizer.search.untried import why_untried
 
 
 class Lines:
@@ -240,7 +242,8 @@ def _search(
             spent=time.monotonic() - began,
         )
         ended = search.run()
-        outcome = confirm(search.tree, bench, most=most, left=search.left)
+        untried = partial(why_untried, search, ended.ended, {})
+        outcome = confirm(search.tree, bench, most=most, left=search.left, untried=untried)
     store.update(replace(ended, result=outcome.as_json()))
 
 
@@ -268,7 +271,7 @@ def _synthesizers(
     wanted = [goal.language] if goal.language else list(places)
     synthesizers: list[Synthesizer] = [RecipeSynthesizer(_recipes(session), wanted)]
     here = [name for name in LANGUAGES if name in wanted and name in places]
-    if "traced" in goal.synthesizers and here:
+    if here:
         synthesizers.append(TracedSynthesizer(log))
     if "torch" in wanted:
         synthesizers.append(CompilerSynthesizer())

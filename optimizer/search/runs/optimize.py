@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from kb.ids import new_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
@@ -36,25 +38,18 @@ from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.models import asked_models, check_keys, language_models
 from optimizer.search.runs.places import bench_for, places_for, target_of
+from optimizer.search.runs.proposers import builtin, left_out
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.runs.samples import compared_with, manual_samples
+from optimizer.search.runs.samples import compared_with
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.llm.settings import ModelOptions
-from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
-from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer, adapt_winner
+from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner
 from optimizer.search.tree import Tree
+from optimizer.search.untried import LeftOut, Stages, why_untried
 from retrieval.knowledge_base import KnowledgeBase
 
-# The built-in synthesizers, and what each of them requires.
-REQUIRES = {
-    "recipe": "recipes of active skills",
-    "sample": "code samples of an uploaded manual",
-    "traced": "C++ for the CPU or Triton for a GPU: --language cpp or triton, or no --language",
-    "compiler": "--language torch, or no --language",
-}
-BUILTIN = tuple(REQUIRES)
 INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
 CANCELLED_EARLY = "cancelled before the winner was measured again"
@@ -102,11 +97,11 @@ def optimize(
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
     are language models to ask too, as `name=weight,name`; `model_options` say how. `knowledge` is
-    shown to proposers in place of this base's. `resume` is the id of a run to continue.
-    `elsewhere` are nodes of a cluster that measure in place of this machine. Raises InvalidRequest,
-    NotFound, RunInterrupted, Unavailable, and Conflict for a run that has ended.
+    shown to proposers in place of this base's. `resume` is the id of a run to continue. The nodes
+    of `elsewhere` measure in place of this machine. Raises InvalidRequest, NotFound, Unavailable,
+    RunInterrupted, and Conflict for a run that has ended.
     """
-    began, options = time.monotonic(), model_options or ModelOptions()
+    stages, options = Stages(), model_options or ModelOptions()
     problem = load_problem(problem_path)
     store = _store_of(base, resume, problem)
     _check_models(goal, models, options)
@@ -114,15 +109,13 @@ def optimize(
     chosen = list(proposers) if proposers is not None else builtin(base, goal, places)
     lock = _lock(base, store, resume, run_id or new_id("run"))
     with lock, _bench(base, problem, places, elsewhere, listener) as bench:
-        view = problem_view(problem, bench.device, _is_elsewhere(bench))
-        hardware_view = hardware_view_of(target_of(places), places, goal.language)
-        check_launch(view, hardware_view)
+        stages.ended("what compilers and device can do")
+        view, hardware_view = _views(problem, bench, places, goal)
         over = _compared_with(bench, chosen, view, hardware_view, store, resume)
         asked = asked_models(models, options, listener)
-        if resume is not None:
-            run = _watched(store, _resumed(base, store, resume, problem, asked), bench)
-        else:
-            run = _watched(store, _begin(store, problem, bench, goal, lock.run_id, asked), bench)
+        stages.ended("reading the problem")
+        run, measured = _begun(base, store, resume, problem, bench, goal, lock.run_id, asked)
+        stages.ended("the reference")
         with _ends(store, run.id):
             if models:
                 tools = ModelTools(base, hardware_view, view, places)
@@ -137,12 +130,24 @@ def optimize(
                 hardware=hardware_view,
                 listener=listener,
                 inherited=_inherited(base, store, problem, view, hardware_view, places),
-                spent=time.monotonic() - began,
+                spent=stages.total,
+                measured=measured,
             )
+            others = partial(left_out, base, goal, places, chosen)
             try:
-                return _carried_out(search, bench, over, problem)
+                return _carried_out(search, bench, over, problem, stages, others)
             finally:
                 keep_right_kernels(base, search.tree, view, hardware_view, run.id)
+
+
+def _views(
+    problem: Problem, bench: RunBench, places: dict[str, Place], goal: Goal
+) -> tuple[ProblemView, HardwareView]:
+    """Problem and hardware as proposers see them. Raises InvalidRequest, see `check_launch`."""
+    view = problem_view(problem, bench.device, _is_elsewhere(bench))
+    hardware = hardware_view_of(target_of(places), places, goal.language)
+    check_launch(view, hardware)
+    return view, hardware
 
 
 def _places(
@@ -200,8 +205,16 @@ def _ends(store: CatalogStore, run_id: str) -> Iterator[None]:
         raise
 
 
-def _carried_out(search: Search, bench: RunBench, over: str, problem: Problem) -> Finished:
-    """Search, then measure the winner again; what came of it is stored. Raises RunInterrupted."""
+def _carried_out(
+    search: Search,
+    bench: RunBench,
+    over: str,
+    problem: Problem,
+    stages: Stages,
+    others: Callable[[], Sequence[LeftOut]],
+) -> Finished:
+    """Search, then measure the winner again; what came of it is stored. `stages` and `others` serve
+    to say why nothing was tried. Raises RunInterrupted."""
     tree, store = search.tree, search.store
     try:
         ended = search.run()
@@ -210,7 +223,8 @@ def _carried_out(search: Search, bench: RunBench, over: str, problem: Problem) -
         elif ended.state == "failed" and best_so_far(tree) is None:
             outcome = not_confirmed(tree, ended.ended, over)
         else:
-            outcome = confirm(tree, bench, over, left=search.left)
+            why = partial(why_untried, search, ended.ended, stages.seconds, others)
+            outcome = confirm(tree, bench, over, left=search.left, untried=why)
     except (KeyboardInterrupt, SystemExit) as interrupt:
         outcome = _with_clock(not_confirmed(tree, INTERRUPTED_EARLY, over), bench, over)
         seconds = round(search.seconds, 3)
@@ -286,47 +300,6 @@ def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
     check_keys(models, options)
 
 
-def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
-    """The synthesizers that need no key: recipes, samples of manuals, torch's compiler.
-
-    If the goal names some of them, only those. Raises InvalidRequest for one that is unavailable.
-    """
-    available = _builtin(base, goal, places)
-    if not goal.synthesizers:
-        return available
-    chosen = [synthesizer for synthesizer in available if synthesizer.name in goal.synthesizers]
-    named = set(goal.synthesizers) & set(BUILTIN)
-    absent = sorted(named - {synthesizer.name for synthesizer in chosen})
-    if absent:
-        names = ", ".join(synthesizer.name for synthesizer in available)
-        raise InvalidRequest(
-            f"the {absent[0]} synthesizer is unavailable: it requires {REQUIRES[absent[0]]}",
-            hint=f"Available here: {names}.",
-        )
-    return chosen
-
-
-def _builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
-    wanted = [goal.language] if goal.language else list(places)
-    proposers: list[Synthesizer] = []
-    recipes = library_recipes(base)
-    proposers.append(RecipeSynthesizer(recipes, [name for name in wanted if name in places]))
-    samples = manual_samples(base, places) if goal.knowledge else []
-    if samples:
-        proposers.append(SampleSynthesizer(samples))
-    # Both import torch's compiler, which takes seconds. Traced kernels are new: on request alone.
-    here = [name for name in ("cpp", "triton") if name in wanted and name in places]
-    if "traced" in goal.synthesizers and here:
-        from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
-
-        proposers.append(TracedSynthesizer())
-    if "torch" in wanted:
-        from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
-
-        proposers.append(CompilerSynthesizer())
-    return proposers
-
-
 def hardware_view_of(
     target: Target, places: Mapping[str, Place], language: str | None = None
 ) -> HardwareView:
@@ -375,6 +348,24 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
     return attribution(Tree(store.nodes(run_id)), task, proposers, ServiceKnowledge(base))
 
 
+def _begun(
+    base: KnowledgeBase,
+    store: CatalogStore,
+    resume: str | None,
+    problem: Problem,
+    bench: RunBench,
+    goal: Goal,
+    run_id: str,
+    asked: Mapping[str, Any],
+) -> tuple[RunRow, Evaluation | None]:
+    """The run's row, and for a new run the reference's evaluation: it makes the problem's row,
+    which the run's row points to."""
+    if resume is not None:
+        return _watched(store, _resumed(base, store, resume, problem, asked), bench), None
+    reference = bench.reference()
+    return _watched(store, _begin(store, problem, bench, goal, run_id, asked), bench), reference
+
+
 def _begin(
     store: CatalogStore,
     problem: Problem,
@@ -383,7 +374,6 @@ def _begin(
     run_id: str,
     asked: Mapping[str, Any],
 ) -> RunRow:
-    bench.reference()  # makes the problem's row, which the run's row points to
     run = RunRow(
         id=run_id,
         problem=str(problem.path),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import tempfile
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
@@ -19,6 +20,7 @@ from kb.catalog.search.runs import EVERY_RUN, Runs, RunWhere
 from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
+from optimizer.search.confirm import UNTRIED
 from optimizer.search.records import Node, time_text
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow
@@ -35,24 +37,38 @@ def run_store(base: KnowledgeBase) -> CatalogStore:
 
 
 def summary_of(run: RunRow) -> Json:
-    """One run in a row of a list; `gain` says why there is none where there is none."""
-    gain = run.result.get("gain")
-    figure = f"{gain['value']:.2f} [{gain['low']:.2f}, {gain['high']:.2f}]" if gain else ""
+    """One run in a row of a list; `gain` is two words where there is none."""
     return {
         "run": run.id,
         "problem": _problem_name(Path(run.problem)),
         "hardware": run.hardware,
         "state": run.state,
-        "gain": figure or run.result.get("reason", ""),
+        "gain": _gain_text(run.result),
         "ended": run.ended,
     }
+
+
+def _gain_text(result: Mapping[str, Any]) -> str:
+    """The gain of a stored result, short enough for the cell of a table; empty while there is
+    none."""
+    if not result:
+        return ""
+    if gain := result.get("gain"):
+        return f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}]"
+    if result.get("measured", True):
+        return "no gain"
+    if result.get("best_so_far") is not None:
+        return "not confirmed"
+    untried = str(result.get("reason", "")).startswith(UNTRIED)
+    return "nothing tried" if untried else "not measured"
 
 
 def list_runs(
     base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
 ) -> list[Json]:
-    """Summaries of the runs that are meant, newest first."""
-    return [summary_of(run) for run in run_store(base).latest(limit, offset, where)]
+    """Summaries of the runs that are meant, newest first. `id` is the run's, as over HTTP."""
+    listed = run_store(base).latest(limit, offset, where)
+    return [{"id": run.id, **summary_of(run)} for run in listed]
 
 
 def count_runs(base: KnowledgeBase, where: RunWhere = EVERY_RUN) -> int:
@@ -69,6 +85,7 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
     owner = owner_of(base, run_id) if run.state == "running" else None
     return {
         **summary_of(run),
+        **({"reason": reason} if (reason := run.result.get("reason")) else {}),
         **_process(run, owner),
         "goal": goal,
         "asked": {name: value for name, value in run.asked.items() if value is not None},

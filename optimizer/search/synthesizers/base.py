@@ -153,6 +153,16 @@ class ReadsContext(Protocol):
 
 
 @runtime_checkable
+class SaysWhy(Protocol):
+    """A synthesizer that knows why it has no candidate for a problem.
+
+    `nothing_because` says it in words; empty while it has candidates.
+    """
+
+    nothing_because: str
+
+
+@runtime_checkable
 class OfRoles(Protocol):
     """A synthesizer that can only change parameters with a role (see kb/moves_vocabulary.py)."""
 

@@ -156,6 +156,7 @@ def test_a_verdict_keeps_its_stored_form() -> None:
         "primary": "memory_bound",
         "kernels": [{"name": "add", "us": 3.0}],
         "not_measured": {"perf": "no counters"},
+        "op": "matmul",
     }
     assert json.dumps(verdict_from_json(stored).as_json()) == json.dumps(stored)
     assert verdict_from_json({}).as_json() == {}

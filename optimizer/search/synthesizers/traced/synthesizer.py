@@ -86,6 +86,7 @@ class TracedSynthesizer:
     def __init__(self, log: Callable[[str], None] | None = None) -> None:
         """`log` is told why a problem gets no kernel; by default this module's logger."""
         self._log = log or _log.info
+        self.nothing_because = ""
         self._lowered: dict[tuple[str, str], Lowered | None] = {}
 
     def propose(self, context: Context) -> Proposal | None:
@@ -105,7 +106,7 @@ class TracedSynthesizer:
             try:
                 text, about = _written(language, lowered, context.problem, values)
             except NotWritten as problem:
-                self._log(f"no kernel of its own for {context.problem.name}: {problem}")
+                self._says(context.problem.name, str(problem))
                 self._lowered[(context.problem.name, language.name)] = None
                 return None
             if language is TRITON and text in texts:
@@ -126,6 +127,10 @@ class TracedSynthesizer:
                 cases=lowered.cases,
             )
         return None
+
+    def _says(self, what: str, why: str) -> None:
+        self.nothing_because = why
+        self._log(f"no kernel of its own for {what}: {why}")
 
     def _programs(self, problem: ProblemView, language: Language) -> Lowered | None:
         """The programs; None where the first timed case has none."""
@@ -148,7 +153,7 @@ class TracedSynthesizer:
         for case in problem.cases:
             program = lowered(case, library, without)
             if isinstance(program, str):
-                self._log(f"no kernel of its own for {problem.name}, {case.name}: {program}")
+                self._says(f"{problem.name}, {case.name}", program)
                 if case is problem.main:
                     return None
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,7 +14,9 @@ import pytest
 from kb.catalog import open_catalog
 from kb.catalog.tables.hardware import devices, hardware
 from optimizer.evaluation.catalog_journal import store_device
+from optimizer.evaluation.collectors import ceilings
 from optimizer.evaluation.collectors.ceilings import (
+    AGAIN_SECONDS,
     BUSY,
     CHILD,
     FORM,
@@ -160,3 +163,17 @@ def test_a_measured_device_is_one_row_of_the_catalog(tmp_path: Path) -> None:
     assert row.copy_bandwidth == SEEN.copy_bandwidth
     assert row.matmul_peak["bfloat16"] == pytest.approx(2233.7e9)
     assert row.measured_at.startswith("2023-11-14") and row.environment["kind"] == "cpu"
+
+
+def test_a_machine_that_stays_busy_is_not_measured_before_every_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, now = DeviceStore(tmp_path), time.time()
+    busy = replace(SEEN, waited=0.7, measured_at=now)
+    monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: busy)
+    assert store.ensure("cpu", 2) == busy
+    quiet = replace(SEEN, measured_at=now)
+    monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: quiet)
+    assert store.ensure("cpu", 2) == busy
+    monkeypatch.setattr(time, "time", lambda: now + AGAIN_SECONDS)
+    assert store.ensure("cpu", 2).trusted
