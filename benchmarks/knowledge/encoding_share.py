@@ -69,7 +69,8 @@ def whole(services: Services, clock: Clock, counting: Counting) -> float:
     setattr(worker_module, READ, clock.timed("cutting and findings", read))
     try:
         with services.parser_pool() as pool:
-            worker: Any = services.worker(TimedParsers(pool, clock))  # type: ignore[arg-type]
+            timed: Any = TimedParsers(pool, clock)
+            worker: Any = services.worker(timed, anew=True)
             _time_steps(worker, clock)
             worker.drain()
     finally:
