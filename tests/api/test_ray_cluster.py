@@ -222,9 +222,9 @@ def test_several_problems_are_searched_side_by_side(
 ) -> None:
     other = tmp_path / "larger.py"
     other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
-    options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--knowledge", "off")
-    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "--json")
-    done = kernlore(*asked, "-o", tmp_path / "out", data=chip.settings.data_dir)
+    options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--json")
+    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
+    done = kernlore(*asked, data=chip.settings.data_dir)
     assert done.code == 0, done.err
     assert [(a["problem"], a["state"]) for a in done.json] == [
         ("matmul", "finished"),
