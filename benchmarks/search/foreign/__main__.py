@@ -1,11 +1,14 @@
 """Write foreign problems, and report what their searches came to.
 
     python -m benchmarks.search.foreign write --size gpu --seeds 0-3 --out foreign
+    python -m benchmarks.search.foreign write --size gpu --modules --out foreign
     kernlore runs pack foreign/*.py --hardware h200 -o foreign.zip
     python foreign.zip --out results --minutes 9          (on the machine with the device)
     python -m benchmarks.search.foreign report results -o report.md
 
 Even seeds may be looked at while the product is changed; odd seeds are for the report alone.
+--modules writes blocks of torchvision, timm and transformers models in place of drawn problems;
+those packages must be installed where they are searched.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from pathlib import Path
 
 from benchmarks.report import ended, say, write_result
 from benchmarks.search.foreign.grammar import FAMILIES, problem_text
+from benchmarks.search.foreign.modules import write_modules
 from benchmarks.search.foreign.report import read_results, report
 from benchmarks.search.gains.sessions import opened
 from kb.errors import InvalidRequest
@@ -29,6 +33,7 @@ def main() -> None:
     writing.add_argument("--size", choices=("cpu", "gpu"), required=True)
     writing.add_argument("--seeds", default="0-3", help="first and last, such as 0-3")
     writing.add_argument("--families", nargs="*", default=list(FAMILIES), choices=list(FAMILIES))
+    writing.add_argument("--modules", action="store_true", help="blocks of published models")
     writing.add_argument("--out", type=Path, required=True)
     reporting = commands.add_parser("report", help="report the folders that sessions left")
     reporting.add_argument("folders", nargs="+", type=Path)
@@ -44,12 +49,16 @@ def main() -> None:
 
 def write(options: argparse.Namespace) -> None:
     """Raises InvalidRequest where the seeds are not two numbers."""
+    options.out.mkdir(parents=True, exist_ok=True)
+    if options.modules:
+        names = write_modules(options.size, options.out)
+        say(f"{len(names)} problems in {options.out}")
+        return
     first, _, last = options.seeds.partition("-")
     if not (first.isdigit() and (last or first).isdigit()):
         raise InvalidRequest(
             f"{options.seeds!r} are no seeds", hint="Give the first and the last one: 0-3."
         )
-    options.out.mkdir(parents=True, exist_ok=True)
     for family in options.families:
         for seed in range(int(first), int(last or first) + 1):
             text = problem_text(family, seed, options.size)

@@ -39,11 +39,17 @@ class Result:
 
     @property
     def family(self) -> str:
-        return self.name.rpartition("_")[0]
+        """Of a drawn problem; blocks of published models are a family of their own."""
+        return self.name.rpartition("_")[0] if self.drawn else "published block"
+
+    @property
+    def drawn(self) -> bool:
+        """By a seed, which ends the name."""
+        return self.name.rpartition("_")[2].isdigit()
 
     @property
     def opened(self) -> bool:
-        return int(self.name.rpartition("_")[2]) % 2 == 0
+        return not self.drawn or int(self.name.rpartition("_")[2]) % 2 == 0
 
 
 def read_results(folder: Path) -> list[Result]:
