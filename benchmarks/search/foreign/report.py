@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 from benchmarks.report import table
 from benchmarks.search.gains.rows import compiled_default, geomean
@@ -23,8 +24,9 @@ class Result:
     """One searched problem. gain: the winner over eager on values that the search never saw; 1 by
     dispatch where nothing was certainly faster; None where nothing could be measured. default,
     best: torch.compile as it comes and its best option over eager, as the search measured them;
-    None where they were not right or not tried. reason: why there is no gain, or why
-    the run ended."""
+    None where they were not right or not tried. first: seconds from the beginning of the run, the
+    reference's evaluation included, to the first right candidate; None where there is none. reason:
+    why there is no gain, or why the run ended."""
 
     name: str
     gain: float | None
@@ -34,6 +36,7 @@ class Result:
     origin: str
     plan: str
     candidates: int
+    first: float | None
     seconds: float
     reason: str
 
@@ -60,18 +63,19 @@ def read_results(folder: Path) -> list[Result]:
         reason = path.read_text(encoding="utf-8").splitlines()[0]
         before = results.get(name)
         if before is None or before.gain is None:
-            results[name] = Result(name, None, "", None, None, "", "", 0, 0.0, reason)
+            results[name] = Result(name, None, "", None, None, "", "", 0, None, 0.0, reason)
     return list(results.values())
 
 
 def _result(run: RunRow, folder: Path) -> Result:
     tree = Tree(FileStore(folder).nodes(run.id))
     candidates = len(tree) - 1
+    first = min((node.at for node in tree.nodes[1:] if node.correct), default=None)
     default, best = _speedup(compiled_default(tree)), _best_option(tree)
     name = problem_name(run)
     if not is_finished(run):
         reason = run.ended or "cut off before the last measurement"
-        return Result(name, None, "", default, best, "", "", candidates, run.seconds, reason)
+        return Result(name, None, "", default, best, "", "", candidates, first, run.seconds, reason)
     outcome = outcome_from_json(run.result)
     proposal = tree[outcome.node].proposal if outcome.node is not None else None
     gain = outcome.gain.value if outcome.gain else (1.0 if outcome.measured else None)
@@ -84,6 +88,7 @@ def _result(run: RunRow, folder: Path) -> Result:
         proposal.origin if proposal else "",
         proposal.plan if proposal else "",
         candidates,
+        first,
         run.seconds,
         outcome.reason,
     )
@@ -113,6 +118,7 @@ def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
         f" not begun: {len(missing)}{_named(missing)}.",
         f"Below 1.0 after dispatch: {len(slower)}{_named(slower)}. Below 0.97 of torch.compile's"
         f" best option: {len(behind)}{_named(behind)}.",
+        _first_right(chosen),
         "A gain is the winner's over eager, measured again after the search on other values; 1.00"
         " where nothing was certainly faster, because the module runs the reference there. Options"
         " of torch.compile are as the search measured them.",
@@ -125,6 +131,18 @@ def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
         _means(chosen, "winner's origin", lambda r: r.origin or "the reference stays"),
         _rows(chosen),
     ]
+
+
+def _first_right(results: Sequence[Result]) -> str:
+    """When the first right candidate was there: the median, and the slowest tenth's beginning."""
+    times = sorted(result.first for result in results if result.first is not None)
+    if not times:
+        return "No candidate was right."
+    slow = times[min(len(times) - 1, int(0.9 * len(times)))]
+    return (
+        f"The first right candidate came after {median(times):.0f} s at the median and {slow:.0f} s"
+        f" in the slowest tenth, the reference's evaluation included ({len(times)} problems)."
+    )
 
 
 def _named(names: Sequence[str]) -> str:
@@ -162,7 +180,7 @@ def _rows(results: Sequence[Result]) -> str:
         "plan",
     ]
     return table(
-        [*header, "n", "s", "reason"],
+        [*header, "n", "first right, s", "s", "reason"],
         [
             [
                 r.name,
@@ -172,6 +190,7 @@ def _rows(results: Sequence[Result]) -> str:
                 r.origin,
                 r.plan[:60],
                 r.candidates,
+                f"{r.first:.0f}" if r.first is not None else "",
                 f"{r.seconds:.0f}",
                 " ".join(r.reason.split())[:160],
             ]
