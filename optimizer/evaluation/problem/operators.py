@@ -10,11 +10,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from math import prod
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils.flop_counter import flop_registry, sdpa_flop_count, shape_wrapper
+from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from kb.errors import InvalidRequest
 from kb.predicate_nodes import Bindings
@@ -50,9 +51,21 @@ def counted_flops(run: Callable[[], Any]) -> int:
     return counter.flops
 
 
+# torch's fused attention; its counter leaves out that of the CPU.
+ATTENTIONS = (
+    torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
+    torch.ops.aten._scaled_dot_product_flash_attention,
+    torch.ops.aten._scaled_dot_product_efficient_attention,
+    torch.ops.aten._scaled_dot_product_cudnn_attention,
+)
+
+
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Of the shapes that the counter hands over."""
-    return int(sdpa_flop_count(query, key, value))  # type: ignore[no-untyped-call]
+    """Of the shapes that the counter hands over: (batch, heads, length, width) each. Both products
+    are made for every head of the query; PyTorch 2.11's own formula refuses shared heads of keys.
+    """
+    *heads, length, width = query
+    return int(2 * prod(heads) * length * key[-2] * (width + value[-1]))
 
 
 def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
@@ -107,9 +120,8 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()
         self.flops = 0
-        # The CPU's fused attention, which torch leaves out.
-        fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        self._formulas = {**flop_registry, fused: shape_wrapper(_attention)}  # type: ignore[no-untyped-call]
+        attention = shape_wrapper(_attention)  # type: ignore[no-untyped-call]
+        self._formulas = {**flop_registry, **dict.fromkeys(ATTENTIONS, attention)}
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         name = func._schema.name

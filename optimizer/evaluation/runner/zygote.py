@@ -77,6 +77,12 @@ def _import_often_needed() -> None:
     for name in OFTEN_NEEDED:
         with contextlib.suppress(ImportError):  # a candidate that needs it fails
             importlib.import_module(name)
+    # Inductor fixes the folder of its precompiled headers when it is imported, that of temporary
+    # files as it is here, where no runner may write. PyTorch 2.11 has no environment variable for
+    # it as later versions do.
+    config: Any = sys.modules.get("torch._inductor.config")
+    if hasattr(config, "cpp_cache_precompile_headers"):
+        config.cpp_cache_precompile_headers = False
 
 
 def _become_runner(message: dict[str, Any], fds: list[int], threads: int, device: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -292,3 +294,16 @@ def test_a_message_without_end_is_forged_and_answers_need_no_function_that_can_b
     theirs._sock.sendall(struct.pack("!I", len(deep)) + deep)
     with pytest.raises(WireForged, match="nested"):
         ours.receive()
+
+
+def test_prepared_compilers_build_no_headers_where_runners_may_not_write() -> None:
+    """PyTorch 2.11 reads no environment variable for it."""
+    work = (
+        "import sys; from optimizer.evaluation.runner import zygote; zygote._import_often_needed();"
+    )
+    work += "print(sys.modules['torch._inductor.config'].cpp_cache_precompile_headers)"
+    environment = {**os.environ, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "1"}
+    ended = subprocess.run(
+        [sys.executable, "-c", work], env=environment, capture_output=True, text=True, check=True
+    )
+    assert ended.stdout.split()[-1] == "False"

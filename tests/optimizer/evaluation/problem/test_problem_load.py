@@ -325,6 +325,20 @@ def test_a_toml_is_taken_over(write: Write) -> None:
     assert open_case(problem, problem.cases[0]).reduction_length() == 32
 
 
+def test_keys_shared_by_heads_count_for_every_head_of_the_query(write: Write) -> None:
+    text = """
+import torch
+class Model(torch.nn.Module):
+    def forward(self, q, k, v):
+        return torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+def get_inputs():
+    key = lambda: torch.randn(2, 2, 24, 16)
+    return [torch.randn(2, 8, 24, 16), key(), key()]
+"""
+    case = open_case(load_problem(write(text)), Case("declared"))
+    assert case.flops() == 2 * 2 * 8 * 24 * 24 * (16 + 16)
+
+
 def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
     path = write("""
         import torch
