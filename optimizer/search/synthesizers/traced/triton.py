@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from optimizer.evaluation.abi import Signature
@@ -23,14 +24,16 @@ from optimizer.search.synthesizers.traced.triton_kernel import Written, write_ke
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
 # The choices that a kernel is written with: elements of a program where there is no reduction and
-# where there is one, elements of a warp, the longest row that stays in registers, and the chunk of
-# a longer one.
+# where there is one, elements of a warp, the longest row that stays in registers, the chunk of
+# a longer one, and the number of elements that the sides of a product are filled up to a multiple
+# of, 1 for none.
 START: Mapping[str, Value] = {
     "block": 1024,
     "row_block": 4096,
     "warp_elements": 256,
     "resident": 16384,
     "chunk": 4096,
+    "product_multiple": 8,
 }
 OTHERS: Mapping[str, tuple[Value, ...]] = {
     "block": (512, 2048, 4096),
@@ -38,7 +41,31 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "warp_elements": (512, 128, 1024),
     "resident": (4096, 32768),
     "chunk": (2048, 8192),
+    "product_multiple": (1,),
 }
+# Tensor cores want rows that begin at multiples of 16 bytes: a product of 16-bit numbers whose
+# sides are odd took cuBLAS four times as long on an H200 (benchmarks/results/foreign_h200.md).
+# https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/
+FILLED = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
+FILLED_DTYPES = ("float16", "bfloat16")
+LEAST_FILLED = 1 << 30  # multiplications; filling up a small product costs more than it saves
+_FILL = '''\
+def filled(multiple, left, right, added=None):
+    """The product with sides filled up with zeros to a multiple, in which `added` is added."""
+    columns = right.shape[-1]
+    inner, outer = -left.shape[-1] % multiple, -columns % multiple
+    pad = torch.nn.functional.pad
+    left = pad(left, (0, inner))
+    if right.stride(-2) == 1:  # a transposed weight keeps its order
+        right = pad(right.mT, (0, inner, 0, outer)).mT
+    else:
+        right = pad(right, (0, outer, 0, inner))
+    if added is None:
+        result = torch.matmul(left, right)
+    else:
+        result = torch.addmm(pad(added, (0, outer)), left, right)
+    return result[..., :columns]
+'''
 _FUSED = "scaled_dot_product_attention"
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand first in a file
 _HEAD = '''\
@@ -89,7 +116,8 @@ def written(
     others = tuple(dict.fromkeys(left))
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
-    parts = [operators.helpers(used), *(k.text for k in kernels), *hosts, _run(tests)]
+    fill = _FILL if any(" = filled(" in host for host in hosts) else ""
+    parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts, _run(tests)]
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
     tail = _TAIL.format(reference=_FUTURE.sub("", reference))
@@ -120,7 +148,7 @@ def _case(
     for step in steps:
         if isinstance(step, Call):
             left.append(_FUSED if step.operator == ATTENTION else _short(step.operator))
-            lines += _called(step, buffers)
+            lines += _called(step, buffers, int(values.get("product_multiple", 1)))
             continue
         same = _same(step, called, buffers)
         if same is not None:
@@ -175,7 +203,13 @@ def _allocated(buffer: Buffer) -> str:
     return f"{buffer.name} = torch.empty({buffer.shape}, dtype={kind}, device=device)"
 
 
-def _called(step: Call, buffers: Mapping[str, Buffer]) -> list[str]:
+def _called(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[str]:
+    if _to_fill(step, buffers, multiple):
+        first = FILLED[step.operator]
+        sides = [_plain(arg, buffers) for arg in (*step.args[first:], *step.args[:first])]
+        (out,) = step.outs
+        assert out is not None
+        return [f"{out.name} = filled({multiple}, {', '.join(sides)}).contiguous()"]
     called, named, turned = f"torch.ops.{step.operator}", dict(step.kwargs), ""
     args = [_plain(arg, buffers) for arg in step.args]
     if step.operator == ATTENTION:
@@ -193,6 +227,20 @@ def _called(step: Call, buffers: Mapping[str, Buffer]) -> list[str]:
         f"results = {call}",
         *(f"{name} = results[{number}].contiguous()" for number, name in wanted),
     ]
+
+
+def _to_fill(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> bool:
+    """Whether it is a product that is worth filling up: large, of 16-bit numbers, with a side of
+    its matrices in memory that is no multiple."""
+    first = FILLED.get(step.operator)
+    if first is None or step.kwargs or step.outs[0] is None:
+        return False
+    left, right = step.args[first : first + 2]
+    kinds = {buffers[of.buffer].dtype for of in (left, right)}
+    if not kinds <= set(FILLED_DTYPES) or (first and step.args[0].shape[-1] != right.shape[-1]):
+        return False
+    odd = left.shape[-1] % multiple or right.shape[-1] % multiple
+    return bool(odd) and prod(left.shape) * right.shape[-1] >= LEAST_FILLED
 
 
 def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:

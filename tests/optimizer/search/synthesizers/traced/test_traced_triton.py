@@ -9,6 +9,7 @@ import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -329,17 +330,55 @@ def get_inputs():
 """
 
 
-def test_torch_is_handed_values_in_their_own_precision() -> None:
-    shapes = [(8, 16), (16,), (16,), (4, 16), (4,), (2, 16), (2,), (8, 4), (8, 2)]
+def half_case(reference: str, width: int) -> CaseView:
+    """Of `HALF` with rows of this many elements."""
+    given = [(8, width), (width,), (width,), (4, width), (4,), (2, width), (2,)]
     roles = ["input", *["parameter"] * 6, *["output"] * 2]
     specs = [
         TensorSpec(f"t{n}", role, "bfloat16", shape)  # type: ignore[arg-type]
-        for n, (role, shape) in enumerate(zip(roles, shapes, strict=True))
+        for n, (role, shape) in enumerate(zip(roles, [*given, (8, 4), (8, 2)], strict=True))
     ]
-    case = CaseView("main", Signature(tuple(specs)), {}, True, None, {}, HALF)
+    return CaseView("main", Signature(tuple(specs)), {}, True, None, {}, reference)
+
+
+def test_torch_is_handed_values_in_their_own_precision() -> None:
+    case = half_case(HALF, 16)
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
     text = triton.written([(case.signature, program)], HALF, triton.START).text
     made = [line for line in text.splitlines() if "torch.empty(" in line]
     assert made and all("dtype=torch.bfloat16" in line for line in made)
     assert text.count("torch.ops.aten.addmm.default(") == 2
+
+
+def test_large_products_with_odd_sides_are_filled_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuBLAS takes four times as long over 16-bit rows that begin at no multiple of 16 bytes."""
+    odd = HALF.replace("(16", "(17").replace(" 16,", " 17,")
+    case = half_case(odd, 17)
+    program = lowered(case, LIBRARY)
+    assert isinstance(program, Program), program
+
+    def text(**values: Value) -> str:
+        return triton.written([(case.signature, program)], odd, {**triton.START, **values}).text
+
+    assert "filled(" not in text()  # too small to be worth it
+    monkeypatch.setattr(triton, "LEAST_FILLED", 0)
+    assert text().count(" = filled(8, ") == 2 and "torch.ops.aten.addmm" not in text()
+    assert "filled(" not in text(product_multiple=1)
+
+
+@pytest.mark.parametrize("transposed", [True, False])
+@pytest.mark.parametrize("shape", [(3, 17, 5), (16, 8, 24), (1, 7, 8)])
+def test_a_filled_product_is_the_product(shape: tuple[int, int, int], transposed: bool) -> None:
+    names: dict[str, Any] = {"torch": torch}
+    exec(triton._FILL, names)
+    rows, inner, columns = shape
+    torch.manual_seed(0)
+    left = torch.randn(rows, inner)
+    right = torch.randn(columns, inner).T if transposed else torch.randn(inner, columns)
+    added = torch.randn(columns)
+    torch.testing.assert_close(names["filled"](8, left, right), left @ right)
+    result = names["filled"](8, left, right, added)
+    torch.testing.assert_close(result, torch.addmm(added, left, right))
+    batch = names["filled"](8, left.expand(2, -1, -1), right.expand(2, -1, -1))
+    torch.testing.assert_close(batch, (left @ right).expand(2, -1, -1))
