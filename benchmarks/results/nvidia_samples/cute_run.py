@@ -3,14 +3,15 @@
     python benchmarks/results/nvidia_samples/cute_run.py FOLDER
 
 Compares with float64 at shapes with and without ragged edges and for equal bits in 20 launches,
-then times CUDA graphs of rotating inputs in turn with cuBLAS. Needs no CuTe DSL.
+then times CUDA graphs of rotating inputs in turn with cuBLAS. Needs no CuTe DSL. Decoding has
+`cute_decode_run.py`, which takes the loading and the timing from here.
 """
 
 import ctypes
 import json
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,24 +25,29 @@ ROTATION, REPLAYS = 3, 15
 Multiply = Callable[..., torch.Tensor]
 
 
-def product(folder: Path) -> Multiply:
-    """A function of two torch matrices and one for the result."""
+def library(path: Path) -> ctypes.CDLL:
+    """A library that leaves the CUDA runtime's symbols to this process."""
     torch.zeros(1, device="cuda")  # loads the CUDA runtime and makes a context
     maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
     names = [line.split()[-1] for line in maps if "libcudart" in line]
     if names:  # its symbols have to be global before the library below is loaded
         ctypes.CDLL(names[0], mode=ctypes.RTLD_GLOBAL)
-    library = ctypes.CDLL(str(folder.resolve() / "gemm.so"), mode=ctypes.RTLD_GLOBAL)
+    return ctypes.CDLL(str(path.resolve()))
+
+
+def product(folder: Path) -> Multiply:
+    """A function of two torch matrices and one for the result."""
+    loaded = library(folder / "gemm.so")
     pointer, integer = ctypes.c_void_p, ctypes.c_int
-    library.gemm.argtypes = [pointer] * 3 + [integer] * 4 + [pointer]
-    library.load()
+    loaded.gemm.argtypes = [pointer] * 3 + [integer] * 4 + [pointer]
+    loaded.load()
     units = torch.cuda.get_device_properties(0).multi_processor_count
 
     def multiply(a: torch.Tensor, b: torch.Tensor, c: torch.Tensor) -> torch.Tensor:
         sizes = (a.shape[0], b.shape[0], a.shape[1])
         addresses = (a.data_ptr(), b.data_ptr(), c.data_ptr())
         stream = torch.cuda.current_stream().cuda_stream
-        failed = library.gemm(*addresses, *sizes, units, stream)
+        failed = loaded.gemm(*addresses, *sizes, units, stream)
         if failed:
             raise RuntimeError(f"the launch failed with CUDA error {failed}")
         return c
@@ -66,7 +72,7 @@ def compare(multiply: Multiply) -> None:
             raise SystemExit(f"wrong at {m} x {n} x {k}")
 
 
-def graph_of(function: Multiply, sets: Sequence[tuple[torch.Tensor, ...]]) -> Any:
+def graph_of(function: Callable[..., Any], sets: Sequence[tuple[Any, ...]]) -> Any:
     """A CUDA graph that calls the function once for each set of inputs."""
     stream: Any = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
@@ -80,6 +86,21 @@ def graph_of(function: Multiply, sets: Sequence[tuple[torch.Tensor, ...]]) -> An
     return graph
 
 
+def medians(graphs: Mapping[str, Any], calls: int) -> dict[str, float]:
+    """Median seconds of a call of each graph, replayed in turn."""
+    seconds: dict[str, list[float]] = {name: [] for name in graphs}
+    for _ in range(REPLAYS + 3):
+        for name, graph in graphs.items():
+            start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+            start.record()
+            graph.replay()
+            end.record()
+            end.synchronize()
+            seconds[name].append(start.elapsed_time(end) / 1e3 / calls)
+    return {name: statistics.median(times[3:]) for name, times in seconds.items()}
+
+
 def timed(multiply: Multiply) -> None:
     """Median TFLOP/s of both, replayed in turn."""
     for m, n, k in TIMED:
@@ -90,22 +111,9 @@ def timed(multiply: Multiply) -> None:
             )
             for _ in range(ROTATION)
         ]
-        library = graph_of(lambda a, b, c: torch.mm(a, b.T, out=c), sets)
-        graphs = {"sample": graph_of(multiply, sets), "cublas": library}
-        seconds: dict[str, list[float]] = {name: [] for name in graphs}
-        for _ in range(REPLAYS + 3):
-            for name, graph in graphs.items():
-                start: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                end: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-                start.record()
-                graph.replay()
-                end.record()
-                end.synchronize()
-                seconds[name].append(start.elapsed_time(end) / 1e3 / ROTATION)
-        rates = {
-            name: 2 * m * n * k / statistics.median(times[3:]) / 1e12
-            for name, times in seconds.items()
-        }
+        cublas = graph_of(lambda a, b, c: torch.mm(a, b.T, out=c), sets)
+        seconds = medians({"sample": graph_of(multiply, sets), "cublas": cublas}, ROTATION)
+        rates = {name: 2 * m * n * k / time / 1e12 for name, time in seconds.items()}
         print(json.dumps({"shape": [m, n, k], "tflops": rates}), flush=True)
 
 

@@ -78,11 +78,12 @@ def _cute(module: ModuleType, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """`bf16[?, 4096]` is a row-major tensor, `?` a size known at run time, `?8` one divisible by 8;
-    `f32 1e-6` a number."""
+    """`bf16[?, 4096]` is a row-major tensor (bf16, fp16, fp32, i32), `?` a size known at run time,
+    `?8` one divisible by 8; `f32 1e-6` a number."""
     cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
     fake = import_module("cutlass.cute.runtime")
     names = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
+    names["i32"] = cutlass.Int32
     if text == "stream":
         return fake.make_fake_stream()
     match = _TENSOR.fullmatch(text)
