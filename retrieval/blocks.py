@@ -41,6 +41,7 @@ SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
 _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
+_AFTER_TITLE = re.compile(r"^.*?\(v\d+\)(?:, )?")
 MOST_KEPT = 5_000  # blocks, of 5 KB
 BRIEF = 160  # characters of a meaning in one line
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
@@ -60,6 +61,11 @@ class Block:
     passages: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     languages: frozenset[str] = frozenset()
+
+    @property
+    def heading(self) -> str:
+        """The headings that its citation names, without the document's title and version."""
+        return _AFTER_TITLE.split(self.citation, maxsplit=1)[-1]
 
 
 def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: str) -> Block:

@@ -17,6 +17,7 @@ from typing import Protocol, TypeVar
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge.symbols import Symbol
+from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.problem_terms import canonical_op
 from kb.scope import AccessScope, ScopeFilter
@@ -31,9 +32,10 @@ from retrieval.blocks import (
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
-from retrieval.language_words import is_alone, machine_words
+from retrieval.language_words import is_alone, is_for_others, machine_words
 from retrieval.layout import Layout
 from retrieval.missing_names import language_named, missing_names, vocabulary
+from retrieval.name_choice import MOST_TOKENS, chosen_names
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
 from retrieval.stages import stage
@@ -83,7 +85,7 @@ class Material:
     ids of what the run was shown in vain. `signal_best` is the score of the best section where a
     signal is all that is known, else 0: the scores then say how much a section has to do with the
     signal, and what has little is left out. It is 0 too on a chip whose language no model has seen:
-    there most of the general text is left out anyway.
+    there most of the general text is left out anyway. `spoken` are all languages of the chip.
     """
 
     request: RetrieveRequest
@@ -101,6 +103,13 @@ class Material:
     excluded: frozenset[str]
     remember: Remember
     signal_best: float = 0.0
+    spoken: tuple[str, ...] = ()
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether a kernel is at hand for a chip whose languages are known: then text for another
+        kind of machine is of no use. A question may be about it."""
+        return bool(self.spoken) and self.request.query is None
 
 
 @dataclass(frozen=True)
@@ -317,6 +326,10 @@ def _sections(
             for block in blocks
             if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
         )
+    elif material.at_hand and category != "hardware":
+        blocks = (b for b in blocks if not is_for_others(b.citation, b.text, material.spoken))
+    if lacks := material.request.lacks:
+        blocks = (b for b in blocks if not is_about_lacking(b.heading, b.text, lacks))
     return islice(blocks, material.request.k)
 
 
@@ -389,7 +402,7 @@ def _vocabulary(
     connection: Connection, material: Material, room: int, largest: int, shown: frozenset[str]
 ) -> Sequence[Block]:
     """What a kernel in the language may call: the names of its reference, and where there is none,
-    those that the documents of the chip give.
+    those of the documents of the chip that fit the problem and the machine.
     """
     request = material.request
     access, language = material.scope.access_scope, request.language
@@ -397,7 +410,16 @@ def _vocabulary(
     named = [c for c in cards if c.kind != "error" and c.language == request.language]
     counts = Counter(card.document_id for card in named)
     named = [card for card in named if counts[card.document_id] >= REFERENCE]
-    return symbol_blocks([card for card in named if not card.hardware] or named, room)
+    if of_language_alone := [card for card in named if not card.hardware]:
+        return symbol_blocks(of_language_alone, room)
+    chosen = chosen_names(
+        named,
+        op=request.op,
+        operators=request.operators,
+        dtypes=request.dtypes or tuple(filter(None, (request.dtype,))),
+        lacks=request.lacks,
+    )
+    return symbol_blocks(chosen, min(room, MOST_TOKENS))
 
 
 def unknown_in_log(log: str, known: set[str], cards: Sequence[Symbol]) -> list[UnknownName]:
