@@ -41,10 +41,11 @@ SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
 _SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
-_AFTER_TITLE = re.compile(r"^.*?\(v\d+\)(?:, )?")
 MOST_KEPT = 5_000  # blocks, of 5 KB
 BRIEF = 160  # characters of a meaning in one line
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
+
+Admits = Callable[[WholeSection], bool]
 
 
 @dataclass(frozen=True)
@@ -61,11 +62,6 @@ class Block:
     passages: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     languages: frozenset[str] = frozenset()
-
-    @property
-    def heading(self) -> str:
-        """The headings that its citation names, without the document's title and version."""
-        return _AFTER_TITLE.split(self.citation, maxsplit=1)[-1]
 
 
 def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: str) -> Block:
@@ -103,12 +99,14 @@ def section_blocks(
     most: int = HITS,
     floor: float = 0.0,
     merge: bool = True,
+    admits: Admits | None = None,
 ) -> Iterator[Block]:
     """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
     those about the chips `own` come before the others. Sections and passages with an id in
     `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
     documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
-    parent bring the parent, where it is short enough. Each is read when it is asked for.
+    parent bring the parent, where it is short enough. What `admits` refuses is left out, of a
+    parent's sections too. Each is read when it is asked for.
     """
     if largest <= 0:
         return
@@ -123,13 +121,18 @@ def section_blocks(
             section = sections.get(passage.section_id)
             if section is None:
                 continue
-            group = merged.get(section.id, (section,))
-            if group[0].id in given:
+            if admits is not None and not admits(section):
                 continue
+            group = merged.get(section.id, (section,))
+            family = group[0].id
+            if family in given:
+                continue
+            if admits is not None:
+                group = tuple(member for member in group if admits(member))
             block = _group_block(connection, scope, kind, group, passage, largest)
             if block is None or excluded & {*block.sections, *block.passages}:
                 continue
-            given.add(group[0].id)
+            given.add(family)
             yield block
             if len(given) >= most:
                 return

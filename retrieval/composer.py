@@ -16,9 +16,11 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from kb.headings import below_title
 from kb.problem_terms import canonical_op
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.answer import Move, SkillAnswer, Verdict
@@ -32,7 +34,12 @@ from retrieval.blocks import (
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
-from retrieval.language_words import is_alone, is_for_others, machine_words
+from retrieval.language_words import (
+    is_alone,
+    is_common,
+    is_for_others,
+    machine_words,
+)
 from retrieval.layout import Layout
 from retrieval.missing_names import language_named, missing_names, vocabulary
 from retrieval.name_choice import MOST_TOKENS, chosen_names
@@ -107,9 +114,9 @@ class Material:
 
     @property
     def at_hand(self) -> bool:
-        """Whether a kernel is at hand for a chip whose languages are known: then text for another
-        kind of machine is of no use. A question may be about it."""
-        return bool(self.spoken) and self.request.query is None
+        """Whether a kernel is at hand for one of the machines that general text has in mind: then
+        text for the others is of no use. A question may be about them."""
+        return is_common(self.spoken) and self.request.query is None
 
 
 @dataclass(frozen=True)
@@ -319,6 +326,7 @@ def _sections(
         most=material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
         merge=not material.signal_best,  # the siblings are about other signals
+        admits=partial(_is_for_here, material, category),
     )
     if material.toolchain is not None and category != "hardware":
         blocks = (
@@ -326,11 +334,20 @@ def _sections(
             for block in blocks
             if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
         )
-    elif material.at_hand and category != "hardware":
-        blocks = (b for b in blocks if not is_for_others(b.citation, b.text, material.spoken))
-    if lacks := material.request.lacks:
-        blocks = (b for b in blocks if not is_about_lacking(b.heading, b.text, lacks))
     return islice(blocks, material.request.k)
+
+
+def _is_for_here(material: Material, category: str, section: WholeSection) -> bool:
+    """Whether a section is of use on the machine at hand: it is not written for another kind of
+    machine, nor about what the processor lacks.
+    """
+    title = section.passages[0].document_title
+    heading = " > ".join(below_title(section.path, title))
+    if is_about_lacking(heading, section.text, material.request.lacks):
+        return False
+    if material.toolchain is not None or category == "hardware" or not material.at_hand:
+        return True
+    return not is_for_others(f"{title} > {heading}", section.text, material.spoken)
 
 
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:

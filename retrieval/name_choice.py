@@ -24,8 +24,7 @@ MOST_TOKENS = 1_000
 COMPUTED_IN = "float32"  # what narrower floats are computed in
 # Aliases of element types that are words of running text too.
 _COMMON_WORDS = frozenset({"half", "short", "long", "single", "char", "int"})
-# A mask of truth values is read as bytes, and text does not say whether a byte has a sign.
-_BYTES = frozenset({"int8", "uint8", "bool"})
+_BYTES = frozenset({"int8", "uint8"})  # text does not say whether a byte has a sign
 _WORD = re.compile(r"[A-Za-z]\w*")
 
 
@@ -46,11 +45,6 @@ def chosen_names(
     scores = _scores(fitting, words)
     chosen = {c.id for c in islice(_in_turns(fitting, scores), MOST_NAMES)}
     return [card for card in fitting if card.id in chosen]
-
-
-def without_lacking(cards: Sequence[Symbol], lacks: Sequence[str]) -> list[Symbol]:
-    """The cards of names that the machine has."""
-    return [c for c in cards if not is_lacking_name(c.name, (c.signature, *c.limits), lacks)]
 
 
 def _is_of(card: Symbol, dtypes: Collection[str]) -> bool:

@@ -1,4 +1,4 @@
-"""Optional parts of an instruction set: which a machine has, and what is about one that it lacks."""
+"""Optional parts of an instruction set: which a machine has, and what is about one it lacks."""
 
 from __future__ import annotations
 
@@ -84,6 +84,4 @@ def test_a_section_is_about_what_is_lacking_by_its_title_or_most_of_its_words() 
 
 def test_macros_are_those_of_the_family_and_of_what_is_there() -> None:
     assert macros(X86, LACKS) == ["__AVX2__", "__FMA__", "__F16C__"]
-    assert "__AVX512F__" in macros(("zen5", "x86-64")) and macros(("arm",)) == [
-        "__ARM_FEATURE_SVE"
-    ]
+    assert "__AVX512F__" in macros(("zen5", "x86-64")) and macros(("arm",)) == ["__ARM_FEATURE_SVE"]

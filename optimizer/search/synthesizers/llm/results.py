@@ -136,7 +136,9 @@ def _rough(evaluation: Evaluation, alone: bool = False) -> str:
     """Why there is no figure, and what disturbed calls took, where any were timed. `alone` leaves
     out the reference's beside them."""
     reasons = [t.reason.removeprefix(REPEAT) for t in evaluation.timings if t.reason]
-    why = _cut(reasons[0], MAX_EVIDENCE) if reasons else "the machine was too busy"
+    # What follows a semicolon is advice to who runs the machine.
+    why = reasons[0].partition(";")[0] if reasons else "the machine was too busy"
+    why = _cut(why, MAX_EVIDENCE)
     rows = [_rough_case(timing, alone) for timing in evaluation.timings]
     times = "; ".join(row for row in rows if row)
     known = f"{ROUGH}: {times}" if times else "no time of its calls is known"

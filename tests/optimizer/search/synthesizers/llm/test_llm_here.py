@@ -178,8 +178,9 @@ def test_the_reference_is_not_said_to_stand_alone_beside_earlier_kernels() -> No
     assert start(first()).startswith("The reference above: nothing was written yet in its place.")
     assert start(first(busy(1))).startswith("Node 1, a right kernel in place of the reference")
     failed = start(first(broken(1)))
-    assert failed.startswith("The reference above: what was written") and "none of it is right" in (
-        failed.partition("\n\n")[0]
+    assert (
+        failed.startswith("The reference above: what was written")
+        and "none of it is right" in (failed.partition("\n\n")[0])
     )
     forgetful = first(busy(1), with_memory=False)
     assert "nothing was written yet" in start(replace(forgetful, seen=()))
