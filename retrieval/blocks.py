@@ -106,7 +106,8 @@ def section_blocks(
     `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
     documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
     parent bring the parent, where it is short enough. What `admits` refuses is left out, of a
-    parent's sections too. Each is read when it is asked for.
+    parent's sections too, and counts among the `most`: what is ranked far below does not take its
+    place. Each is read when it is asked for.
     """
     if largest <= 0:
         return
@@ -114,6 +115,7 @@ def section_blocks(
     ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
     merged = _parents(connection, best, scope, largest) if merge else {}
     given: set[str] = set()
+    refused = 0
     for start in range(0, len(ordered), PORTION):
         portion = ordered[start : start + PORTION]
         sections = whole_sections(connection, [p.section_id for p in portion], scope)
@@ -121,21 +123,28 @@ def section_blocks(
             section = sections.get(passage.section_id)
             if section is None:
                 continue
-            if admits is not None and not admits(section):
+            family = merged.get(section.id, (section,))
+            if family[0].id in given:
                 continue
-            group = merged.get(section.id, (section,))
-            family = group[0].id
-            if family in given:
-                continue
-            if admits is not None:
-                group = tuple(member for member in group if admits(member))
-            block = _group_block(connection, scope, kind, group, passage, largest)
-            if block is None or excluded & {*block.sections, *block.passages}:
-                continue
-            given.add(family)
-            yield block
-            if len(given) >= most:
+            group = _admitted(section, family, admits)
+            refused += not group
+            block = (
+                _group_block(connection, scope, kind, group, passage, largest) if group else None
+            )
+            if block is not None and not excluded & {*block.sections, *block.passages}:
+                given.add(family[0].id)
+                yield block
+            if len(given) + refused >= most:
                 return
+
+
+def _admitted(
+    section: WholeSection, family: Sequence[WholeSection], admits: Admits | None
+) -> tuple[WholeSection, ...]:
+    """What of a section's family goes in; nothing where the section itself is refused."""
+    if admits is None:
+        return tuple(family)
+    return tuple(filter(admits, family)) if admits(section) else ()
 
 
 def _best_of_sections(

@@ -21,7 +21,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.headings import below_title
-from kb.problem_terms import canonical_op
+from kb.problem_terms import canonical_op, op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.answer import Move, SkillAnswer, Verdict
 from retrieval.blocks import (
@@ -74,6 +74,9 @@ SIGNAL_FLOOR = 0.55  # of the best section's score for a bare signal
 REFERENCE = 10  # names of a language in a document from which on it lists them
 COMMON_KINDS = ("keyword",)  # whose names are words of running text too
 
+
+OFFERED = 2  # sections looked at for each that may be shown, where some are for other machines
+FORWARD = ("softmax", "norm")  # families whose backward pass has guides of its own
 
 T = TypeVar("T")
 
@@ -323,7 +326,7 @@ def _sections(
         excluded=shown,
         prefer=about if category == "hardware" else None,
         # Of a chip's own language most general blocks are left out below.
-        most=material.request.k if material.toolchain is None else HITS,
+        most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
         merge=not material.signal_best,  # the siblings are about other signals
         admits=partial(_is_for_here, material, category),
@@ -339,7 +342,7 @@ def _sections(
 
 def _is_for_here(material: Material, category: str, section: WholeSection) -> bool:
     """Whether a section is of use on the machine at hand: it is not written for another kind of
-    machine, nor about what the processor lacks.
+    machine, nor about what the processor lacks, nor about the other pass of the operator.
     """
     title = section.passages[0].document_title
     heading = " > ".join(below_title(section.path, title))
@@ -347,7 +350,16 @@ def _is_for_here(material: Material, category: str, section: WholeSection) -> bo
         return False
     if material.toolchain is not None or category == "hardware" or not material.at_hand:
         return True
-    return not is_for_others(f"{title} > {heading}", section.text, material.spoken)
+    whole = f"{title} > {heading}"
+    if _is_forward(material.request.op) and "backward" in whole.lower():
+        return False
+    return not is_for_others(whole, section.text, material.spoken)
+
+
+def _is_forward(op: str | None) -> bool:
+    """Whether an operator has a backward pass of its own that it is not."""
+    known = canonical_op(op or "")
+    return op_family(known) in FORWARD and not known.endswith("_backward")
 
 
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:

@@ -8,9 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
+from kb.catalog.knowledge.section_texts import WholeSection
 from kb.hardware.extensions import lacking
 from kb.hardware.schema import parse_hardware
+from kb.scope import ANY, ScopeFilter
 from retrieval.answer import Answer
+from retrieval.blocks import section_blocks
 from retrieval.language_words import is_for_others
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
@@ -37,6 +40,13 @@ A softmax reads each row once while the row is in the cache of its core.
 ## Rows in OpenMP
 
 A softmax gives each OpenMP thread whole rows, and g++ makes vectors of it.
+"""
+BACKWARD = """\
+# Softmax and norm backward
+
+## Sums of a softmax
+
+The backward of a softmax of rows sums the product of gradient and result once.
 """
 CHIP = """\
 ---
@@ -80,7 +90,8 @@ def retriever(
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
         store.registry.put(parse_hardware(toml, name), "builtin")
-    store.submit("rows.md", ROWS, category="guidance")
+    for name, text in (("rows", ROWS), ("backward", BACKWARD)):
+        store.submit(f"{name}.md", text, category="guidance")
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
     store.worker().drain()
@@ -136,6 +147,38 @@ def test_names_that_the_processor_lacks_are_left_out(retriever: Retriever) -> No
     assert not any(name + "(" in context for name in ABSENT)
     whole = asked(retriever).context
     assert all(f"`void {name}(a)`" in whole for name in (*LISTED, *ABSENT))
+
+
+def test_the_other_pass_of_an_operator_is_left_out(retriever: Retriever) -> None:
+    said = "sums the product of gradient and result"
+    assert said not in asked(retriever).context
+    assert said in asked(retriever, op="softmax_backward").context
+    assert said in asked(retriever, op="loss").context
+
+
+def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(
+    retriever: Retriever,
+) -> None:
+    scope = ScopeFilter(("x86-64", ANY), ("guidance",), ("cpp",))
+    read: list[str] = []
+
+    def admits(section: WholeSection) -> bool:
+        read.append(section.path[-1])
+        return False
+
+    with retriever._catalog.read() as connection:
+        ranked = retriever._search(connection, "rows of a softmax", scope)
+        blocks = section_blocks(
+            connection,
+            ranked,
+            scope,
+            "guidance",
+            own=frozenset(),
+            largest=1_000,
+            most=2,
+            admits=admits,
+        )
+        assert list(blocks) == [] and len(read) == 2
 
 
 @pytest.mark.parametrize(
