@@ -95,7 +95,7 @@ class CaseTiming:
     candidate was run repeatedly without a reference beside it; else 0.
 
     In the state `repeat` the machine was too busy to measure, as `reason` says; then there is no
-    speed-up. `rough_us` and `rough_baseline_us` are what the disturbed calls of both sides took
+    speed-up. `rough_us` and `rough_baseline_us` are the fastest calls of both sides
     then, None where none was made: never a figure to compare or to rank by.
     """
 

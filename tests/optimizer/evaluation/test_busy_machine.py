@@ -89,7 +89,7 @@ def test_it_ends_once_no_figure_can_come_of_it(disturbed: set[int], pairs: int) 
     assert f"busy in {noisy} of {pairs} pairs of blocks" in result.timing.reason
 
 
-def test_what_the_calls_took_is_kept_as_rough_where_there_is_no_figure() -> None:
+def test_what_the_fastest_call_took_is_kept_as_rough_where_there_is_no_figure() -> None:
     timing = measured(set(range(24)))[0].timing
     assert timing.rough_us == timing.rough_baseline_us == CALL_NS / 1e3
     assert timing.candidate_us is None and timing.baseline_us is None

@@ -43,8 +43,8 @@ FROM_EARLIER = (
     " kernels: go on from it, or take another way from the reference above."
 )
 REPEAT = "timing must be repeated: "
-# From calls that other work disturbed: enough to tell ten times from once, not 20 % from nothing.
-ROUGH = "roughly, from calls that other work disturbed, good for orders of magnitude only"
+# Other work only adds to a time, but how much is left in the fastest call nobody knows.
+ROUGH = "roughly, the fastest of calls that other work disturbed, good for a factor of two at best"
 NO_FIGURE = "no figure yet"
 NO_SIGNAL = "no signal: nothing that was measured names what holds it up"
 MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
