@@ -45,7 +45,7 @@ def cpu(flags: tuple[str, ...] = FLAGS, lineage: tuple[str, ...] = ("x86-64",)) 
 
 def busy(number: int, rough: bool = True, of: int = REFERENCE, **changes: Any) -> Node:
     """A right kernel that could not be timed."""
-    times = {"rough_us": 812.4, "rough_baseline_us": 4123.0} if rough else {}
+    times: dict[str, Any] = {"rough_us": 812.4, "rough_baseline_us": 4123.0} if rough else {}
     why = "timing must be repeated: the processors were busy in 10 of 10 pairs of blocks"
     timing = CaseTiming("main", "repeat", reason=why, **times)
     unmeasured: dict[str, Any] = {"timing": "repeat", "speedup": None, "timings": (timing,)}
