@@ -45,6 +45,8 @@ MOST_KEPT = 5_000  # blocks, of 5 KB
 BRIEF = 160  # characters of a meaning in one line
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
 
+Admits = Callable[[WholeSection], bool]
+
 
 @dataclass(frozen=True)
 class Block:
@@ -97,12 +99,15 @@ def section_blocks(
     most: int = HITS,
     floor: float = 0.0,
     merge: bool = True,
+    admits: Admits | None = None,
 ) -> Iterator[Block]:
     """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
     those about the chips `own` come before the others. Sections and passages with an id in
     `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
     documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
-    parent bring the parent, where it is short enough. Each is read when it is asked for.
+    parent bring the parent, where it is short enough. What `admits` refuses is left out, of a
+    parent's sections too, and counts among the `most`: what is ranked far below does not take its
+    place. Each is read when it is asked for.
     """
     if largest <= 0:
         return
@@ -110,6 +115,7 @@ def section_blocks(
     ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
     merged = _parents(connection, best, scope, largest) if merge else {}
     given: set[str] = set()
+    refused = 0
     for start in range(0, len(ordered), PORTION):
         portion = ordered[start : start + PORTION]
         sections = whole_sections(connection, [p.section_id for p in portion], scope)
@@ -117,16 +123,28 @@ def section_blocks(
             section = sections.get(passage.section_id)
             if section is None:
                 continue
-            group = merged.get(section.id, (section,))
-            if group[0].id in given:
+            family = merged.get(section.id, (section,))
+            if family[0].id in given:
                 continue
-            block = _group_block(connection, scope, kind, group, passage, largest)
-            if block is None or excluded & {*block.sections, *block.passages}:
-                continue
-            given.add(group[0].id)
-            yield block
-            if len(given) >= most:
+            group = _admitted(section, family, admits)
+            refused += not group
+            block = (
+                _group_block(connection, scope, kind, group, passage, largest) if group else None
+            )
+            if block is not None and not excluded & {*block.sections, *block.passages}:
+                given.add(family[0].id)
+                yield block
+            if len(given) + refused >= most:
                 return
+
+
+def _admitted(
+    section: WholeSection, family: Sequence[WholeSection], admits: Admits | None
+) -> tuple[WholeSection, ...]:
+    """What of a section's family goes in; nothing where the section itself is refused."""
+    if admits is None:
+        return tuple(family)
+    return tuple(filter(admits, family)) if admits(section) else ()
 
 
 def _best_of_sections(

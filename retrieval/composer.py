@@ -16,9 +16,12 @@ from typing import Protocol, TypeVar
 
 from sqlalchemy import Connection
 
+from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
+from kb.hardware.extensions import is_about_lacking
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
-from kb.problem_terms import canonical_op
+from kb.headings import below_title
+from kb.problem_terms import canonical_op, op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.answer import Move, SkillAnswer, Verdict
 from retrieval.blocks import (
@@ -31,9 +34,15 @@ from retrieval.blocks import (
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
-from retrieval.language_words import is_alone, machine_words
+from retrieval.language_words import (
+    is_alone,
+    is_common,
+    is_for_others,
+    machine_words,
+)
 from retrieval.layout import Layout
 from retrieval.missing_names import language_named, missing_names, vocabulary
+from retrieval.name_choice import MOST_TOKENS, chosen_names
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
 from retrieval.stages import stage
@@ -66,6 +75,9 @@ REFERENCE = 10  # names of a language in a document from which on it lists them
 COMMON_KINDS = ("keyword",)  # whose names are words of running text too
 
 
+OFFERED = 2  # sections looked at for each that may be shown, where some are for other machines
+FORWARD = ("softmax", "norm")  # families whose backward pass has guides of its own
+
 T = TypeVar("T")
 
 
@@ -83,7 +95,7 @@ class Material:
     ids of what the run was shown in vain. `signal_best` is the score of the best section where a
     signal is all that is known, else 0: the scores then say how much a section has to do with the
     signal, and what has little is left out. It is 0 too on a chip whose language no model has seen:
-    there most of the general text is left out anyway.
+    there most of the general text is left out anyway. `spoken` are all languages of the chip.
     """
 
     request: RetrieveRequest
@@ -101,6 +113,13 @@ class Material:
     excluded: frozenset[str]
     remember: Remember
     signal_best: float = 0.0
+    spoken: tuple[str, ...] = ()
+
+    @property
+    def at_hand(self) -> bool:
+        """Whether a kernel is at hand for one of the machines that general text has in mind: then
+        text for the others is of no use. A question may be about them."""
+        return is_common(self.spoken) and self.request.query is None
 
 
 @dataclass(frozen=True)
@@ -307,9 +326,10 @@ def _sections(
         excluded=shown,
         prefer=about if category == "hardware" else None,
         # Of a chip's own language most general blocks are left out below.
-        most=material.request.k if material.toolchain is None else HITS,
+        most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
         merge=not material.signal_best,  # the siblings are about other signals
+        admits=partial(_is_for_here, material, category),
     )
     if material.toolchain is not None and category != "hardware":
         blocks = (
@@ -318,6 +338,28 @@ def _sections(
             if not block.languages & layout.known_languages and machine_words(block.text) < FOREIGN
         )
     return islice(blocks, material.request.k)
+
+
+def _is_for_here(material: Material, category: str, section: WholeSection) -> bool:
+    """Whether a section is of use on the machine at hand: it is not written for another kind of
+    machine, nor about what the processor lacks, nor about the other pass of the operator.
+    """
+    title = section.passages[0].document_title
+    heading = " > ".join(below_title(section.path, title))
+    if is_about_lacking(heading, section.text, material.request.lacks):
+        return False
+    if material.toolchain is not None or category == "hardware" or not material.at_hand:
+        return True
+    whole = f"{title} > {heading}"
+    if _is_forward(material.request.op) and "backward" in whole.lower():
+        return False
+    return not is_for_others(whole, section.text, material.spoken)
+
+
+def _is_forward(op: str | None) -> bool:
+    """Whether an operator has a backward pass of its own that it is not."""
+    known = canonical_op(op or "")
+    return op_family(known) in FORWARD and not known.endswith("_backward")
 
 
 def _floor(material: Material, category: str, ranked: Sequence[Ranked]) -> float:
@@ -389,7 +431,7 @@ def _vocabulary(
     connection: Connection, material: Material, room: int, largest: int, shown: frozenset[str]
 ) -> Sequence[Block]:
     """What a kernel in the language may call: the names of its reference, and where there is none,
-    those that the documents of the chip give.
+    those of the documents of the chip that fit the problem and the machine.
     """
     request = material.request
     access, language = material.scope.access_scope, request.language
@@ -397,7 +439,16 @@ def _vocabulary(
     named = [c for c in cards if c.kind != "error" and c.language == request.language]
     counts = Counter(card.document_id for card in named)
     named = [card for card in named if counts[card.document_id] >= REFERENCE]
-    return symbol_blocks([card for card in named if not card.hardware] or named, room)
+    if of_language_alone := [card for card in named if not card.hardware]:
+        return symbol_blocks(of_language_alone, room)
+    chosen = chosen_names(
+        named,
+        op=request.op,
+        operators=request.operators,
+        dtypes=request.dtypes or tuple(filter(None, (request.dtype,))),
+        lacks=request.lacks,
+    )
+    return symbol_blocks(chosen, min(room, MOST_TOKENS))
 
 
 def unknown_in_log(log: str, known: set[str], cards: Sequence[Symbol]) -> list[UnknownName]:

@@ -13,6 +13,15 @@ from pathlib import Path
 REMEMBERED = 20_000  # texts whose words are kept: the same passages stand in many answers
 REMEMBERED_CHIPS = 1_000  # sets of languages
 DATA = Path(__file__).with_name("data") / "language_words.toml"
+# How a text says that it holds for every kind of machine.
+_ANY_MACHINE = re.compile(
+    r"\b(?:on|for|of|with) (?:any|every|all) (?:kinds? of )?"
+    r"(?:chips?|hardware|platforms?|devices?|processors?|machines?|targets?)\b"
+    r"|\b(?:platform|hardware|chip|device)-(?:agnostic|independent)\b"
+    r"|\bwhatever the (?:chip|hardware|platform|device|processor|machine)\b"
+    r"|\bGPUs? and CPUs?\b|\bCPUs? and GPUs?\b",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True)
@@ -80,6 +89,29 @@ def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
     for text in texts:
         used |= _used(text)
     return (used & _foreign(languages)).bit_count()
+
+
+def native_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
+    """How many different words the texts use together of machines that have one of these languages
+    and that other machines do not have too."""
+    used = 0
+    for text in texts:
+        used |= _used(text)
+    groups = zip(load_groups(), _by_group(), strict=True)
+    own = sum(sum(bits.values()) for group, bits in groups if group.is_of(languages))
+    return (used & own).bit_count()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def is_for_others(heading: str, text: str, languages: tuple[str, ...]) -> bool:
+    """Whether a section is for machines that have none of these languages: its heading says so, or
+    it uses more words of theirs than of these machines'. One that says that it holds for every kind
+    of machine is for none of them alone."""
+    if not languages or _ANY_MACHINE.search(f"{heading}\n{text}"):
+        return False
+    if is_foreign_heading(heading, languages):
+        return True
+    return foreign_words((heading, text), languages) > native_words((heading, text), languages)
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -30,6 +30,10 @@ THESAURUS_WEIGHT = 0.4
 WRITING = (
     "write a {language} kernel: masks at the border, alignment and wide loads, warps and stages"
 )
+WRITING_FOR_A_CPU = (
+    "write a {language} kernel: tails of loops, alignment and vector code, shares of threads"
+)
+FOR_A_CPU = ("c", "cpp")
 MAX_OTHER_NAMES = 40  # tokens added to a request, in the order of the concepts
 
 
@@ -166,8 +170,9 @@ def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
     """What to look for before there is a kernel in a language that models know: how such an
     operator is computed, and how kernels are written in the language.
     """
+    writing = WRITING_FOR_A_CPU if language in FOR_A_CPU else WRITING
     about_op, about_language = (
         make_plan(query=query, log=None, metrics={}, registry=registry, signals=(), op=None)
-        for query in (guide_words(op), WRITING.format(language=language))
+        for query in (guide_words(op), writing.format(language=language))
     )
     return about_language if about_op.empty else replace(about_op, also=about_language)

@@ -70,7 +70,9 @@ def _names(help: str, *, default: Any = (), choices: Any = None) -> Any:
 class RetrieveRequest:
     """Any combination of signals, log, metrics, profile, query and draft; at least one of them, or
     the task `write` with a hardware. Everything else narrows the answer or is for the log.
-    `access_scope` is who asks; a door sets it, no caller.
+    `access_scope` is who asks; a door sets it, no caller. What only the built-in search knows has
+    no door either: `operators` of the reference by torch's names, all `dtypes` of the problem, and
+    what the processor at hand `lacks` of its family's extensions (kb/hardware/extensions.toml).
     """
 
     signal: str | None = _field("text", "Id of a run-time signal; GET /signals lists them.")
@@ -139,6 +141,9 @@ class RetrieveRequest:
         " added to the best moves of any role.",
         choices=lambda: tuple(sorted(ROLES)),
     )
+    operators: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
     @property
     def given_signals(self) -> tuple[str, ...]:

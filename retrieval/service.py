@@ -187,6 +187,7 @@ class Retriever:
             excluded=asked.excluded,
             remember=self._remembered(connection),
             signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+            spoken=scope.spoken,
         )
         task = task_of(request, verdict, self._signals)
         composed = compose(connection, material, task, self._layout)

@@ -208,7 +208,7 @@ def parse_cpuinfo(text: str, machine: str) -> DetectedDevice:
     wide = [
         flag
         for flag in flags.split()
-        if re.match(r"(avx|amx|sve|sme(\d|_|$)|i8mm|bf16|asimd$)", flag)
+        if re.match(r"(avx|amx|fma$|f16c$|sve|sme(\d|_|$)|i8mm|bf16|asimd$)", flag)
     ]
     if wide:
         detail["vector_features"] = " ".join(wide)

@@ -95,7 +95,8 @@ class CaseTiming:
     candidate was run repeatedly without a reference beside it; else 0.
 
     In the state `repeat` the machine was too busy to measure, as `reason` says; then there is no
-    speed-up.
+    speed-up. `rough_us` and `rough_baseline_us` are the fastest calls of both sides
+    then, None where none was made: never a figure to compare or to rank by.
     """
 
     case: str
@@ -108,6 +109,8 @@ class CaseTiming:
     reason: str = ""
     spread: float = 0.0
     charged_us: float = 0.0
+    rough_us: float | None = None
+    rough_baseline_us: float | None = None
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,9 @@ class Query:
     kb/problem_terms.toml. `roles` are those of the parameters that a proposer can change, empty
     where it can change anything. `max_tokens` bounds the answer. `task` is what the answer is for
     (retrieval/layout.py) and `draft` the source of the kernel that failed, empty where there is
-    none.
+    none. `operators` are the reference's operators by torch's names and `dtypes` all element types
+    of the problem. `lacks` are extensions of its family that the processor here lacks
+    (kb/hardware/extensions.toml).
     """
 
     signals: tuple[str, ...]
@@ -43,6 +45,9 @@ class Query:
     roles: tuple[str, ...] = ()
     task: str | None = None
     draft: str = ""
+    operators: tuple[str, ...] = ()
+    dtypes: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -295,7 +295,22 @@ def query(
         roles=roles,
         task=_task_of(task, node),
         draft=_draft(node),
+        operators=operators_of(task.problem),
+        dtypes=dtypes_of(task.problem),
+        lacks=task.hardware.lacks,
     )
+
+
+def operators_of(problem: ProblemView) -> tuple[str, ...]:
+    """The operators of the reference whose arguments are known, by torch's names."""
+    named = (trait for trait in problem.main.traits if "." in trait)
+    names = (trait.partition(".")[0].partition("#")[0] for trait in named)
+    return tuple(dict.fromkeys(names))
+
+
+def dtypes_of(problem: ProblemView) -> tuple[str, ...]:
+    """The element types of all tensors of the cases."""
+    return tuple(dict.fromkeys(t.dtype for case in problem.cases for t in case.signature.tensors))
 
 
 def _task_of(task: Task, node: Node) -> str | None:

@@ -44,11 +44,12 @@ class Shown:
 class Proposal:
     """A candidate before it is measured.
 
-    `parent` is the number of the node that it changes. `recipe` and `values` are set where it is an
-    instance of a recipe. `claimed` are ids that the proposer says it used; `attributed` are ids of
-    the move, recipe or skill that made the change, as far as that is certain. `cases` names the
-    cases that the candidate claims, empty for all. `transcript` refers to the stored conversation
-    with a model.
+    `parent` is the number of the node that it changes. `beside` are the numbers of right kernels
+    whose source its author was shown beside the parent's and told to go on from. `recipe` and
+    `values` are set where it is an instance of a recipe. `claimed` are ids that the proposer says
+    it used; `attributed` are ids of the move, recipe or skill that made the change, as far as that
+    is certain. `cases` names the cases that the candidate claims, empty for all. `transcript`
+    refers to the stored conversation with a model.
     """
 
     bundle: Bundle
@@ -63,6 +64,7 @@ class Proposal:
     cost: Cost = field(default_factory=Cost)
     model: str | None = None
     transcript: str | None = None
+    beside: tuple[int, ...] = ()
 
     @property
     def origin(self) -> Origin:

@@ -137,6 +137,8 @@ def test_an_operator_is_looked_for_in_the_words_of_guides() -> None:
     plan = writing_plan("triton", "instance_norm", load_metrics())
     assert {"norm", "varianc"} <= set(plan.words[0].tokens)
     assert plan.also is not None and "triton" in plan.also.words[0].tokens
+    on_a_cpu = writing_plan("cpp", "softmax", load_metrics())
+    assert on_a_cpu.also is not None and "warp" not in on_a_cpu.also.words[0].tokens
     strange = writing_plan("triton", "frobnicate", load_metrics())
     assert strange.words[0].tokens == ("frobnic",)
     unknown = writing_plan("triton", "unknown", load_metrics())

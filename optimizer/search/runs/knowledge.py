@@ -129,6 +129,9 @@ def _request(query: Query) -> RetrieveRequest:
         max_tokens=query.max_tokens,
         run_id=query.run_id or None,
         node_id=str(query.node),
+        operators=query.operators,
+        dtypes=query.dtypes,
+        lacks=query.lacks,
     )
 
 

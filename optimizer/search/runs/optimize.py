@@ -35,6 +35,7 @@ from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.runs.archive import keep_right_kernels
 from optimizer.search.runs.cluster_places import ClusterPlaces
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
+from optimizer.search.runs.machine import machine_here
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.models import asked_models, check_keys, language_models
 from optimizer.search.runs.places import bench_for, places_for, target_of
@@ -145,7 +146,8 @@ def _views(
 ) -> tuple[ProblemView, HardwareView]:
     """Problem and hardware as proposers see them. Raises InvalidRequest, see `check_launch`."""
     view = problem_view(problem, bench.device, _is_elsewhere(bench))
-    hardware = hardware_view_of(target_of(places), places, goal.language)
+    here = not isinstance(bench, ClusterBench)
+    hardware = hardware_view_of(target_of(places), places, goal.language, here)
     check_launch(view, hardware)
     return view, hardware
 
@@ -301,12 +303,15 @@ def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
 
 
 def hardware_view_of(
-    target: Target, places: Mapping[str, Place], language: str | None = None
+    target: Target,
+    places: Mapping[str, Place],
+    language: str | None = None,
+    here: bool = True,
 ) -> HardwareView:
     """The target as proposers see it.
 
     `language` is the only one that candidates may be in; torch is then among the places only for
-    the reference.
+    the reference. `here` is whether this machine measures them.
     """
     ordered = tuple(sorted(places, key=lambda name: name == "torch"))
     offered = (language,) if language is not None and language in places else ordered
@@ -316,7 +321,13 @@ def hardware_view_of(
         if isinstance(place.toolchain, CommandToolchain)
     }
     return HardwareView(
-        target.hardware, target.lineage, target.device, offered, dict(target.facts), toolchains
+        target.hardware,
+        target.lineage,
+        target.device,
+        offered,
+        dict(target.facts),
+        toolchains,
+        machine_here(target.lineage) if here and target.device == "cpu" else None,
     )
 
 

@@ -57,11 +57,29 @@ class ProblemView:
 
 
 @dataclass(frozen=True)
+class MachineView:
+    """The processor that candidates run on. `identification` is what tells its generations apart
+    where the name does not, `processors` counts the logical ones that may be used and `threads`
+    those that a kernel runs with. `caches` are in bytes by level: a core's own ones, and of the
+    last level what the core sees. `extensions` and `lacks` are ids of kb/hardware/extensions.toml,
+    both empty where it does not say what it has."""
+
+    name: str
+    identification: str
+    processors: int
+    threads: int
+    caches: Mapping[str, int] = field(default_factory=dict)
+    extensions: tuple[str, ...] = ()
+    lacks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class HardwareView:
     """The target of a search. `languages` are those with a toolchain here, the preferred language
     first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine.
     `toolchains` are the command templates of its own languages, with what they say of a kernel's
-    entry, file ending, arguments and launch."""
+    entry, file ending, arguments and launch. `machine` is the processor where that is the target
+    and is here, else None."""
 
     id: str
     lineage: tuple[str, ...]
@@ -69,6 +87,12 @@ class HardwareView:
     languages: tuple[str, ...]
     facts: Mapping[str, float | str]
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=dict)
+    machine: MachineView | None = None
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Extensions of its family that the processor here lacks."""
+        return self.machine.lacks if self.machine is not None else ()
 
 
 @dataclass(frozen=True)

@@ -89,6 +89,13 @@ def test_it_ends_once_no_figure_can_come_of_it(disturbed: set[int], pairs: int) 
     assert f"busy in {noisy} of {pairs} pairs of blocks" in result.timing.reason
 
 
+def test_what_the_fastest_call_took_is_kept_as_rough_where_there_is_no_figure() -> None:
+    timing = measured(set(range(24)))[0].timing
+    assert timing.rough_us == timing.rough_baseline_us == CALL_NS / 1e3
+    assert timing.candidate_us is None and timing.baseline_us is None
+    assert measured(set())[0].timing.rough_us is None
+
+
 def test_a_machine_that_calms_down_in_time_gives_a_figure() -> None:
     result, made = measured({*range(24)} - {9, *range(19, 24)})
     assert (result.timing.state, made) == ("measured", 24)

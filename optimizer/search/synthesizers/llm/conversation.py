@@ -311,6 +311,11 @@ class Conversation:
         except (BadAnswer, ProposalFailed):
             return answer
 
+    @property
+    def beside(self) -> tuple[int, ...]:
+        """The numbers of right kernels that the model was told it may go on from."""
+        return self._prompt.beside
+
     def _composed(self, budget: int) -> Prompt:
         prompt = compose(self._context, self._fence, budget=budget, tools=self._bench is not None)
         self._record.left_out = prompt.left_out

@@ -27,6 +27,8 @@ LOG_CHARS = 8_000
 LEAST_LOG_CHARS = 500
 TOOLS_NOTE = " You may call the tools first; the answer itself is the object and the files."
 FIRST = "Answer with the JSON object and the files: one complete kernel in place of the reference."
+# Where right ones were written already, one of which may be changed.
+ANOTHER = f"{FIRST[:-1]}, faster than what was written so far."
 NEXT = (
     "Answer with the JSON object and the files: one complete candidate, the kernel above changed."
 )
@@ -34,7 +36,8 @@ NEXT = (
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered prompt. `shown` are the ids that a model may say it used.
+    """A rendered prompt. `shown` are the ids that a model may say it used, and `beside` the numbers
+    of right kernels that it is told it may go on from instead of the parent.
 
     `tokens` is counted with one model's tokenizer (kb/prompt_tokens.py); those of newer models give
     fewer. `left_out` says in words what did not fit.
@@ -45,6 +48,7 @@ class Prompt:
     shown: frozenset[str]
     tokens: int
     left_out: str
+    beside: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -93,7 +97,8 @@ def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prom
     system = _system(context, fence)
     user = _user(context, kept, fence, tools)
     shown = ids(context, kept.excerpts)
-    return Prompt(system, user, shown, count_tokens(system + user), _left_out(whole, kept))
+    tokens = count_tokens(system + user)
+    return Prompt(system, user, shown, tokens, _left_out(whole, kept), _beside(kept))
 
 
 def brief(context: Context, fence: Fence, *, budget: int) -> Briefing:
@@ -166,7 +171,9 @@ def _system(context: Context, fence: Fence) -> str:
 
 
 def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
-    task = FIRST if context.parent.proposal is None else NEXT
+    task = NEXT
+    if context.parent.proposal is None:
+        task = ANOTHER if _beside(kept) else FIRST
     values = {"task": task, "tools": TOOLS_NOTE if tools else ""}
     return rendered("user.md", {**_values(context, kept, fence), **values})
 
@@ -179,7 +186,7 @@ def _values(context: Context, kept: _Variable, fence: Fence) -> dict[str, str]:
         "judging": sections.judging(context),
         "hardware": sections.hardware(context, fence),
         "interface": sections.interface(context),
-        "parent": results.parent(context.parent, fence),
+        "parent": results.parent(context, fence, kept.sources),
         "verdict": results.verdict(context.parent, fence, kept.log_chars, context.baseline),
         "memory": _memory(context, kept, fence),
         "target": sections.target(context, fence),
@@ -199,6 +206,11 @@ def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
     ]
     text = "\n".join(part for part in parts if part)
     return f"# Earlier kernels (one of them again, unchanged, is refused)\n{text}" if text else ""
+
+
+def _beside(kept: _Variable) -> tuple[int, ...]:
+    """The numbers of right kernels whose source is shown beside the parent's."""
+    return tuple(node.number for node in kept.sources if node.correct)
 
 
 def _left_out(whole: _Variable, kept: _Variable) -> str:

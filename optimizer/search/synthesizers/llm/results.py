@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm.sections import number, pairs
@@ -32,6 +32,21 @@ UNDER_WAY = (
     " counts: take a way that may beat these, or one that holds where these may fail:\n"
 )
 _COUNT = re.compile(r"\s*\d+ (?:error|warning)", re.IGNORECASE)  # a sum at the end of a log
+UNWRITTEN = "The reference above: nothing was written yet in its place."
+AGAIN = (
+    "The reference above: what was written in its place stands under Earlier kernels, and none of"
+    " it is right yet."
+)
+ANOTHER = "The reference above: what was written in its place stands under Earlier kernels."
+FROM_EARLIER = (
+    "Node {number}, a right kernel in place of the reference, whose source stands under Earlier"
+    " kernels: go on from it, or take another way from the reference above."
+)
+REPEAT = "timing must be repeated: "
+# Other work only adds to a time, but how much is left in the fastest call nobody knows.
+ROUGH = "roughly, the fastest of calls that other work disturbed, good for a factor of two at best"
+NO_FIGURE = "no figure yet"
+NO_SIGNAL = "no signal: nothing that was measured names what holds it up"
 MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
 BECAME: Mapping[str, str] = {
     "correct": "correct",
@@ -44,11 +59,17 @@ BECAME: Mapping[str, str] = {
 }
 
 
-def parent(node: Node, fence: Fence) -> str:
-    """The kernel to start from, or a sentence that says that it is the reference."""
-    if node.proposal is None:
-        return "The reference above: nothing was written yet in its place."
-    return source(node, fence)
+def parent(context: Context, fence: Fence, shown: Sequence[Node]) -> str:
+    """The kernel to start from, or a sentence that says that it is the reference, and what was
+    written in its place. `shown` are the earlier kernels whose source the prompt has."""
+    if context.parent.proposal is not None:
+        return source(context.parent, fence)
+    if right := [node.number for node in shown if node.correct]:
+        return FROM_EARLIER.format(number=right[0])
+    written = any(node.proposal is not None and node.evaluation for node in context.tried)
+    if not written or not context.with_memory:
+        return UNWRITTEN
+    return ANOTHER if any(node.correct for node in context.tried) else AGAIN
 
 
 def source(node: Node, fence: Fence) -> str:
@@ -73,6 +94,8 @@ def verdict(node: Node, fence: Fence, log_chars: int, baseline: Node | None = No
         return f"Nothing: {node.problem or node.state}."
     lines = [_became(evaluation), *_speed(node, baseline), *_checks(evaluation)]
     lines += [_signal(signal, n) for n, signal in enumerate(evaluation.verdict.signals)]
+    if evaluation.correct and not evaluation.verdict.signals:
+        lines.append(NO_SIGNAL)
     blocks = [fence.around("verdict", "\n".join(lines))]
     if (
         evaluation.metrics and evaluation.validity != "incorrect"
@@ -94,7 +117,7 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
     if evaluation is None or not evaluation.correct:
         return []
     if evaluation.timing == "repeat":
-        return ["not timed: the machine was too busy to measure it"]
+        return [f"not measured: {_rough(evaluation, node.number == REFERENCE)}"]
     lines = []
     if node.number not in (REFERENCE, _number(baseline)) and evaluation.speedup is not None:
         lines.append(f"speed-up over {_name(baseline)}: {_interval(evaluation.speedup)}")
@@ -107,6 +130,36 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
             compared = "" if beside is None else f" ({other} {_us(beside)} us)"
             lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{compared}")
     return lines
+
+
+def _rough(evaluation: Evaluation, alone: bool = False) -> str:
+    """Why there is no figure, and what disturbed calls took, where any were timed. `alone` leaves
+    out the reference's beside them."""
+    reasons = [t.reason.removeprefix(REPEAT) for t in evaluation.timings if t.reason]
+    # What follows a semicolon is advice to who runs the machine.
+    why = reasons[0].partition(";")[0] if reasons else "the machine was too busy"
+    why = _cut(why, MAX_EVIDENCE)
+    rows = [_rough_case(timing, alone) for timing in evaluation.timings]
+    times = "; ".join(row for row in rows if row)
+    known = f"{ROUGH}: {times}" if times else "no time of its calls is known"
+    return f"{why}. {known[:1].upper()}{known[1:]}"
+
+
+def _rough_case(timing: CaseTiming, alone: bool) -> str:
+    """What is known of one case; another than the one that could not be measured may have been."""
+    if timing.candidate_us is not None:
+        return f"case {timing.case} {_us(timing.candidate_us)} us a call, measured"
+    if timing.rough_us is None:
+        return ""
+    text = f"case {timing.case} about {_about(timing.rough_us)} us a call"
+    if alone or timing.rough_baseline_us is None:
+        return text
+    return f"{text}, the reference about {_about(timing.rough_baseline_us)} us in turns with it"
+
+
+def _about(microseconds: float) -> str:
+    """Two digits: more would be read as a measurement."""
+    return f"{float(f'{microseconds:.2g}'):g}"
 
 
 def _us(microseconds: float) -> str:
@@ -316,9 +369,7 @@ def sources(
     parts = []
     for node in nodes:
         if node.correct:
-            parts.append(
-                f"The best so far, whole. Go on from it where it helps.\n{source(node, fence)}"
-            )
+            parts.append(f"{_standing(node)} Go on from it where it helps.\n{source(node, fence)}")
         else:
             parts.append(
                 "The last that failed, whole. Mend it where its idea is sound.\n"
@@ -327,8 +378,24 @@ def sources(
     return "\n".join(parts)
 
 
+def _standing(node: Node) -> str:
+    """What a right kernel is among the others; without a figure none is the best."""
+    if node.speedup is not None:
+        return "The best so far, whole."
+    return f"Node {node.number}, right, with {NO_FIGURE}, whole."
+
+
+def _came_from(node: Node) -> str:
+    """What it was changed from, as its author was told it."""
+    beside = node.proposal.beside if node.proposal is not None else ()
+    others = " or ".join(f"node {number}" for number in beside)
+    if node.parent == REFERENCE:
+        return f"written anew{f', with {others} to go on from' if others else ''}"
+    return f"changed from node {node.parent}{f', with {others} beside it' if others else ''}"
+
+
 def _outcome(node: Node, baseline: Node | None) -> str:
-    lines = [f"node {node.number}, changed from node {node.parent}"]
+    lines = [f"node {node.number}, {_came_from(node)}"]
     if node.proposal is not None:
         lines.append(f"plan: {_cut(node.proposal.plan, MAX_PLAN)}")
         if node.proposal.bundle.parameters:
@@ -348,7 +415,7 @@ def _result(node: Node, baseline: Node | None) -> str:
     if not evaluation.correct:
         return _cut(_became(evaluation), MAX_PLAN)
     if evaluation.speedup is None:
-        return "correct, not timed: the machine was too busy"
+        return f"correct, {NO_FIGURE}: {_rough(evaluation)}"
     if baseline is None:
         return f"correct, {_interval(evaluation.speedup)} over the reference"
     if node.number == baseline.number:

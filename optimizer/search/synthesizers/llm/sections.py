@@ -10,6 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from kb.hardware.extensions import is_about_lacking, is_lacking_fact
 from kb.hardware.facts import fact_keys
 from optimizer.evaluation.abi import HEADER, ITEM_BYTES
 from optimizer.evaluation.bundle import Bundle
@@ -17,7 +18,7 @@ from optimizer.evaluation.toolchains import cpp, cuda
 from optimizer.search.knowledge import Excerpt, Move, Number, ShownSkill
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import CaseView, Context, ProblemView
-from optimizer.search.synthesizers.llm import own_language
+from optimizer.search.synthesizers.llm import machine, own_language
 from optimizer.search.synthesizers.llm.templates import (
     C_LIKE,
     PYTHON_LIKE,
@@ -63,6 +64,10 @@ REPORTED = "timed by the chip's own program"
 FACTS = (
     "Facts of this hardware, or of the family that it belongs to (not every member of a family has"
     " every unit; the compiler's target decides):"
+)
+FACTS_HERE = (
+    "Facts of the family that this machine's processor belongs to, without those of units that it"
+    " lacks; caches and vectors as this machine reports them:"
 )
 QUOTED = (
     "From the documents of this hardware, from guides, and kernels that were verified on it"
@@ -145,6 +150,8 @@ def hardware(context: Context, fence: Fence) -> str:
     lines = [f"id: {view.id}", f"lineage: {' -> '.join(view.lineage)}"]
     if view.device:
         lines.append(f"device: {view.device}")
+    if view.machine is not None:
+        lines += machine.lines(view.machine)
     # Only a first compilation tells it, and it would change a prompt's beginning, which provider
     # caches keep: with packed knowledge behind it, that costs more than the line says.
     packed = context.with_knowledge and context.knowledge.target
@@ -200,13 +207,18 @@ def _cpp_build(context: Context) -> str:
     strict = context.problem.policy.get("precision") != "relaxed"
     hidden = NOT_OFFERED + (NOT_STRICT if strict else ())
     variants = ", ".join(
-        f"{name} ({' | '.join(values)})"
+        f"{name} ({' | '.join(machine.usable(name, values, context.hardware.facts))})"
         for name, values in cpp.VARIANTS.items()
         if name not in hidden
     )
     flags = " ".join([*cpp.BASE_FLAGS, *cpp.flags_of(plain), "-std=gnu++20"])
     values = {"flags": flags, "seconds": f"{cpp.LIMITS.seconds:g}", "variants": variants}
-    return rendered("build_cpp.md", {**values, "alignment": str(CPU_ALIGNMENT)}).strip()
+    here = {
+        "alignment": str(CPU_ALIGNMENT),
+        "threads": machine.threads(context.hardware.machine),
+        "macros": machine.macros_of(context.hardware),
+    }
+    return rendered("build_cpp.md", {**values, **here}).strip()
 
 
 def _cuda_build() -> str:
@@ -232,7 +244,7 @@ def known(context: Context, excerpts: Sequence[Excerpt], fence: Fence) -> str:
         return ""
     parts = ["# What is known about what happened"]
     if context.knowledge.situation:
-        parts.append(QUOTED)
+        parts.append(QUOTED + machine.reminder(context.hardware.lacks))
         parts.append(fence.around("knowledge", context.knowledge.situation))
     if moves := fitting(context):
         parts.append("Moves that fit what was measured, the most fitting first:")
@@ -252,11 +264,14 @@ def target(context: Context, fence: Fence) -> str:
     if not context.with_knowledge:
         return ""
     parts = ["# What is known about this hardware"]
-    if facts := {**context.hardware.facts, **context.knowledge.facts}:
-        parts.append(FACTS)
+    here = context.hardware.machine
+    facts = {**context.hardware.facts, **context.knowledge.facts}
+    lacks = context.hardware.lacks
+    if facts := {key: value for key, value in facts.items() if not is_lacking_fact(key, lacks)}:
+        parts.append(FACTS if here is None else FACTS_HERE)
         parts.append(fence.around("facts", _facts(facts)))
     if context.knowledge.target:
-        parts.append(QUOTED)
+        parts.append(QUOTED + machine.reminder(lacks))
         parts.append(fence.around("knowledge", context.knowledge.target))
     return "\n".join(parts) if len(parts) > 1 else ""
 
@@ -271,9 +286,12 @@ def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
 
 
 def fitting(context: Context) -> list[Move]:
-    """The moves to show, without those that the problem forbids: a narrower type where the
-    precision is strict. Warnings of skills are left out, because the skill's own text says them."""
+    """The moves to show, without those for a unit that the machine lacks and those that the problem
+    forbids: a narrower type where the precision is strict. Warnings of skills are left out, because
+    the skill's own text says them."""
+    lacks = context.hardware.lacks
     moves = [move for move in context.knowledge.moves if not avoided(move)]
+    moves = [move for move in moves if not is_about_lacking(move.name, move.why, lacks)]
     return [move for move in moves if not _forbidden(move, context.problem)]
 
 

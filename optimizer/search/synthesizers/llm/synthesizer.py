@@ -112,6 +112,7 @@ class LlmSynthesizer:
             cost=cost,
             model=record.model,
             transcript=record.id,
+            beside=talk.beside,
         )
 
     def _opened(self, context: Context) -> tuple[Transcript, Asker]:

@@ -276,8 +276,8 @@ def test_the_reference_is_not_compared_with_itself() -> None:
 def test_what_could_not_be_timed_is_said_to_be_so() -> None:
     busy: dict[str, Any] = {"timing": "repeat", "speedup": None, "verdict": EvaluationVerdict()}
     text = prompt(context(parent=parent(**busy), seen=(child(5, of=3, **busy),))).user
-    assert "not timed: the machine was too busy" in block(text, "verdict")
-    assert "result: correct, not timed" in block(text, "earlier")
+    assert "not measured: the machine was too busy" in block(text, "verdict")
+    assert "result: correct, no figure yet: the machine was" in block(text, "earlier")
 
 
 def test_cases_that_failed_and_those_that_were_right_are_named() -> None:

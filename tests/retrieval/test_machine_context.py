@@ -1,0 +1,196 @@
+"""What a context for one kind of machine leaves out: advice for other kinds, sections and names of
+extensions that the processor at hand lacks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from kb.catalog.knowledge.section_texts import WholeSection
+from kb.hardware.extensions import lacking
+from kb.hardware.schema import parse_hardware
+from kb.scope import ANY, ScopeFilter
+from retrieval.answer import Answer
+from retrieval.blocks import section_blocks
+from retrieval.language_words import is_for_others
+from retrieval.request import RetrieveRequest
+from retrieval.service import Retriever
+from tests.conftest import Store, hardware_toml
+
+pytestmark = pytest.mark.slow(seconds=4)
+
+LACKS = lacking(("x86-64",), ("avx", "avx2", "fma"))
+ROWS = """\
+# Softmax of rows
+
+## Rows on a GPU
+
+A softmax reads each row once: a warp owns a row, and shared memory holds what the block sums.
+
+## Rows anywhere
+
+A softmax reads each row once on any machine, whether a warp or a thread of OpenMP owns the row.
+
+## Rows and caches
+
+A softmax reads each row once while the row is in the cache of its core.
+
+## Rows in OpenMP
+
+A softmax gives each OpenMP thread whole rows, and g++ makes vectors of it.
+"""
+BACKWARD = """\
+# Softmax and norm backward
+
+## Sums of a softmax
+
+The backward of a softmax of rows sums the product of gradient and result once.
+"""
+CHIP = """\
+---
+languages: [cpp]
+---
+# Softmax on x86-64
+
+## AMX and softmax
+
+A softmax of rows finds no use for a tile.
+
+## Masks for rows of a softmax
+
+An AVX-512 mask reads the end of a row: `_mm512_maskz_loadu_ps` under a `__mmask16`.
+
+## Vectors for rows of a softmax
+
+AVX2 reads eight floats of a row, the last ones under `_mm256_maskload_ps`; AVX-512 has masks.
+"""
+LISTED = ("_mm256_loadu_ps", "_mm256_set1_ps", "_mm256_max_ps", "_mm256_hadd_ps", "_mm_sfence")
+ABSENT = ("_mm512_loadu_ps", "_mm512_set1_ps", "_mm512_max_ps", "_tile_zero", "_tile_loadd")
+NAMES = """\
+---
+languages: [cpp]
+---
+# Intrinsics
+
+## Functions
+
+| Function | Syntax | Operands | Meaning |
+|---|---|---|---|
+""" + "\n".join(f"| `{n}` | `void {n}(a)` | `a`: lanes | Does it. |" for n in (*LISTED, *ABSENT))
+
+
+@pytest.fixture(scope="module")
+def retriever(
+    tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
+) -> Iterator[Retriever]:
+    store = Store(tmp_path_factory.mktemp("machine"), embedder, parsers, tagger)  # type: ignore[arg-type]
+    store.register_hardware()
+    for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
+        toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
+        store.registry.put(parse_hardware(toml, name), "builtin")
+    for name, text in (("rows", ROWS), ("backward", BACKWARD)):
+        store.submit(f"{name}.md", text, category="guidance")
+    for name, text in (("chip", CHIP), ("names", NAMES)):
+        store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
+    store.worker().drain()
+    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    yield opened
+    opened.close()
+    store.catalog.close()
+
+
+def asked(retriever: Retriever, **given: object) -> Answer:
+    about = {"hardware": "x86-64", "language": "cpp", "op": "softmax", "max_tokens": 6_000}
+    return retriever.retrieve(RetrieveRequest(**{**about, "task": "write", **given}))  # type: ignore[arg-type]
+
+
+def test_advice_for_another_kind_of_machine_is_left_out(retriever: Retriever) -> None:
+    context = asked(retriever).context
+    assert "a warp owns a row" not in context
+    assert "reads each row once on any machine" in context
+    assert "in the cache of its core" in context and "OpenMP thread whole rows" in context
+
+
+def test_it_is_left_out_of_what_makes_a_kernel_faster_too(retriever: Retriever) -> None:
+    context = asked(retriever, task=None, signal="memory_bound").context
+    assert "a warp owns a row" not in context
+
+
+def test_a_gpu_keeps_it(retriever: Retriever) -> None:
+    context = asked(retriever, hardware="gpu", language="cuda").context
+    assert "a warp owns a row" in context and "any machine" in context
+    assert "OpenMP thread whole rows" not in context
+
+
+def test_a_chip_that_general_text_has_not_in_mind_keeps_all_of_it(retriever: Retriever) -> None:
+    context = asked(retriever, hardware="mi300x", language="triton").context  # no hip here
+    assert "a warp owns a row" in context and "OpenMP thread whole rows" in context
+
+
+def test_a_question_may_be_about_any_machine(retriever: Retriever) -> None:
+    question = "which rows of a softmax does a warp own"
+    assert "a warp owns a row" in asked(retriever, task=None, query=question).context
+
+
+def test_sections_about_what_the_processor_lacks_are_left_out(retriever: Retriever) -> None:
+    context = asked(retriever, lacks=LACKS, max_tokens=20_000).context
+    assert "AMX and softmax" not in context and "__mmask16" not in context
+    whole = asked(retriever, max_tokens=20_000).context
+    assert "AMX and softmax" in whole or "__mmask16" in whole
+
+
+def test_names_that_the_processor_lacks_are_left_out(retriever: Retriever) -> None:
+    context = asked(retriever, lacks=LACKS).context
+    assert all(f"`void {name}(a)`" in context for name in LISTED)
+    assert not any(name + "(" in context for name in ABSENT)
+    whole = asked(retriever).context
+    assert all(f"`void {name}(a)`" in whole for name in (*LISTED, *ABSENT))
+
+
+def test_the_other_pass_of_an_operator_is_left_out(retriever: Retriever) -> None:
+    said = "sums the product of gradient and result"
+    assert said not in asked(retriever).context
+    assert said in asked(retriever, op="softmax_backward").context
+    assert said in asked(retriever, op="loss").context
+
+
+def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(
+    retriever: Retriever,
+) -> None:
+    scope = ScopeFilter(("x86-64", ANY), ("guidance",), ("cpp",))
+    read: list[str] = []
+
+    def admits(section: WholeSection) -> bool:
+        read.append(section.path[-1])
+        return False
+
+    with retriever._catalog.read() as connection:
+        ranked = retriever._search(connection, "rows of a softmax", scope)
+        blocks = section_blocks(
+            connection,
+            ranked,
+            scope,
+            "guidance",
+            own=frozenset(),
+            largest=1_000,
+            most=2,
+            admits=admits,
+        )
+        assert list(blocks) == [] and len(read) == 2
+
+
+@pytest.mark.parametrize(
+    ("heading", "text", "others"),
+    [
+        ("Rows", "A warp owns a row.", True),
+        ("Rows", "OpenMP threads, other than a warp, own rows.", False),
+        ("Rows", "Whatever the device, a warp or a core owns a row.", False),
+        ("Triton: wide loads", "A load is wide.", True),
+        ("Rows", "A row is read once.", False),
+    ],
+)
+def test_text_is_for_others_by_more_of_their_words(heading: str, text: str, others: bool) -> None:
+    assert is_for_others(heading, text, ("cpp",)) is others
+    assert not is_for_others(heading, text, ())
