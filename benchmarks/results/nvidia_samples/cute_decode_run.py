@@ -25,7 +25,7 @@ from benchmarks.results.nvidia_samples.cute_run import BOUND, ROTATION, graph_of
 
 TRITON = Path(__file__).parents[3] / "hw_manuals/samples/hopper/paged-decode-attention.py"
 D, KEYS = 128, 64  # the width of a head, and the keys of a stage
-PEAK = 3.35e12  # bytes a second of an H100 SXM
+PEAKS = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second of the SXM cards
 NOWHERE = 2**30  # an entry of the table that names no page
 # keys a page, queries a head, heads of keys, stages a part, lengths of the sequences
 CASES = (
@@ -236,10 +236,12 @@ def timed(decode: Decode, page: int, lengths: Sequence[int]) -> None:
     seconds = medians(graphs_of(decode, batches, len(set(lengths)) == 1), ROTATION)
     library = min((time for name, time in seconds.items() if "sdpa" in name), default=math.nan)
     size = sum(lengths) * 8 * D * 2 * 2
+    card = torch.cuda.get_device_name()
+    peak = next((value for name, value in PEAKS.items() if name in card), math.nan)
     for name, time in seconds.items():
         row: dict[str, Any] = {"page": page, "keys": sum(lengths), "of": name}
         row |= {"us": round(time * 1e6, 1), "TB/s": round(size / time / 1e12, 3)}
-        row |= {"of_peak": round(size / time / PEAK, 3), "of_sdpa": round(library / time, 3)}
+        row |= {"of_peak": round(size / time / peak, 3), "of_sdpa": round(library / time, 3)}
         print(json.dumps(row), flush=True)
 
 
