@@ -1,6 +1,6 @@
 """How often a process of this program looks for garbage in cycles of objects.
 
-With Python's own settings that is a third of what a process costs that imports torch: 3.2 s of a
+With Python's own settings that is a quarter of what a process costs that imports torch: 3.2 s of a
 processor against 2.3 s, because modules come as hundreds of thousands of objects that stay, and
 each collection walks through them, the last at the end of the process.
 """
