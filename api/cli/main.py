@@ -24,6 +24,7 @@ from typer.main import get_command, get_group
 from api.cli.output import report_error
 from kb import telemetry
 from kb.errors import InvalidRequest, KernloreError, Unavailable
+from kb.garbage import collect_rarely
 
 
 class Entry(NamedTuple):
@@ -193,6 +194,7 @@ def _misspelled(error: TyperException, as_json: bool) -> int:
 
 def run() -> None:
     """The entry point of the `kernlore` command."""
+    collect_rarely()
     sys.exit(main(sys.argv[1:]))
 
 

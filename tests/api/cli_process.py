@@ -14,7 +14,7 @@ import time
 import traceback
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -190,10 +190,12 @@ def document_of(data: Path, title: str) -> str:
 
 
 @contextmanager
-def serving(data: Path, knowledge: Path, *, ready: bool = True) -> Iterator[str]:
+def serving(
+    data: Path, knowledge: Path, *, ready: bool = True, command: Sequence[str] = COMMAND
+) -> Iterator[str]:
     """The URL of a real service on a data directory, with the built-in knowledge of a folder. It is
     stopped at the end; what it prints lies beside the directory. With `ready` it has made all that
-    it has to, else it only accepts requests.
+    it has to, else it only accepts requests. `command` is `kernlore` as this test starts it.
     """
     port = free_port()
     with (
@@ -201,7 +203,7 @@ def serving(data: Path, knowledge: Path, *, ready: bool = True) -> Iterator[str]
         (data.parent / "err.txt").open("wb") as errors,
     ):
         process = subprocess.Popen(
-            [*COMMAND, "serve", "--port", str(port), "--data-dir", str(data)],
+            [*command, "serve", "--port", str(port), "--data-dir", str(data)],
             cwd=ROOT,
             stdout=out,
             stderr=errors,

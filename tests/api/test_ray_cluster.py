@@ -45,7 +45,7 @@ from tests.api.cli_process import BARRIERS, MEMORY, kernlore
 from tests.catalogs import builtin_data_dir
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE
 from tests.optimizer.search.landscape import RecordingListener
-from tests.shared import place_models
+from tests.shared import copy_knowledge, place_models
 
 pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
 
@@ -94,9 +94,10 @@ class Nodes:
         self._nodes.remove(dead)
         self._cluster.remove_node(dead, allow_graceful=False)
 
-    def replace(self) -> None:
-        """Nodes as before one was killed."""
-        while len(self._nodes) < 2:
+    def at_least(self, count: int) -> None:
+        """So many nodes of one kind, in place of those that were killed: each costs four seconds of
+        a processor."""
+        while len(self._nodes) < count:
             self._nodes.append(self._add())
 
     def killable(self) -> list[str]:
@@ -125,13 +126,25 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         shutil.rmtree(os.environ["RAY_TMPDIR"], ignore_errors=True)
 
 
+@pytest.fixture(scope="class")
+def cluster(nodes: Nodes) -> Iterator[Cluster]:
+    """One connection for the tests of a class: each has processes of its own on every node, which
+    import torch. A process has one at a time."""
+    nodes.at_least(2)
+    with connected(nodes.address, PACKAGES) as connection:
+        yield connection
+
+
 @pytest.fixture(scope="module")
 def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[LocalTarget]:
-    """A data directory that knows the chip and has read its manual."""
+    """A data directory that knows the chip and has read its manual, and no other knowledge: with a
+    language of its own all that is built in would be read anew."""
     folder = tmp_path_factory.mktemp("chip")
     place_models(folder / "data", model_cache)
     CHIPS.write(SEED, folder / "chip")
-    local = LocalTarget(read_settings(builtin_data_dir(folder / "data")))
+    known = read_settings(builtin_data_dir(folder / "data"))
+    only_chips = copy_knowledge(folder / "knowledge", (), vectors=False)
+    local = LocalTarget(known.model_copy(update={"knowledge_dir": only_chips}))
     slow = folder / "novasim.py"
     slow.write_text(SLOW_SIMULATOR.format(simulator=str(SIMULATOR)), encoding="utf-8")
     described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")
@@ -179,69 +192,11 @@ def places(local: LocalTarget, cluster: Cluster, language: str = "novac") -> Clu
     return cluster_places(local.services, cluster, hardware, language, said.append)
 
 
-def test_a_killed_node_costs_what_it_was_at(nodes: Nodes, chip: LocalTarget) -> None:
-    services = chip.services
-    goal = Goal(language="novac", candidates=CANDIDATES)
-    listener = RecordingListener()
-    with connected(nodes.address, PACKAGES) as cluster:
-        there = places(chip, cluster)
-        assert there.slots.count == 3
-        with killing(nodes, lambda: there.activity.state) as killed:
-            finished = optimize(services, MATMUL, goal, CHIP, listener, elsewhere=there)
-    assert killed, "no node was killed while it evaluated"
-    tree = finished.tree
-    assert {node.verdict for node in tree} == {"correct"}
-    assert len(tree) == CANDIDATES + 1 and finished.run.state == "finished"
-    assert finished.outcome.gain is not None
-    stored = run_store(services).run(finished.run.id).cluster
-    assert stored["lost"] >= 1 and stored["address"] == nodes.address
-    evaluated = sum(row["evaluated"] for row in stored["nodes"].values())
-    assert evaluated >= CANDIDATES
-    assert all(row["evaluating"] == 0 for row in stored["nodes"].values())
-    # It is stored under the key that this machine gives it, which does not evaluate it again.
-    problem, here = load_problem(MATMUL), places_for(services, CHIP, "novac")
-    with bench_for(services, problem, here) as bench:
-        assert isinstance(bench, SimulatedBench)
-        proposal = tree[1].proposal
-        assert proposal is not None
-        same = bench.measure(proposal.bundle, bench.cases(proposal), fresh=False)
-        measured = next(e for e in _evaluations(tree) if e.candidate == same.candidate)
-        assert same.seconds == measured.seconds  # those of the node
-    macros: Any = pages._environment().get_template("run_parts.html").module
-    shown = macros.cluster(stored, "finished")
-    assert "began again" in shown and next(iter(stored["nodes"])) in shown
-    nodes.replace()
-
-
-def _evaluations(tree: Tree) -> Iterator[Evaluation]:
-    return (node.evaluation for node in tree if node.evaluation is not None)
-
-
-def test_several_problems_are_searched_side_by_side(
-    nodes: Nodes, chip: LocalTarget, tmp_path: Path
-) -> None:
-    other = tmp_path / "larger.py"
-    other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
-    options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--json")
-    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
-    done = kernlore(*asked, data=chip.settings.data_dir)
-    assert done.code == 0, done.err
-    assert [(a["problem"], a["state"]) for a in done.json] == [
-        ("matmul", "finished"),
-        ("larger", "finished"),
-    ]
-    assert all(Path(answer["kernel"]).is_file() for answer in done.json)
-    for answer in done.json:
-        assert run_store(chip.services).run(answer["run"]).cluster["address"] == nodes.address
-
-
-def test_several_problems_need_a_cluster(tmp_path: Path) -> None:
-    done = kernlore("optimize", "softmax", "row_reduction", data=tmp_path / "data")
-    assert done.code == 2 and "--ray" in done.err
-
-
-def test_two_versions_of_a_compiler_share_no_run(nodes: Nodes, chip: LocalTarget) -> None:
-    with connected(nodes.address, PACKAGES) as cluster:
+class TestOneConnection:
+    def test_two_versions_of_a_compiler_share_no_run(
+        self, nodes: Nodes, cluster: Cluster, chip: LocalTarget
+    ) -> None:
+        nodes.at_least(2)
         there = places(chip, cluster, "cpp")
         left_out = there.activity.state["left_out"]
         assert there.slots.count == len(there.hosts) == 2
@@ -261,24 +216,87 @@ def test_two_versions_of_a_compiler_share_no_run(nodes: Nodes, chip: LocalTarget
                 bench.nodes.measure(Work("reference"), "the reference")
             assert set(bench.nodes.activity.state["left_out"].values()) == {"other"}
 
+    def test_a_killed_node_costs_what_it_was_at(
+        self, nodes: Nodes, cluster: Cluster, chip: LocalTarget
+    ) -> None:
+        nodes.at_least(2)
+        services = chip.services
+        goal = Goal(language="novac", candidates=CANDIDATES)
+        listener = RecordingListener()
+        there = places(chip, cluster)
+        assert there.slots.count == 3
+        with killing(nodes, lambda: there.activity.state) as killed:
+            finished = optimize(services, MATMUL, goal, CHIP, listener, elsewhere=there)
+        assert killed, "no node was killed while it evaluated"
+        tree = finished.tree
+        assert {node.verdict for node in tree} == {"correct"}
+        assert len(tree) == CANDIDATES + 1 and finished.run.state == "finished"
+        assert finished.outcome.gain is not None
+        stored = run_store(services).run(finished.run.id).cluster
+        assert stored["lost"] >= 1 and stored["address"] == nodes.address
+        evaluated = sum(row["evaluated"] for row in stored["nodes"].values())
+        assert evaluated >= CANDIDATES
+        assert all(row["evaluating"] == 0 for row in stored["nodes"].values())
+        # It is stored under the key that this machine gives it, which does not evaluate it again.
+        problem, here = load_problem(MATMUL), places_for(services, CHIP, "novac")
+        with bench_for(services, problem, here) as bench:
+            assert isinstance(bench, SimulatedBench)
+            proposal = tree[1].proposal
+            assert proposal is not None
+            same = bench.measure(proposal.bundle, bench.cases(proposal), fresh=False)
+            measured = next(e for e in _evaluations(tree) if e.candidate == same.candidate)
+            assert same.seconds == measured.seconds  # those of the node
+        macros: Any = pages._environment().get_template("run_parts.html").module
+        shown = macros.cluster(stored, "finished")
+        assert "began again" in shown and next(iter(stored["nodes"])) in shown
+
+    def test_a_closed_connection_starts_no_cluster_of_its_own(self, cluster: Cluster) -> None:
+        """The last of its class: no other has this connection after it."""
+        import ray
+
+        sent = cluster.send(on_node.survey, None, name="nothing", options={"num_cpus": 1})
+        cluster.close()
+        with pytest.raises(WorkLost, match="closed"):
+            sent.answered(0.1)
+        cluster.forget(sent)
+        sent.cancel()
+        assert sent.ended(0.1) and cluster.nodes() == []
+        assert not ray.is_initialized()
+
+
+def _evaluations(tree: Tree) -> Iterator[Evaluation]:
+    return (node.evaluation for node in tree if node.evaluation is not None)
+
+
+def test_several_problems_are_searched_side_by_side(
+    nodes: Nodes, chip: LocalTarget, tmp_path: Path
+) -> None:
+    other = tmp_path / "larger.py"
+    other.write_text(MATMUL.read_text(encoding="utf-8").replace("64", "96"), encoding="utf-8")
+    options = ("--hardware", CHIP, "--language", "novac", "--candidates", "2", "--json")
+    asked = ("optimize", MATMUL, other, *options, "--ray", nodes.address, "-o", tmp_path / "out")
+    nodes.at_least(1)
+    only_manual = {"KERNLORE_KNOWLEDGE_DIR": str(chip.settings.knowledge_dir)}
+    done = kernlore(*asked, data=chip.settings.data_dir, environment=only_manual)
+    assert done.code == 0, done.err
+    assert [(a["problem"], a["state"]) for a in done.json] == [
+        ("matmul", "finished"),
+        ("larger", "finished"),
+    ]
+    assert all(Path(answer["kernel"]).is_file() for answer in done.json)
+    for answer in done.json:
+        assert run_store(chip.services).run(answer["run"]).cluster["address"] == nodes.address
+
+
+def test_several_problems_need_a_cluster(tmp_path: Path) -> None:
+    done = kernlore("optimize", "softmax", "row_reduction", data=tmp_path / "data")
+    assert done.code == 2 and "--ray" in done.err
+
 
 def _other(environment: Any) -> Any:
     from dataclasses import replace
 
     return replace(environment, versions=(("novac", "command of yesterday"),))
-
-
-def test_a_closed_connection_starts_no_cluster_of_its_own(nodes: Nodes) -> None:
-    import ray
-
-    with connected(nodes.address, PACKAGES) as cluster:
-        sent = cluster.send(on_node.survey, None, name="nothing", options={"num_cpus": 1})
-    with pytest.raises(WorkLost, match="closed"):
-        sent.answered(0.1)
-    cluster.forget(sent)
-    sent.cancel()
-    assert sent.ended(0.1) and cluster.nodes() == []
-    assert not ray.is_initialized()
 
 
 def test_files_are_read_and_embedded_there_as_here(
@@ -306,6 +324,7 @@ def test_files_are_read_and_embedded_there_as_here(
 def test_files_whose_node_is_killed_are_read_on_another(
     nodes: Nodes, tmp_path: Path, model_cache: Path
 ) -> None:
+    nodes.at_least(1)
     place_models(tmp_path / "data", model_cache)
     local = LocalTarget(read_settings(builtin_data_dir(tmp_path / "data")))
     services = local.services
@@ -322,7 +341,6 @@ def test_files_whose_node_is_killed_are_read_on_another(
     embedded, passages = services.vectors()
     assert embedded == passages > 0
     local.close()
-    nodes.replace()
 
 
 def _idle(services: Any) -> bool:

@@ -28,6 +28,7 @@ pytestmark = pytest.mark.slow(seconds=120)
 BUILT_IN = ("hardware/h100/tuning.md", "guidance/memory-bound.md")
 LEASE = 4  # seconds
 ROUNDS = 6
+PARTS = 120  # of a document that is being read when its reader is killed: a second or two
 SECONDS = 240.0
 GOAL = {"candidates": 1, "language": "cpp", "knowledge": False}
 SIGNED = {"actor": "ann", "reason": "a person has seen it"}
@@ -236,7 +237,7 @@ def test_what_a_killed_one_had_begun_is_finished_by_the_other(
     killed, left = pair
     left.signal(signal.SIGSTOP)  # so that all of it is the other's
     try:
-        text = "# Bilby\n\n" + "\n\n".join(f"## B{n}\n\nBilby {n} waits." for n in range(400))
+        text = "# Bilby\n\n" + "\n\n".join(f"## B{n}\n\nBilby {n} waits." for n in range(PARTS))
         jobs = [upload(killed, f"bilby{n}.md", f"{text}\n\nNumber {n}.\n") for n in range(3)]
         evaluation = killed.client.post("/evaluations", json=body(cases=["small"])).json()["id"]
         until(lambda: any(job_of(killed, j["job_id"])["state"] == "running" for j in jobs))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,6 +20,13 @@ from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=25)
 MANUAL = b"# Quince\n\n## Loads\n\nThe quince unit loads 16 bytes; it is memory bound.\n"
+# `kernlore` that looks after its stores every second: else the tests wait half a minute for looks.
+WATCHFUL = (
+    sys.executable,
+    "-c",
+    "from api import store_watch; store_watch.AWAY_SECONDS = store_watch.LOOK_SECONDS = 1.0;"
+    " from api.cli.main import run; run()",
+)
 WAIT_SECONDS = 180  # servers and service start on a machine that does other things too
 
 
@@ -45,7 +53,7 @@ def served(environment: dict[str, str], folder: Path, model_cache: Path) -> Iter
             patch.setenv(name, value)
         knowledge = copy_knowledge(folder / "knowledge", ("hardware/h100/tuning.md",))
         with (
-            serving(folder / "data", knowledge, ready=False) as url,
+            serving(folder / "data", knowledge, ready=False, command=WATCHFUL) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             until(client, lambda state: state["ready"])
@@ -153,7 +161,7 @@ def test_a_service_starts_without_them_and_takes_them_when_they_come(
     s3_server.stop()
     try:
         with (
-            serving(tmp_path / "data", knowledge, ready=False) as url,
+            serving(tmp_path / "data", knowledge, ready=False, command=WATCHFUL) as url,
             httpx.Client(base_url=url, timeout=60) as client,
         ):
             state = until(client, lambda state: "s3://" in state["note"])

@@ -3,6 +3,7 @@ and TOKENS are descriptors that the supervisor passes on, or the path at which i
 
 from __future__ import annotations
 
+import gc
 import os
 import socket
 import sys
@@ -15,9 +16,11 @@ def main(arguments: list[str]) -> None:
     sock, tokens = map(_descriptor, meeting)
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
+    gc.disable()  # what is imported stays: collecting it again and again takes half a second
     from optimizer.evaluation.runner.serve import Runner, settle_torch
     from optimizer.evaluation.runner.wire import Wire, WireClosed
 
+    gc.enable()
     sys.path.remove(root)  # a candidate has no business with the harness's neighbours
     sys.argv = ["runner"]
     settle_torch(int(threads), device)

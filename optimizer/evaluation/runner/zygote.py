@@ -5,6 +5,7 @@ is imported with the first request that asks for it."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import importlib
 import os
 import socket
@@ -23,6 +24,7 @@ def main(arguments: list[str]) -> None:
     sock, namespaces, threads, device = arguments
     root = str(Path(__file__).resolve().parents[3])
     sys.path.insert(0, root)
+    gc.disable()  # what is imported stays: collecting it again and again takes half a second
     import torch  # noqa: F401  (imported for the children)
 
     from optimizer.evaluation.runner.forks import Separate, serve, work_out
@@ -34,6 +36,7 @@ def main(arguments: list[str]) -> None:
         _import_often_needed()
         with contextlib.suppress(ImportError):
             work_out()
+    gc.enable()
     sys.path.remove(root)
     sys.argv = ["runner"]
 

@@ -31,6 +31,9 @@ import json, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
+from kb.garbage import collect_rarely
+
+collect_rarely()
 from optimizer.search.portable.session import prepare, search_alone
 from retrieval.diagnose.linear_patterns import trust_patterns
 
