@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import gc
 import os
@@ -285,6 +286,20 @@ def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if folder is not None:
         postgresql.server().forget(folder)
+
+
+@pytest.fixture(scope="module")
+def quick_timing() -> Iterator[None]:
+    """Candidates are timed in four short pairs of blocks, on a busy machine too, for a module whose
+    subject is no time. By default it takes two seconds each, and thrice as many where it is busy.
+    """
+    from optimizer.evaluation.timing.blocks import TimingPolicy  # here: it imports torch
+
+    fields = {field.name: field.default for field in dataclasses.fields(TimingPolicy)}
+    quick = {"block_ms": 1.0, "min_pairs": 4, "max_pairs": 4, "quiet": 1e6}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(TimingPolicy.__init__, "__defaults__", tuple((fields | quick).values()))
+        yield
 
 
 @pytest.fixture(scope="session")

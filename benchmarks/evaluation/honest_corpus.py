@@ -73,9 +73,13 @@ def cases_for(problem: Problem, language: str, small: bool = False) -> tuple[Cas
 
 
 def evaluate_all(
-    chosen: Sequence[Honest], settings: EvaluationSettings = SETTINGS, small: bool = False
+    chosen: Sequence[Honest],
+    settings: EvaluationSettings = SETTINGS,
+    small: bool = False,
+    most: int | None = None,
 ) -> Iterator[tuple[Honest, Evaluation]]:
-    """One evaluator for each problem, one pool of runners for all."""
+    """One evaluator for each problem, one pool of runners for all. most: cases of each candidate,
+    all without it."""
     pool = RunnerPool(RunnerSettings("cpu", settings.threads, level_for(settings.isolation)))
     evaluators: dict[tuple[str, bool], Evaluator] = {}
     try:
@@ -87,7 +91,7 @@ def evaluate_all(
                 evaluators[key] = Evaluator(problem, target, settings, pool=pool)
             evaluator = evaluators[key]
             chain = toolchain_for(honest.language, target, BUILTIN[honest.language])
-            cases = cases_for(evaluator.problem, honest.language, small)
+            cases = cases_for(evaluator.problem, honest.language, small)[:most]
             yield honest, evaluator.evaluate(read_bundle(honest.path), chain, cases)
     finally:
         for evaluator in evaluators.values():

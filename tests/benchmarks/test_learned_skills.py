@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import shutil
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +35,8 @@ from benchmarks.skills.learning.arms import (
 )
 from benchmarks.skills.learning.method import method
 from benchmarks.skills.learning.opened import opened
-from benchmarks.skills.learning.plan import default_plan, plan_of
-from benchmarks.skills.learning.reporting import Part, refusals_table, report
+from benchmarks.skills.learning.plan import Plan, default_plan, plan_of
+from benchmarks.skills.learning.reporting import Findings, Part, refusals_table, report
 from benchmarks.skills.learning.spaces import small_space, thinned
 from benchmarks.skills.learning.teaching import Lesson, run_id
 from benchmarks.skills.learning.views import Views, unseen_case
@@ -55,7 +55,7 @@ from benchmarks.skills.planted_skills import (
 )
 from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
-from kb.errors import InvalidRequest, KernloreError, Unavailable
+from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
@@ -76,11 +76,11 @@ from tests.benchmarks.test_knowledge_value import (
     scale,
     table_of,
 )
-from tests.catalogs import fresh_data_dir
+from tests.catalogs import builtin_data_dir
 from tests.shared import once, read_builtin_knowledge
 from tests.skills.curator.planted import catalog_in
 
-pytestmark = pytest.mark.slow(seconds=50)
+pytestmark = [pytest.mark.slow(seconds=40), pytest.mark.usefixtures("quick_timing")]
 
 HERE = "problem.op in ['elementwise']"
 ELSEWHERE = "problem.op in ['softmax']"
@@ -284,7 +284,7 @@ def test_a_plan_for_a_gpu_has_recipes_for_all_of_its_problems(tmp_path: Path) ->
     ops = {problems[name].op for name in plan.taught}
     assert [name for name in plan.others if problems[name].op in ops] == ["pointwise_conv2d"]
     folder = tmp_path / "data"
-    opened = LocalTarget(read_settings(fresh_data_dir(folder)))
+    opened = LocalTarget(read_settings(builtin_data_dir(folder)))
     recipes = [r for r in library_recipes(opened.services) if r.language == "triton"]
     opened.close()
     for problem in problems.values():
@@ -355,42 +355,56 @@ def test_a_part_of_a_plan_has_these_problems_alone(tmp_path: Path) -> None:
         part_of(plan, ["attention"])
 
 
+@dataclass(frozen=True)
+class Tiny:
+    """A folder in which one problem was taught, and what every call of `go_on` said."""
+
+    folder: Path
+    plan: Plan
+    said: tuple[bool, bool, bool]
+    found: Findings
+
+
 @pytest.fixture(scope="module")
 def prepared(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data directory that has read what ships."""
     return once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
 
 
-def test_runs_of_a_copy_are_distilled_where_they_are_put_together(
-    tmp_path: Path, prepared: Path
-) -> None:
+@pytest.fixture(scope="module")
+def tiny(tmp_path_factory: pytest.TempPathFactory, prepared: Path) -> Tiny:
     asked = {"taught": ("softmax",), "others": ("row_reduction",), "candidates": 1, "budget": 1,
              "unseen_points": 1, "other_points": 1, "documents": False}  # fmt: skip
-    copy, whole = tmp_path / "copy", tmp_path / "whole"
-    plan = plan_of(copy, asked)
-    for folder in (copy, whole):
-        shutil.copytree(prepared, folder / "data")
-    with opened(copy / "data", plan.documents) as services:
-        assert go_on(services, copy, plan, ("runs",), 120)
-    shutil.copytree(copy / "runs", whole / "runs")
-    with opened(whole / "data", plan.documents) as services:
-        assert go_on(services, whole, plan, ("distil",), 120)
+    folder = tmp_path_factory.mktemp("tiny")
+    plan, stages = plan_of(folder, asked), ("runs", "distil", "trials", "others")
+    shutil.copytree(prepared, folder / "data")
+    with opened(folder / "data", plan.documents) as services:
+        said = (
+            go_on(services, folder, plan, stages, 0),  # stops before the first run
+            go_on(services, folder, plan, stages, 300),
+            go_on(services, folder, plan, stages, 0),  # nothing is left
+        )
+        return Tiny(folder, plan, said, findings(services, folder, plan, 2))
+
+
+def test_runs_of_a_copy_are_distilled_where_they_are_put_together(
+    tmp_path: Path, prepared: Path, tiny: Tiny
+) -> None:
+    shutil.copytree(prepared, tmp_path / "data")
+    shutil.copytree(tiny.folder / "runs", tmp_path / "runs")
+    with opened(tmp_path / "data", tiny.plan.documents) as services:
+        with pytest.raises(NotFound):
+            run_store(services).run(run_id("softmax"))
+        assert go_on(services, tmp_path, tiny.plan, ("distil",), 120)
         nodes = run_store(services).nodes(run_id("softmax"))
     assert len(nodes) == 2
     assert all(node.evaluation is not None for node in nodes)
-    assert (whole / "lessons" / "softmax.json").is_file()
+    assert (tmp_path / "lessons" / "softmax.json").is_file()
 
 
-def test_a_tiny_folder_goes_from_a_run_to_a_report(tmp_path: Path, prepared: Path) -> None:
-    asked = {"taught": ("softmax",), "others": ("row_reduction",), "candidates": 1, "budget": 1,
-             "unseen_points": 1, "other_points": 1, "documents": False}  # fmt: skip
-    plan, stages = plan_of(tmp_path, asked), ("runs", "distil", "trials", "others")
-    shutil.copytree(prepared, tmp_path / "data")
-    with opened(tmp_path / "data", plan.documents) as services:
-        assert not go_on(services, tmp_path, plan, stages, 0)  # stops before the first run
-        assert go_on(services, tmp_path, plan, stages, 300)
-        assert go_on(services, tmp_path, plan, stages, 0)  # nothing is left
-        found = findings(services, tmp_path, plan, 2)
+def test_a_tiny_folder_goes_from_a_run_to_a_report(tiny: Tiny) -> None:
+    assert tiny.said == (False, True, True)
+    found = tiny.found
     assert [(lesson.problem, lesson.candidates) for lesson in found.lessons] == [("softmax", 1)]
     asked_for = {kind: [s.problem.op for s in part.asked] for kind, part in found.parts.items()}
     assert asked_for == {"unseen": ["softmax"], "others": ["reduction"]}  # no part `seen`
