@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
@@ -41,22 +41,37 @@ def modules() -> list[Path]:
     )
 
 
-@cache
 def tree(path: Path) -> ast.Module:
     return ast.parse((ROOT / path).read_text(encoding="utf-8"))
 
 
+@dataclass(frozen=True)
+class Outline:
+    """What these tests ask of a module: all trees together are millions of objects, through which
+    every collection of garbage would walk. functions: line, name and number of lines."""
+
+    imported: tuple[str, ...]
+    relative: bool
+    functions: tuple[tuple[int, str, int], ...]
+    purpose: str | None
+
+
 @cache
-def imported(module: ast.Module) -> tuple[str, ...]:
-    return tuple(_imported(module))
-
-
-def _imported(module: ast.Module) -> Iterator[str]:
+def outline(path: Path) -> Outline:
+    module = tree(path)
+    imported: list[str] = []
+    functions: list[tuple[int, str, int]] = []
+    relative = False
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and node.level == 0:
-            yield node.module
+            imported += (name.name for name in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            relative = relative or bool(node.level)
+            imported += [node.module] if node.module and not node.level else []
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert node.end_lineno is not None
+            functions.append((node.lineno, node.name, node.end_lineno - node.lineno + 1))
+    return Outline(tuple(imported), relative, tuple(functions), ast.get_docstring(module))
 
 
 @pytest.mark.parametrize("package", PACKAGES)
@@ -65,7 +80,7 @@ def test_imports_point_one_way(package: str) -> None:
         f"{path} imports {name}"
         for path in modules()
         if path.parts[0] == package
-        for name in imported(tree(path))
+        for name in outline(path).imported
         if name.split(".")[0] in PACKAGES and name.split(".")[0] not in ALLOWED[package]
     ]
     assert wrong == []
@@ -97,7 +112,7 @@ def test_rooms_that_stay_apart(folder: str, other: str, why: str) -> None:
         f"{path} imports {name}"
         for path in modules()
         if path.is_relative_to(folder)
-        for name in imported(tree(path))
+        for name in outline(path).imported
         if f"{name}.".startswith(f"{other}.")
     ]
     assert wrong == [], why
@@ -108,7 +123,7 @@ def test_arrows_between_folders_have_no_circle() -> None:
     arrows: dict[str, set[str]] = {}
     known = set(modules())
     for path in known:
-        for name in imported(tree(path)):
+        for name in outline(path).imported:
             target = place_of(name, known)
             if target is not None and room(target) != room(path):
                 arrows.setdefault(room(path), set()).add(room(target))
@@ -160,7 +175,7 @@ def test_the_two_doors_know_nothing_of_each_other() -> None:
         for door, other in (("api/cli", "api.http"), ("api/http", "api.cli"))
         for path in modules()
         if path.is_relative_to(door)
-        for name in imported(tree(path))
+        for name in outline(path).imported
         if f"{name}.".startswith(f"{other}.") and (path.as_posix(), name) not in loading
     ]
     assert wrong == []
@@ -181,11 +196,7 @@ def test_no_command_asks_which_backend_it_has() -> None:
 
 
 def test_there_are_no_relative_imports() -> None:
-    relative = [
-        str(path)
-        for path in modules()
-        if any(isinstance(n, ast.ImportFrom) and n.level for n in ast.walk(tree(path)))
-    ]
+    relative = [str(path) for path in modules() if outline(path).relative]
     assert relative == []
 
 
@@ -193,14 +204,14 @@ def test_only_one_module_opens_chroma() -> None:
     openers = [
         path
         for path in modules()
-        if any(n.split(".")[0] == "chromadb" for n in imported(tree(path)))
+        if any(n.split(".")[0] == "chromadb" for n in outline(path).imported)
     ]
     assert openers == [CHROMA_OWNER]
 
 
 def test_ray_is_imported_only_with_a_cluster() -> None:
     """It is an extra and takes a second: nothing imports it when it is imported itself."""
-    importers = {path for path in modules() if "ray" in imported(tree(path))}
+    importers = {path for path in modules() if "ray" in outline(path).imported}
     assert importers == {
         Path("kb/cluster/connection.py"),
         Path("ingestion/on_node.py"),
@@ -228,13 +239,11 @@ def test_no_module_is_too_long() -> None:
 
 def test_no_function_is_too_long() -> None:
     long = [
-        f"{path}:{node.lineno} {node.name} has {node.end_lineno - node.lineno + 1} lines"
+        f"{path}:{line} {name} has {lines} lines"
         for path in modules()
         if GENERATED not in path.parents
-        for node in ast.walk(tree(path))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-        and node.end_lineno is not None
-        and node.end_lineno - node.lineno + 1 > MAX_FUNCTION
+        for line, name, lines in outline(path).functions
+        if lines > MAX_FUNCTION
     ]
     assert long == []
 
@@ -243,7 +252,7 @@ def test_every_module_says_what_it_is_for() -> None:
     silent = [
         str(path)
         for path in modules()
-        if (ROOT / path).read_text(encoding="utf-8").strip() and not ast.get_docstring(tree(path))
+        if (ROOT / path).read_text(encoding="utf-8").strip() and not outline(path).purpose
     ]
     assert silent == []
 
