@@ -6,6 +6,7 @@ of Kernlore.
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -18,6 +19,7 @@ def export_onnx(folder: Path, target: Path) -> None:
     """Write `target` from the model in `folder`; takes about 3 s and importing torch. Its inputs
     are `input_ids` and `attention_mask`, both (batch, tokens) int64, its output `embedding` (batch,
     dimension) float32: the mean over the tokens, of unit length."""
+    gc.disable()  # there is next to no garbage, and this process does nothing else
     import torch
     from transformers import AutoModel
     from transformers.utils import logging

@@ -94,6 +94,7 @@ def pytest_configure() -> None:
     does, and is not disturbed by it: a measurement that is goes on longer, is repeated twice, and
     has no result in the end.
     """
+    gc.disable()  # until everything is collected, of which nothing is garbage
     if postgresql.EVERYWHERE:
         postgresql.use_everywhere()
     if store_servers.EVERYWHERE:
@@ -172,6 +173,7 @@ def pytest_collection_finish() -> None:
     """
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 def _group(item: pytest.Item) -> str:
