@@ -45,6 +45,7 @@ raise SystemExit(search_alone(Path(sys.argv[1]), json.loads(line)) if line else 
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
+START_MINUTES = 0.4  # of a problem's process until its search begins, imports included
 HANG_MINUTES = 10.0  # beyond its time, after which a problem's process is killed
 LONGEST_MINUTES = 120.0  # of a problem's process where no time was given
 NOT_BEGUN = "not begun: the time is over; run the session again with more --minutes"
@@ -81,7 +82,8 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
                 sentence = NOT_BEGUN
             else:
                 process = processes.take(more=number < len(chosen))
-                ended = _in_own_process(process, options, entry, run, _minutes(session, left))
+                minutes = _minutes(session, left, options.deadline)
+                ended = _in_own_process(process, options, entry, run, minutes)
                 sentence = ended or _outcome(options.out, run)
                 if ended:
                     failed += 1
@@ -150,9 +152,13 @@ def run_id(session: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
     return str(entry["run"]["id"]) if "run" in entry else f"{session['id']}_{entry['name']}"
 
 
-def _minutes(session: Mapping[str, Any], left: float | None) -> float | None:
-    """What a search may take: what its goal says, and what is left."""
-    limits = [m for m in (session["goal"].get("minutes"), left) if m is not None]
+def _minutes(
+    session: Mapping[str, Any], left: float | None, deadline: float | None
+) -> float | None:
+    """What a search may take: what its goal says, what is left, and what ends it before its process
+    would be killed, so that its last measurement is made."""
+    before = None if deadline is None else max(deadline - START_MINUTES, deadline / 2)
+    limits = [m for m in (session["goal"].get("minutes"), left, before) if m is not None]
     return min(limits, default=None)
 
 
@@ -268,7 +274,9 @@ def read_arguments(arguments: Sequence[str]) -> argparse.Namespace:
     parser.add_argument("--finalists", type=int, help="number measured again in the end")
     parser.add_argument("--language", help="language of the candidates")
     parser.add_argument(
-        "--deadline", type=float, help="minutes after which a problem's process is killed"
+        "--deadline",
+        type=float,
+        help="minutes after which a problem's process is killed; its search ends before",
     )
     parser.add_argument(
         "--memory", type=float, help="GiB that a problem may take on a CPU, by default nearly all"

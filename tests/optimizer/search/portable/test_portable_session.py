@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
-from optimizer.search.portable.launch import SESSION
+from optimizer.search.portable.launch import SESSION, _minutes
 from optimizer.search.portable.packing import write_session
 from optimizer.search.portable.snapshot import (
     KEPT_EXCERPTS,
@@ -138,3 +138,13 @@ def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: Snapshot) -> 
         "optimizer/evaluation/runner/serve.py" in names and "retrieval/data/signals.toml" in names
     )
     assert not [name for name in names if name.startswith(("skills/library", "api/"))]
+
+
+@pytest.mark.parametrize(
+    ("left", "deadline", "minutes"),
+    [(None, None, 1.5), (1.0, None, 1.0), (None, 5.0, 1.5), (None, 1.4, 1.0), (1.2, 0.5, 0.25)],
+)
+def test_a_search_ends_before_its_process_would_be_killed(
+    left: float | None, deadline: float | None, minutes: float
+) -> None:
+    assert _minutes({"goal": {"minutes": 1.5}}, left, deadline) == pytest.approx(minutes)
