@@ -9,7 +9,7 @@ import pytest
 from bs4 import BeautifulSoup
 from httpx2 import Response
 
-from tests.api.conftest import URL, finished
+from tests.api.conftest import URL, finished, upload
 from tests.api.web.conftest import CHIP, EVIL, OTHER_RUN, RUN, Filled
 
 SCRIPT = {"hx-request": "true"}
@@ -311,3 +311,26 @@ def test_a_long_list_pages_in_the_store(filled: Filled) -> None:
     assert len(everything) > 50 and listed == sorted(everything)
     page = soup(filled.client.get("/ui/documents?q=pages+PDF"))
     assert "1 in all" in page.text
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plainwords.txt", "The talon of the pages chip waits for its gate before each load."),
+        ("plainrows.csv", "parameter,value\ntalon gates,12\n"),
+    ],
+)
+def test_what_has_no_headings_has_pages_with_words_to_press(
+    filled: Filled, name: str, text: str
+) -> None:
+    sent = upload(filled.client, name, text.encode(), hardware=CHIP).json()
+    assert finished(filled.client, sent["job_id"])["state"] == "ready"
+    document = f"/documents/{sent['document_id']}"
+    (passage, *_) = filled.client.get(f"{document}/passages").json()["passages"]
+    assert passage["section"]["path"] == []
+    asked = f"/retrieve?query=talon+gate&hardware={CHIP}"
+    for path in (f"/passages/{passage['id']}", document, asked):
+        page = soup(filled.client.get(f"/ui{path}"))
+        assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
+        for place in page.find_all(["a", "h1", "h2", "h3"]):
+            assert place.text.strip(" .0123456789"), f"{path}: {place}"
