@@ -16,6 +16,7 @@ from kb.catalog.knowledge.documents import Document, Version
 from kb.catalog.knowledge.erasure import erase
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.proposed_recipes import RecipeStatus
+from kb.catalog.knowledge.versions import standing
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
 from kb.plain import plain
@@ -213,9 +214,17 @@ def list_passages(
 def show_passage(
     base: KnowledgeBase, passage_id: str, *, access_scope: AccessScope = ALL_ACCESS
 ) -> Json:
-    """One passage. Raises NotFound."""
+    """One passage. `superseded` where a newer version of its document is current; then
+    `current_passage` is what took its place there, None where that is not known. Raises NotFound.
+    """
     with base.catalog.read() as connection:
-        return _passage(passage_rows.get(connection, passage_id, access_scope))
+        passage = passage_rows.get(connection, passage_id, access_scope)
+        place = standing(connection, passage_id, access_scope)
+    return {
+        **_passage(passage),
+        "superseded": place.superseded,
+        "current_passage": place.successor,
+    }
 
 
 def correct_passage(

@@ -115,6 +115,12 @@ def test_rows_6_and_7_a_revision_takes_the_place_of_the_old_text(client: TestCli
     path = f"/documents/{first['document_id']}"
     old = client.get(f"{path}/passages", params={"version": 1}).json()["passages"]
     assert "oldensteel" in old[0]["text"]
+    now = client.get(f"{path}/passages").json()["passages"][0]["id"]
+    shown = client.get(f"/passages/{old[0]['id']}").json()
+    assert shown["superseded"] and shown["current_passage"] == now
+    current = client.get(f"/passages/{now}").json()
+    assert not current["superseded"] and current["current_passage"] is None
+    assert f"/ui/passages/{now}" in client.get(f"/ui/passages/{old[0]['id']}").text
     assert b"oldensteel" in client.get(f"{path}/file", params={"version": 1}).content
 
 

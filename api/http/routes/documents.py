@@ -235,7 +235,8 @@ def list_passages(
 
 @router.get("/passages/{passage_id}", summary="Show one passage")
 def show_passage(passage_id: str, parts: Parts, access: Access) -> dict[str, Any]:
-    """Its text, page, boxes on the page, hardware and tags."""
+    """Its text, page, boxes on the page, hardware and tags. One of an earlier version of its
+    document is `superseded`, with the id of its `current_passage` where that is known."""
     return browse.show_passage(parts, passage_id, access_scope=access)
 
 

@@ -18,13 +18,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
 from kb.catalog.knowledge import corrections, lexical
 from kb.catalog.knowledge.identity import scopes_of, set_scopes
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 from kb.ids import PassageId, SectionId, derived_id, sha256
-from kb.scope import ANY
+from kb.scope import ANY, AccessScope
 from kb.tokens import shadow
 
 
@@ -175,6 +176,40 @@ def is_current(connection: Connection, version_id: str) -> bool:
         ).scalar()
         is not None
     )
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Whether a passage is of a version that another one has replaced. `successor`: the passage of
+    the current version that has the same text, or else stands alone under the same headings."""
+
+    superseded: bool
+    successor: str | None = None
+
+
+def standing(connection: Connection, passage_id: str, access_scope: AccessScope) -> Standing:
+    """Where a stored passage stands among its document's versions."""
+    old = connection.execute(
+        sa.select(t.passages, t.sections.c.path)
+        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+        .where(t.passages.c.id == passage_id)
+    ).one()
+    if old.active:
+        return Standing(False)
+    rows = connection.execute(
+        sa.select(t.passages.c.id, t.passages.c.text_sha256, t.sections.c.path)
+        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+        .where(
+            t.passages.c.document_id == old.document_id,
+            t.passages.c.active.is_(True),
+            visible.passages(access_scope),
+        )
+        .order_by(t.passages.c.ordinal)
+    ).all()
+    there = [row for row in rows if row.path == old.path]
+    same = [row for row in (*there, *rows) if row.text_sha256 == old.text_sha256]
+    nearest = same[:1] or (there if len(there) == 1 else [])
+    return Standing(True, nearest[0].id if nearest else None)
 
 
 def deactivate(connection: Connection, document_id: str) -> None:
