@@ -35,12 +35,14 @@ from kb.catalog import skills as store
 from kb.catalog.hardware import Fact
 from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
+from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
-from kb.scope import AccessScope, ScopeFilter
+from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import SkillAnswer
 from retrieval.diagnose.error_words import saying
 from retrieval.request import RetrieveRequest
+from retrieval.request_scope import RUN_EVERYWHERE
 
 MAX_SKILLS = 3
 DEFAULT_STATES = ("active",)
@@ -54,6 +56,9 @@ TRADE = 0.7  # score against difference
 TOKEN_SHARE = 0.25  # of the request's budget for the skills' summaries
 WITHHELD_SHARE = 0.1
 MAX_ROWS = 5  # measurements shown of a skill, the newest
+# Words that a request and a skill without a scope must have in common; these are in most of them.
+COMMON_WORDS = 2
+_EVERYWHERE = frozenset(tokenize("use using kernel kernels skill faster slow time run avoid"))
 _SHOWN = (
     *("kind", "hardware_id", "device_id", "toolchain_id", "problem_id", "case_id"),
     *("n", "speedup", "speedup_low", "speedup_high", "created_at"),
@@ -96,7 +101,9 @@ def choose_skills(
     then only skills of that operator that have a recipe are considered. A request with neither gets
     none; without an operator, only skills for operators of any kind are considered. A debugging
     skill is shown where one message of the request's log has the fixed words of its error, whatever
-    signals the log gave, and nowhere else. `metrics` are canonical values, `facts` are of the
+    signals the log gave, and nowhere else. A skill that names neither signal, language nor hardware
+    is shown where the request has its operator or its words. Where a request names no hardware and
+    is about a run, a skill in a language of one vendor holds for no chip in general. `metrics` are canonical values, `facts` are of the
     hardware by key.
 
     For a request with a `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by
@@ -144,6 +151,7 @@ def _candidates(
     states = request.skill_states or DEFAULT_STATES
     errors = store.error_words(connection, states, scope.access_scope)
     mending = saying(request.log or "", errors)
+    languages = _admitted_languages(connection, scope)
 
     def fitting(given: Sequence[str], op: str | None, *, begins: bool) -> list[SkillHead]:
         return store.candidate_skills(
@@ -151,7 +159,7 @@ def _candidates(
             given,
             scope.hardware,
             op,
-            scope.languages,
+            languages,
             request.dtype,
             states,
             scope.access_scope,
@@ -163,11 +171,33 @@ def _candidates(
         rows = [
             row
             for row in fitting(signals, request.op, begins=not signals)
-            if row.name not in errors and (request.op or is_for_any(row))
+            if row.name not in errors
+            and (request.op or is_for_any(row))
+            and (_says_when(row) or _is_named(row, request))
         ]
     if mending:
         rows += [row for row in fitting((), request.op, begins=False) if row.name in mending]
     return rows, mending
+
+
+def _admitted_languages(connection: Connection, scope: ScopeFilter) -> Sequence[str] | None:
+    """The languages of the request; where it wants what is true of any chip, those of any."""
+    if scope.languages is not None or scope.hardware is None or {*scope.hardware} - {ANY}:
+        return scope.languages
+    return (*store.shared_languages(connection), *RUN_EVERYWHERE)
+
+
+def _says_when(row: SkillHead) -> bool:
+    """Whether the skill says at all when it holds."""
+    return bool(row.scopes.signals or row.scopes.languages or row.scopes.hardware)
+
+
+def _is_named(row: SkillHead, request: RetrieveRequest) -> bool:
+    """Whether the request has the skill's operator or some of its words."""
+    if request.op and canonical_op(request.op) in row.scopes.ops:
+        return True
+    asked = {*tokenize(f"{request.query or ''} {request.log or ''}")} - _EVERYWHERE
+    return len(asked & {*tokenize(f"{row.name} {row.description}")}) >= COMMON_WORDS
 
 
 def is_for_any(row: SkillHead) -> bool:

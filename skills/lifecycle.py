@@ -28,6 +28,14 @@ if TYPE_CHECKING:
 
 ACTOR = "lifecycle"
 Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
+# What a person can do with a skill in each state: the commands, which are the steps of the routes.
+STEPS: Mapping[str, tuple[str, ...]] = {
+    "candidate": ("approve", "quarantine", "retire"),
+    "active": ("quarantine", "retire"),
+    "suspect": ("approve", "quarantine", "retire"),
+    "retired": ("restore", "quarantine"),
+    "quarantined": ("restore", "retire"),
+}
 
 
 @dataclass(frozen=True)
@@ -64,15 +72,17 @@ def approve(
 def quarantine(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillEvent:
-    """Take a skill out of every answer until a person restores it. Raises NotFound."""
-    return _move(catalog, name, "quarantined", store.STATES, actor, reason, access_scope)
+    """Take a skill out of every answer until a person restores it. Raises NotFound and Conflict."""
+    states = tuple(state for state in store.STATES if state != "quarantined")
+    return _move(catalog, name, "quarantined", states, actor, reason, access_scope)
 
 
 def retire(
     catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillEvent:
-    """Take a skill out of use; it stays addressable. Raises NotFound."""
-    return _move(catalog, name, "retired", store.STATES, actor, reason, access_scope)
+    """Take a skill out of use; it stays addressable. Raises NotFound and Conflict."""
+    states = tuple(state for state in store.STATES if state != "retired")
+    return _move(catalog, name, "retired", states, actor, reason, access_scope)
 
 
 def restore(
@@ -84,10 +94,8 @@ def restore(
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
         if skill.state not in ("retired", "quarantined"):
-            raise Conflict(
-                f"{name} is {skill.state}: there is nothing to restore",
-                hint="Only what is retired or quarantined can be restored.",
-            )
+            already = " already" if skill.state == "active" else ""
+            raise _refused(skill, f"{name} is {skill.state}{already}: there is nothing to restore")
         curated = skill.tier == "curated"
         proven = curated or (skill.state == "retired" and store.measured(connection, skill))
         was_active = _before(connection, skill, access_scope) == "active"
@@ -104,6 +112,23 @@ def _before(connection: Connection, skill: SkillHead, access_scope: AccessScope)
     return moves[-1].from_state if moves else None
 
 
+def _why_not(skill: SkillHead, state: str) -> str:
+    if skill.state == state:
+        return f"{skill.name} is {state} already"
+    return f"{skill.name} is {skill.state} and cannot become {state} in one step"
+
+
+def _refused(skill: SkillHead, message: str) -> Conflict:
+    """The error for a step that the skill's state does not allow; it says which are possible."""
+    possible = [f"kernlore skills {step} {skill.name}" for step in STEPS[skill.state]]
+    hint = f"Possible now: {', '.join(possible)}."
+    if "restore" in STEPS[skill.state]:
+        hint += " Where it comes back as a candidate, approve it then."
+    return Conflict(
+        message, hint=hint, details={"skill": skill.name, "state": skill.state}
+    )
+
+
 def _move(
     catalog: Catalog,
     name: str,
@@ -118,11 +143,7 @@ def _move(
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
         if skill.state not in from_states:
-            raise Conflict(
-                f"{name} is {skill.state} and cannot become {state} in one step",
-                hint=f"Restore it first: kernlore skills restore {name}. Where it comes back as a"
-                " candidate, approve it then.",
-            )
+            raise _refused(skill, _why_not(skill, state))
         return store.set_state(
             connection,
             name,
@@ -251,15 +272,7 @@ def change_state(
         return step[wanted](
             base.catalog, name, actor=actor, reason=reason, access_scope=access_scope
         )
-    known = SkillLibrary(base.catalog).show(name, access_scope=access_scope).summary.state
-    if known in ("retired", "quarantined"):
-        raise Conflict(
-            f"{name} is {known}: what it comes back as follows from its measurements",
-            hint="Restore it: state `restored`, or `kernlore skills restore`.",
-        )
-    return SkillLibrary(base.catalog).set_state(
-        name, "candidate", actor=actor, reason=reason, access_scope=access_scope
-    )
+    return _move(base.catalog, name, "candidate", ("suspect",), actor, reason, access_scope)
 
 
 # -- before a search

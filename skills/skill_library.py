@@ -7,6 +7,7 @@ whatever is imported is a candidate without evidence. Ranking and drafting are d
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -18,6 +19,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.skills import (
     EvidenceRow,
     Link,
@@ -33,6 +35,7 @@ from kb.catalog.skills import (
 from kb.errors import Conflict, InvalidKnowledge, InvalidRequest, UnknownHardware
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals
+from retrieval.request import RetrieveRequest
 from skills.drafts import draft_of
 from skills.format.schema import (
     MOVES_JSON,
@@ -42,9 +45,12 @@ from skills.format.schema import (
 )
 from skills.format.skillfile import read_skill, skill_folders, write_skill
 from skills.observation import observe
+from skills.scoping import check_language, warnings_about
 from skills.uses import Finding
 
 BUILTIN_ACTOR = "builtin"
+AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repeated here"
+_CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -58,12 +64,15 @@ class SyncReport:
 
 @dataclass(frozen=True)
 class Imported:
-    """`dropped`: what the folder held or claimed that is not taken over."""
+    """`dropped`: what the folder held or claimed that is not taken over. `warnings`: sentences about
+    scopes that leave open when it holds, or name what nobody knows.
+    """
 
     name: str
     outcome: Outcome
     state: str
     dropped: tuple[str, ...]
+    warnings: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -86,7 +95,9 @@ class SkillSummary:
 
 @dataclass(frozen=True)
 class SkillDetail:
-    """A skill with all that backs it. `front_matter` is that of its export."""
+    """A skill with all that backs it. `front_matter` is that of its export, `warnings` are sentences
+    about its scopes, as at its import.
+    """
 
     summary: SkillSummary
     id: str
@@ -101,6 +112,7 @@ class SkillDetail:
     events: tuple[SkillEvent, ...]
     evidence: tuple[EvidenceRow, ...]
     links: tuple[Link, ...]
+    warnings: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -123,10 +135,16 @@ class SkillLibrary:
         tier: str | None = None,
         hardware: str | None = None,
         signal: str | None = None,
+        language: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
-        """Skills by name. `hardware`: those that hold for it, so also of its lineage and of any."""
-        wanted = self._narrowing(states, tier, hardware, signal, access_scope)
+        """Skills by name.
+
+        `hardware`: those that hold for it, so also of its lineage and of any, in languages that its
+        kernels can be written in. `language`: those of this one, and of any. Raises UnknownHardware,
+        UnknownSignal, and InvalidRequest for a language that nothing here names.
+        """
+        wanted = self._narrowing(states, tier, hardware, signal, language, access_scope)
         with self._catalog.read() as connection:
             return _summaries(connection, store.heads(connection, **wanted), access_scope)
 
@@ -139,10 +157,11 @@ class SkillLibrary:
         tier: str | None = None,
         hardware: str | None = None,
         signal: str | None = None,
+        language: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> tuple[Sequence[SkillSummary], int]:
         """At most `limit` of what `list` has, after the first `offset`; how many `list` has."""
-        wanted = self._narrowing(states, tier, hardware, signal, access_scope)
+        wanted = self._narrowing(states, tier, hardware, signal, language, access_scope)
         with self._catalog.read() as connection:
             rows = store.heads(connection, limit, offset, **wanted)
             return _summaries(connection, rows, access_scope), store.count(connection, **wanted)
@@ -153,6 +172,7 @@ class SkillLibrary:
         tier: str | None,
         hardware: str | None,
         signal: str | None,
+        language: str | None,
         access_scope: AccessScope,
     ) -> dict[str, Any]:
         odd = sorted({*(states or ())} - {*store.STATES})
@@ -165,6 +185,7 @@ class SkillLibrary:
             "states": states,
             "tier": tier,
             "hardware_scopes": None if hardware is None else self._scopes(hardware, access_scope),
+            "languages": self._languages(hardware, language, access_scope),
             "signal": None if signal is None else load_signals().get(signal).id,
             "access_scope": access_scope,
         }
@@ -191,17 +212,29 @@ class SkillLibrary:
         tier: str | None = None,
         hardware: str | None = None,
         signal: str | None = None,
+        language: str | None = None,
         words: str | None = None,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[SkillSummary]:
-        """Skills that fit, by name; with `words`, those that contain the most of them first."""
-        wanted = self._narrowing(states, tier, hardware, signal, access_scope)
+        """What `list` has; with `words`, those that contain the most of them first."""
+        wanted = self._narrowing(states, tier, hardware, signal, language, access_scope)
         with self._catalog.read() as connection:
             if words is None:
                 rows = store.heads(connection, **wanted)
             else:
                 rows = store.search(connection, words, **wanted)
             return _summaries(connection, rows, access_scope)
+
+    def languages(self, *, access_scope: AccessScope = ALL_ACCESS) -> Sequence[str]:
+        """The languages that skills name, sorted."""
+        with self._catalog.read() as connection:
+            return sorted(
+                {
+                    language
+                    for head in store.heads(connection, access_scope=access_scope)
+                    for language in head.scopes.languages
+                }
+            )
 
     def show(self, name: str, *, access_scope: AccessScope = ALL_ACCESS) -> SkillDetail:
         """One skill with all that backs it. Raises NotFound, which names the nearest."""
@@ -210,9 +243,10 @@ class SkillLibrary:
             evidence = store.evidence_of(connection, row.id, access_scope)
             events = store.events(connection, row.id, access_scope)
             links = store.links_of(connection, name, access_scope)
+            warnings = warnings_about(connection, row.scopes)
         exported = skill_file(row, evidence)
         return SkillDetail(
-            summary=_summary(row, store.evidence_line(evidence)),
+            summary=_summary(row, _backing(row, evidence)),
             id=row.id,
             front_matter=_front_matter(exported),
             body=row.body,
@@ -225,7 +259,17 @@ class SkillLibrary:
             events=tuple(events),
             evidence=tuple(evidence),
             links=tuple(links),
+            warnings=warnings,
         )
+
+    def warnings(
+        self, name: str, event: SkillEvent, *, access_scope: AccessScope = ALL_ACCESS
+    ) -> Sequence[str]:
+        """What to tell whoever has just made the skill active; nothing after another event."""
+        if event.to_state != "active":
+            return ()
+        with self._catalog.read() as connection:
+            return warnings_about(connection, store.get(connection, name, access_scope).scopes)
 
     # -- in and out
 
@@ -272,9 +316,10 @@ class SkillLibrary:
         claimed_sha = skill.metadata.get("kb.content-sha256")
         details = {"dropped": list(dropped), "claimed_sha256": claimed_sha}
         with self._catalog.write() as connection:
+            warnings = warnings_about(connection, draft.scopes)
             known = store.find(connection, draft.name, access_scope)
             if known is not None and known.content_sha256 == draft.content_sha256:
-                return Imported(draft.name, "unchanged", known.state, dropped)
+                return Imported(draft.name, "unchanged", known.state, dropped, warnings)
             if known is not None and (known.state != "candidate" or known.tier != tier):
                 raise Conflict(
                     f"{draft.name} is already here as {known.tier} and {known.state}",
@@ -289,7 +334,7 @@ class SkillLibrary:
                 details=details,
                 access_scope=access_scope,
             )
-        return Imported(draft.name, stored.outcome, "candidate", dropped)
+        return Imported(draft.name, stored.outcome, "candidate", dropped, warnings)
 
     def export(
         self,
@@ -298,13 +343,12 @@ class SkillLibrary:
         *,
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[Path]:
-        """Write skills as folders below `parent`: the named ones, else all that are not retired."""
+        """Write skills as folders below `parent`: the named ones, else all that are active."""
         with self._catalog.read() as connection:
             if names is not None:
                 rows = [store.get(connection, name, access_scope) for name in names]
             else:
-                shown = ("candidate", "active", "suspect")
-                rows = store.listed(connection, states=shown, access_scope=access_scope)
+                rows = store.listed(connection, states=("active",), access_scope=access_scope)
             evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
         return [write_skill(skill_file(row, evidence.get(row.id, [])), parent) for row in rows]
 
@@ -335,6 +379,26 @@ class SkillLibrary:
     def _scopes(self, hardware: str, access_scope: AccessScope) -> tuple[str, ...]:
         registry = self._registry.seen_by(access_scope)
         return registry.scopes(registry.resolve(hardware))
+
+    def _languages(
+        self, hardware: str | None, language: str | None, access_scope: AccessScope
+    ) -> list[Sequence[str]]:
+        """Sets of languages of each of which a listed skill must name one, or none at all."""
+        from retrieval.request_scope import scope_of  # a third of what `skills list` loads
+
+        admitted: list[Sequence[str]] = []
+        with self._catalog.read() as connection:
+            if hardware is not None:
+                registry = self._registry.seen_by(access_scope)
+                asked = RetrieveRequest(query=hardware, hardware=hardware, access_scope=access_scope)
+                scope = scope_of(
+                    asked, registry, lambda chip: languages_of(connection, chip, access_scope)
+                )
+                admitted.append(scope.filter.languages or ())
+            if language is not None:
+                check_language(connection, language)
+                admitted.append([language])
+        return admitted
 
     @staticmethod
     def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
@@ -399,6 +463,13 @@ def _summary(row: SkillHead, evidence: str) -> SkillSummary:
         evidence=evidence,
         updated_at=row.updated_at,
     )
+
+
+def _backing(row: SkillRow, evidence: Sequence[EvidenceRow]) -> str:
+    """The figures of what was measured here, or whose figures the text of a sourced skill has."""
+    line = store.evidence_line(evidence)
+    claimed = row.tier == "curated" and _CLAIM.search(row.body)
+    return AUTHORS_FIGURES if line == store.NOT_MEASURED and claimed else line
 
 
 def _front_matter(skill: SkillFile) -> dict[str, Any]:

@@ -38,6 +38,7 @@ def list_page(
     tier: str = "",
     hardware: str = "",
     signal: str = "",
+    language: str = "",
     number: Number = 1,
 ) -> HTMLResponse:
     """Skills that fit every filter."""
@@ -46,6 +47,7 @@ def list_page(
         "tier": tier or None,
         "hardware": hardware or None,
         "signal": signal or None,
+        "language": language or None,
         "access_scope": access,
     }
     if q:
@@ -57,11 +59,19 @@ def list_page(
         request,
         "skills.html",
         shown=shown,
-        given={"q": q, "state": state, "tier": tier, "hardware": hardware, "signal": signal},
+        given={
+            "q": q,
+            "state": state,
+            "tier": tier,
+            "hardware": hardware,
+            "signal": signal,
+            "language": language,
+        },
         states=STATES,
         tiers=TIERS,
         chips=chips.list_hardware(parts.registry),
         signals=list(load_signals()),
+        languages=[(name, name) for name in parts.skills.languages(access_scope=access)],
     )
 
 

@@ -11,7 +11,9 @@ import pytest
 
 from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
+from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import SkillDraft, SkillHead, SkillScopes
+from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
 from retrieval.request import RetrieveRequest
@@ -278,3 +280,48 @@ def test_without_a_signal_recipes_of_the_operator_are_what_to_begin_with(catalog
 
     assert begun("log_softmax") == ["measured", "general"]  # an alias of the operator
     assert begun(None) == []
+
+
+# -- what a skill must say to be shown
+
+
+def choose_for(catalog: Catalog, scope: ScopeFilter, **asked: Any) -> list[str]:
+    request = RetrieveRequest(signal="memory_bound", **asked)
+    with catalog.read() as connection:
+        return names(choose_skills(connection, request, ["memory_bound"], scope, {}, {}))
+
+
+def test_a_skill_without_a_scope_is_shown_for_its_words_alone(catalog: Catalog) -> None:
+    draft = SkillDraft(
+        name="talon-wait",
+        tier="curated",
+        transformation="talon-wait",
+        description="Use when a Kestrel-2 kernel waits for its talon.",
+        body="Steps.",
+        scopes=SkillScopes(),
+        content_sha256="talon",
+        origin="person",
+    )
+    with catalog.write() as connection:
+        store.put(connection, draft, state="active", actor="ann", reason="test")
+    assert choose_for(catalog, SCOPE) == []
+    assert choose_for(catalog, SCOPE, query="the kernel is slow, how do I make it run faster") == []
+    assert choose_for(catalog, SCOPE, query="why does it wait for the talon?") == ["talon-wait"]
+    assert choose_for(catalog, SCOPE, log="talon 3: waiting") == ["talon-wait"]
+
+
+def test_a_skill_of_one_vendors_language_holds_for_no_chip_in_general(catalog: Catalog) -> None:
+    registry = HardwareRegistry(catalog)
+    for chip, vendor, languages in (
+        ("kes-1", "kes", ["triton", "kes-c"]),
+        ("fal-1", "fal", ["triton"]),
+    ):
+        spec = {"id": chip, "name": chip, "vendor": vendor, "languages": languages}
+        registry.put(parse_hardware(spec, chip), "user")
+    for name in ("triton", "kes-c", "never-registered"):
+        put(catalog, f"in-{name}", scopes={"languages": (name,)})
+    put(catalog, "in-none")
+    anywhere = ScopeFilter((ANY,))
+    assert choose_for(catalog, anywhere) == ["in-none", "in-triton"]
+    named = ScopeFilter((ANY,), languages=("kes-c",))
+    assert choose_for(catalog, named) == ["in-kes-c", "in-none"]

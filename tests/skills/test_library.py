@@ -137,6 +137,11 @@ def test_shipped_skills_are_canonical_sourced_and_curated(library: SkillLibrary)
         assert (summary.tier, summary.state) == ("curated", "active")
         assert summary.evidence == "not measured here"
         detail = library.show(summary.name)
+        measured = "Measured on" in detail.body
+        assert detail.summary.evidence.startswith(
+            "measured by the skill's author" if measured else "not measured here"
+        )
+        assert detail.warnings == ()
         assert detail.sources and all(s["url"].startswith("http") for s in detail.sources)
         # A recipe shows what its steps come to by itself.
         snippets = () if detail.recipe is not None else ("Before", "After")
@@ -295,10 +300,10 @@ def test_an_import_is_a_candidate_without_its_claims(library: SkillLibrary, tmp_
 
 def test_export_import_export_is_byte_equal(library: SkillLibrary, tmp_path: Path) -> None:
     bring(library, tmp_path)
-    (first,) = library.export(tmp_path / "one")
+    (first,) = library.export(tmp_path / "one", [LEARNED.name])
     other = SkillLibrary(stocked(tmp_path / "other"))
     other.import_folder(first, actor="bob")
-    (second,) = other.export(tmp_path / "two")
+    (second,) = other.export(tmp_path / "two", [LEARNED.name])
     assert files(first) == files(second)
     assert set(files(first)) == {"SKILL.md", "references/moves.json", "references/notes.md"}
 
@@ -309,12 +314,12 @@ def test_state_and_evidence_are_all_that_an_import_loses(
     bring(library, tmp_path)
     measure(catalog, LEARNED.name)
     library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
-    (first,) = library.export(tmp_path / "one")
+    (first,) = library.export(tmp_path / "one", [LEARNED.name])
     assert "n=12;speedup_lcb=1.18;shapes=1;runs=1" in (first / "SKILL.md").read_text()
     assert "references/evidence.json" in files(first)
     other = SkillLibrary(stocked(tmp_path / "other"))
     other.import_folder(first, actor="bob")
-    (second,) = other.export(tmp_path / "two")
+    (second,) = other.export(tmp_path / "two", [LEARNED.name])
     before, after = read_skill(first).metadata, read_skill(second).metadata
     changed = {key for key in {*before, *after} if before.get(key) != after.get(key)}
     assert changed == {"kb.status", "kb.evidence", "kb.verified-at"}
@@ -325,8 +330,10 @@ def test_an_exported_library_passes_the_reference_validator(
 ) -> None:
     library.sync_builtin(SHIPPED)
     bring(library, tmp_path)
-    folders = library.export(tmp_path / "out")
-    assert len(folders) == len(skill_folders(SHIPPED)) + 1
+    in_use = library.export(tmp_path / "out")
+    assert {folder.name for folder in in_use} == {s.name for s in library.list(states=["active"])}
+    assert len(in_use) == len(skill_folders(SHIPPED))  # what was imported is a candidate
+    folders = [*in_use, *library.export(tmp_path / "out", [LEARNED.name])]
     assert {folder.name: problems for folder in folders if (problems := validate(folder))} == {}
 
 
@@ -355,6 +362,20 @@ def test_ids_that_nobody_knows_are_refused(
 ) -> None:
     with pytest.raises(error):
         bring(library, tmp_path, SkillFile("odd", "Use when.", "Do.", metadata=metadata))
+
+
+def test_scopes_that_say_nothing_are_warned_of(library: SkillLibrary, tmp_path: Path) -> None:
+    scoped = library.import_folder(write_skill(LEARNED, tmp_path / "in"), actor="ann")
+    assert scoped.warnings == ()
+    bare = replace(LEARNED, name="talon-wait", metadata={"kb.ops": "matmul"}, files={})
+    taken = library.import_folder(write_skill(bare, tmp_path / "in"), actor="ann")
+    assert len(taken.warnings) == 1 and "kb.hardware, kb.languages, kb.signals" in taken.warnings[0]
+    again = library.import_folder(tmp_path / "in" / "talon-wait", actor="ann")
+    assert (again.outcome, again.warnings) == ("unchanged", taken.warnings)
+    assert library.show("talon-wait").warnings == taken.warnings
+    odd = replace(bare, name="talon-load", metadata={"kb.languages": "trition,cuda"})
+    (warning,) = library.import_folder(write_skill(odd, tmp_path / "in"), actor="ann").warnings
+    assert "'trition'" in warning and "triton" in warning.partition("Did you mean")[2]
 
 
 def test_broken_moves_are_refused(library: SkillLibrary, tmp_path: Path) -> None:
@@ -421,9 +442,23 @@ def test_lists_by_state_tier_hardware_and_signal(library: SkillLibrary, tmp_path
     hopper = {s.name for s in library.list(hardware="H100")}
     assert LEARNED.name in hopper and any(name.startswith("cuda-tma") for name in hopper)
     lineage = {"a100", "ampere", "nvidia"}
-    scoped = {s.name: set(s.scopes.hardware) for s in library.list(tier="curated")}
-    fitting = {name for name, chips in scoped.items() if not chips or chips & lineage}
+    scoped = {s.name: s.scopes for s in library.list(tier="curated")}
+    fitting = {
+        name
+        for name, scopes in scoped.items()
+        if (not scopes.hardware or {*scopes.hardware} & lineage)
+        and (not scopes.languages or {*scopes.languages} & {"triton", "cuda"})
+    }
     assert {s.name for s in library.list(hardware="a100")} == fitting < shipped
+    assert not [name for name in fitting if name.startswith(("nki-", "cpp-", "metal-", "pallas-"))]
+    in_nki = {s.name for s in library.list(language="nki")}
+    assert in_nki == {n for n, s in scoped.items() if not s.languages or "nki" in s.languages}
+    assert library.list(hardware="a100", language="nki") == [
+        s for s in library.list(hardware="a100") if not s.scopes.languages
+    ]
+    with pytest.raises(InvalidRequest, match="names the language") as refused:
+        library.list(language="trition")
+    assert "triton" in refused.value.hint
     underused = {s.name for s in library.list(signal="tensor_core_underuse")}
     assert LEARNED.name in underused and underused < everything
     assert library.list(access_scope=AccessScope("team-a")) == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -89,6 +89,31 @@ def test_what_is_out_can_be_brought_back(catalog: Catalog) -> None:
         lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="hurry")
     lifecycle.restore(catalog, "narrow-loads", actor="bob", reason="it is none")
     assert state(catalog, "narrow-loads") == "candidate"
+
+
+def test_a_step_that_the_state_does_not_allow_names_those_that_it_does(catalog: Catalog) -> None:
+    put(catalog, "narrow-loads")
+    measure(catalog, "narrow-loads")
+
+    def refused(step: Callable[..., object]) -> Conflict:
+        with pytest.raises(Conflict) as error:
+            step(catalog, "narrow-loads", actor="ann", reason="again")
+        return error.value
+
+    restoring = refused(lifecycle.restore)
+    assert "skills approve narrow-loads" in restoring.hint and "skills restore" not in restoring.hint
+    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    for step in (lifecycle.approve, lifecycle.restore):
+        error = refused(step)
+        assert "is active already" in error.message
+        assert "restore" not in error.hint and "approve" not in error.hint
+    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
+    error = refused(lifecycle.quarantine)
+    assert error.message == "narrow-loads is quarantined already"
+    assert "skills restore narrow-loads" in error.hint and "skills approve" not in error.hint
+    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
+    assert refused(lifecycle.retire).message == "narrow-loads is retired already"
+    assert "in one step" in refused(lifecycle.approve).message
 
 
 def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:

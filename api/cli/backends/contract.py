@@ -33,6 +33,7 @@ class Filters:
     tier: str | None = None
     hardware: str | None = None
     signal: str | None = None
+    language: str | None = None
     words: str | None = None
 
 
@@ -178,7 +179,7 @@ class Target(Protocol):
         ...
 
     def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
-        """Write skills as folders below `parent`; without names, all in use."""
+        """Write skills as folders below `parent`; without names, all that are active."""
         ...
 
     def import_skill(self, folder: Path, actor: str) -> Json:

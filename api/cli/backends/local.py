@@ -415,6 +415,7 @@ class LocalTarget:
             tier=filters.tier,
             hardware=filters.hardware,
             signal=filters.signal,
+            language=filters.language,
             words=filters.words,
         )
         return [plain(skill) for skill in skills]
@@ -440,7 +441,13 @@ class LocalTarget:
             reason=body.reason,
             force=body.force,
         )
-        return {"name": name, "state": event.to_state, "event": plain(event)}
+        warnings = self._library().warnings(name, event)
+        return {
+            "name": name,
+            "state": event.to_state,
+            "event": plain(event),
+            "warnings": [*warnings],
+        }
 
     def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
         return [*self._library().export(parent, names or None)]

@@ -189,8 +189,7 @@ class RemoteTarget:
         return _mapping(self.call("PATCH", _at("/skills", name), json=dict(patch)))
 
     def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
-        in_use = ("candidate", "active", "suspect")
-        chosen = names or [s["name"] for s in self.skills(Filters()) if s["state"] in in_use]
+        chosen = names or [skill["name"] for skill in self.skills(Filters(state="active"))]
         return [self._export_skill(name, parent) for name in chosen]
 
     def _export_skill(self, name: str, parent: Path) -> Path:

@@ -22,6 +22,9 @@ State = Annotated[
 Tier = Annotated[str | None, typer.Option(help="Only skills of this tier: curated or learned.")]
 Hardware = Annotated[str | None, typer.Option(help="Only skills that hold for this hardware.")]
 Signal = Annotated[str | None, typer.Option(help="Only skills about this signal.")]
+Language = Annotated[
+    str | None, typer.Option(help="Only skills for kernels in this language, or in any.")
+]
 Reason = Annotated[str, typer.Option(help="Why. It is kept in the history.")]
 Budget = Annotated[
     int, typer.Option(help="Candidates of each search, with and without the skill.", min=1)
@@ -39,13 +42,14 @@ def list_(
     state: State = None,
     hardware: Hardware = None,
     signal: Signal = None,
+    language: Language = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """List skills with their states."""
     with open_target(data_dir, url) as target:
-        rows = target.skills(Filters(state, tier, hardware, signal))
+        rows = target.skills(Filters(state, tier, hardware, signal, language))
     show(rows, as_json, _listed)
 
 
@@ -56,13 +60,14 @@ def search(
     state: State = None,
     hardware: Hardware = None,
     signal: Signal = None,
+    language: Language = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
     """Search skills, best match first."""
     with open_target(data_dir, url) as target:
-        rows = target.skills(Filters(state, tier, hardware, signal, words=text))
+        rows = target.skills(Filters(state, tier, hardware, signal, language, words=text))
     show(rows, as_json, _listed)
 
 
@@ -159,6 +164,7 @@ def _change(
         patch = {"state": state, "actor": actor or login(), "reason": reason, "force": force}
         changed = target.change_skill(name, patch)
     show(changed, as_json, lambda answer: f"{answer['name']} is {answer['state']}")
+    _warn(changed)
 
 
 # -- export and import
@@ -170,7 +176,7 @@ def export(
         Path, typer.Argument(metavar="DIR", help="Folder that gets a folder for each skill.")
     ],
     names: Annotated[
-        list[str] | None, typer.Argument(help="Names of skills. Default: all that are in use.")
+        list[str] | None, typer.Argument(help="Names of skills. Default: all that are active.")
     ] = None,
     data_dir: DataDir = None,
     url: Url = None,
@@ -199,6 +205,14 @@ def import_(
         imported = [target.import_skill(path, actor or login()) for path in paths]
     headers = ("name", "outcome", "state", "dropped")
     show(imported, as_json, lambda rows: table(headers, [_imported(row) for row in rows]))
+    for row in imported:
+        _warn(row)
+
+
+def _warn(answer: Json) -> None:
+    """Say what is odd about the scopes of a skill; an older service says nothing of it."""
+    for warning in answer.get("warnings", ()):
+        note(f"Warning: {answer['name']}: {warning}")
 
 
 def _skill_folders(folder: Path) -> list[Path]:

@@ -64,6 +64,9 @@ def list_skills(
         str | None, Query(description="Only skills that hold for this hardware.")
     ] = None,
     signal: Annotated[str | None, Query(description="Only skills about this signal.")] = None,
+    language: Annotated[
+        str | None, Query(description="Only skills for kernels in this language, or in any.")
+    ] = None,
     q: Annotated[
         str | None, Query(description="Words of the name, text, operators or signals.")
     ] = None,
@@ -74,6 +77,7 @@ def list_skills(
         tier=tier,
         hardware=hardware,
         signal=signal,
+        language=language,
         words=q,
         access_scope=access,
     )
@@ -106,7 +110,8 @@ def patch_skill(
     body: Annotated[SkillPatch, Depends(json_body(SkillPatch))],
 ) -> dict[str, Any]:
     """A learned skill can be approved once trials support it, or with `force`, which its history
-    records. The answer has the new entry of the history."""
+    records. The answer has the new entry of the history, and `warnings` about the scopes of a skill
+    that is active now."""
     event = change_state(
         parts,
         name,
@@ -116,7 +121,8 @@ def patch_skill(
         force=body.force,
         access_scope=access,
     )
-    return {"name": name, "state": event.to_state, "event": plain(event)}
+    warnings = parts.skills.warnings(name, event, access_scope=access)
+    return {"name": name, "state": event.to_state, "event": plain(event), "warnings": [*warnings]}
 
 
 @router.get("/skills/{name}/history", summary="Show the history of a skill, oldest first")

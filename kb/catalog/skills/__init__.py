@@ -58,6 +58,7 @@ from kb.catalog.skills.rows import (
     UseRow,
     structured_key,
 )
+from kb.catalog.skills.languages import named_languages, shared_languages
 from kb.catalog.skills.support import FAILURES, TRIALS, Bounds, measured, tested, wilson
 from kb.catalog.skills.uses import lift_of, nth_last_retrieval, record_uses, uses_of
 from kb.catalog.skills.writing import link, links_of, narrow, put, set_state
@@ -110,6 +111,7 @@ __all__ = [
     "links_of",
     "listed",
     "measured",
+    "named_languages",
     "names",
     "narrow",
     "note_toolchain",
@@ -119,6 +121,7 @@ __all__ = [
     "record_uses",
     "search",
     "set_state",
+    "shared_languages",
     "structured_key",
     "tested",
     "toolchain_name",

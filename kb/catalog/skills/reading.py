@@ -242,7 +242,8 @@ def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
     """Whole skills, sorted by name.
 
     `states`, `tier` and `origin` keep only skills with these values, `hardware_scopes` those that
-    hold for one of the scopes, `signal` those that name the signal.
+    hold for one of the scopes, `signal` those that name the signal. `languages` has sets of
+    languages, of each of which the skills must name one, or no language at all.
     """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _rows(connection, _narrowed(_whole(scope), **narrowing))
@@ -254,6 +255,7 @@ def _narrowed(
     states: Sequence[str] | None = None,
     tier: str | None = None,
     hardware_scopes: Sequence[str] | None = None,
+    languages: Sequence[Sequence[str]] = (),
     signal: str | None = None,
     origin: str | None = None,
     access_scope: AccessScope = ALL_ACCESS,
@@ -267,6 +269,8 @@ def _narrowed(
         query = query.where(t.skills.c.origin == origin)
     if hardware_scopes is not None:
         query = query.where(_admits("hardware", [*hardware_scopes, ANY]))
+    for admitted in languages:
+        query = query.where(_admits("language", admitted))
     if signal is not None:
         query = query.where(_scoped("signal").where(t.skill_scopes.c.value == signal).exists())
     return query

@@ -137,8 +137,9 @@ def set_state(
     access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
     allowed = TRANSITIONS[skill.state]
     if state not in allowed:
+        cannot = "already" if skill.state == state else f"and cannot become {state}"
         raise Conflict(
-            f"{name} is {skill.state} and cannot become {state}",
+            f"{name} is {skill.state} {cannot}",
             hint=f"From {skill.state} it can become {', '.join(sorted(allowed))}.",
         )
     noted = dict(details or {})
