@@ -44,6 +44,7 @@ MAX_STORED_LOG = 20_000  # characters of a compiler log that are kept
 # A change counts as a gain above this: 80 comparisons of a kernel with itself, on a shared CPU,
 # came out between 0.98 and 1.03 (benchmarks/results/evaluation_cpu.md).
 NOISE = 0.02
+MOST_SPEEDUP = 1e6  # of a kernel over another: what is larger was measured wrongly
 REFERENCE = 0  # number of a run's node that is the problem's own reference
 
 _RETRIEVAL = re.compile(r"ret_[0-9a-f]{16}")
@@ -138,7 +139,7 @@ class Journal:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> str:
         """Add an outcome to a retrieval; `used` must be ids that its answer showed. Returns the
-        outcome's id.
+        outcome's id. Each counts, since an answer may lead to several kernels.
 
         baseline_speedup: of what was there before, over the same reference as `speedup`. Left out,
         it is that of the node that the retrieval was for, where a run of this catalog asked, and
@@ -146,8 +147,12 @@ class Journal:
         """
         self.flush()
         for figure in (speedup, baseline_speedup):
-            if figure is not None and not 0 < figure < 1e6:
-                raise InvalidRequest("speedup must be positive", hint="2.0 means twice as fast.")
+            if figure is not None and not 0 < figure < MOST_SPEEDUP:
+                raise InvalidRequest(
+                    f"a speed-up of {figure:g} is none: it lies above 0 and below"
+                    f" {MOST_SPEEDUP:,.0f}",
+                    hint="2.0 means twice as fast, 0.5 half as fast.",
+                )
         self._await(retrieval_id)
         with self._catalog.write() as connection:
             row = connection.execute(

@@ -103,8 +103,8 @@ def choose_skills(
     skill is shown where one message of the request's log has the fixed words of its error, whatever
     signals the log gave, and nowhere else. A skill that names neither signal, language nor hardware
     is shown where the request has its operator or its words. Where a request names no hardware and
-    is about a run, a skill in a language of one vendor holds for no chip in general. `metrics` are canonical values, `facts` are of the
-    hardware by key.
+    is about a run, a skill in a language of one vendor holds for no chip in general. `metrics` are
+    canonical values, `facts` are of the hardware by key.
 
     For a request with a `run_id`, `withheld_share` (0 to 1) of the chosen skills is withheld, by
     hash of skill, run and node, so that the effect of showing them can be measured; nothing takes

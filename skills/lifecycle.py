@@ -124,9 +124,7 @@ def _refused(skill: SkillHead, message: str) -> Conflict:
     hint = f"Possible now: {', '.join(possible)}."
     if "restore" in STEPS[skill.state]:
         hint += " Where it comes back as a candidate, approve it then."
-    return Conflict(
-        message, hint=hint, details={"skill": skill.name, "state": skill.state}
-    )
+    return Conflict(message, hint=hint, details={"skill": skill.name, "state": skill.state})
 
 
 def _move(

@@ -64,8 +64,8 @@ class SyncReport:
 
 @dataclass(frozen=True)
 class Imported:
-    """`dropped`: what the folder held or claimed that is not taken over. `warnings`: sentences about
-    scopes that leave open when it holds, or name what nobody knows.
+    """`dropped`: what the folder held or claimed that is not taken over. `warnings`: sentences
+    about scopes that leave open when it holds, or name what nobody knows.
     """
 
     name: str
@@ -95,8 +95,8 @@ class SkillSummary:
 
 @dataclass(frozen=True)
 class SkillDetail:
-    """A skill with all that backs it. `front_matter` is that of its export, `warnings` are sentences
-    about its scopes, as at its import.
+    """A skill with all that backs it. `front_matter` is that of its export, `warnings` are those of
+    its import.
     """
 
     summary: SkillSummary
@@ -141,8 +141,8 @@ class SkillLibrary:
         """Skills by name.
 
         `hardware`: those that hold for it, so also of its lineage and of any, in languages that its
-        kernels can be written in. `language`: those of this one, and of any. Raises UnknownHardware,
-        UnknownSignal, and InvalidRequest for a language that nothing here names.
+        kernels can be written in. `language`: those of this one, and of any. Raises
+        UnknownHardware, UnknownSignal, and InvalidRequest for a language that nothing here names.
         """
         wanted = self._narrowing(states, tier, hardware, signal, language, access_scope)
         with self._catalog.read() as connection:
@@ -390,7 +390,9 @@ class SkillLibrary:
         with self._catalog.read() as connection:
             if hardware is not None:
                 registry = self._registry.seen_by(access_scope)
-                asked = RetrieveRequest(query=hardware, hardware=hardware, access_scope=access_scope)
+                asked = RetrieveRequest(
+                    query=hardware, hardware=hardware, access_scope=access_scope
+                )
                 scope = scope_of(
                     asked, registry, lambda chip: languages_of(connection, chip, access_scope)
                 )

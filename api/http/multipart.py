@@ -104,9 +104,15 @@ async def read_upload(request: Request) -> UploadForm:
 def _check_type(request: Request) -> None:
     kind = media_type(request)
     if kind != "multipart/form-data":
+        skill = request.url.path.endswith("/skills")
+        form = (
+            "file=@skill.zip .../skills"
+            if skill
+            else "file=@manual.pdf -F hardware=ID .../documents"
+        )
         raise UnsupportedFormat(
             f"{kind or 'a body without content type'} where an upload belongs",
-            hint="Send multipart/form-data: curl -F file=@manual.pdf -F hardware=ID .../documents",
+            hint=f"Send multipart/form-data: curl -F {form}",
         )
     _, options = parse_options_header(request.headers["content-type"])
     charset = options.get(b"charset", b"utf-8").lower()

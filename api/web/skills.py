@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request, Response
@@ -9,6 +10,7 @@ from fastapi.responses import HTMLResponse
 
 from api.bodies import SkillPatch, validated
 from api.http.dependencies import Access, Parts
+from api.services import Services
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
@@ -21,6 +23,8 @@ from api.web.pages import (
 )
 from ingestion import hardware as chips
 from kb.catalog.skills import STATES, TIERS
+from kb.errors import KernloreError
+from kb.scope import AccessScope
 from retrieval.diagnose.signals import load_signals
 from skills.lifecycle import change_state
 
@@ -78,6 +82,18 @@ def list_page(
 @router.get("/{name}")
 def show(name: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
     """Its text, evidence, sources, links and history."""
+    return _shown(name, request, parts, access)
+
+
+def _shown(
+    name: str,
+    request: Request,
+    parts: Services,
+    access: AccessScope,
+    error: KernloreError | None = None,
+    given: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    """The page of a skill; with the refusal of a decision, and what was written in its form."""
     skill = parts.skills.show(name, access_scope=access)
     bounds = [
         bound
@@ -88,7 +104,10 @@ def show(name: str, request: Request, parts: Parts, access: Access) -> HTMLRespo
     return page(
         request,
         "skill.html",
+        error.status if error else 200,
         skill=skill,
+        error=error,
+        given=given or {},
         low=min([1.0, *bounds]),
         high=max([1.0, *bounds]),
     )
@@ -96,16 +115,23 @@ def show(name: str, request: Request, parts: Parts, access: Access) -> HTMLRespo
 
 @router.post("/{name}")
 def decide(name: str, request: Request, parts: Parts, access: Access, form: SentForm) -> Response:
-    """Approve, quarantine, retire or restore, with a name and a reason."""
+    """Approve, quarantine, retire or restore, with a name and a reason. A refusal is said beside
+    the form, which keeps both."""
     fields = {field: form.text(field) for field in ("state", "actor", "reason")}
-    body = validated(SkillPatch, {**fields, "force": form.text("force") == "yes"})
-    change_state(
-        parts,
-        name,
-        body.state,
-        actor=body.actor,
-        reason=body.reason,
-        force=body.force,
-        access_scope=access,
-    )
+    try:
+        body = validated(SkillPatch, {**fields, "force": form.text("force") == "yes"})
+        change_state(
+            parts,
+            name,
+            body.state,
+            actor=body.actor,
+            reason=body.reason,
+            # The tick stands beside every button, and is about one of them.
+            force=body.force and body.state == "active",
+            access_scope=access,
+        )
+    except KernloreError as error:
+        if error.status not in (400, 409):
+            raise
+        return _shown(name, request, parts, access, error, fields)
     return see_other(request, f"/skills/{name}#history")

@@ -10,8 +10,10 @@ from typing import Literal
 from kb.errors import Unavailable
 from kb.hardware.detection import DetectedDevice
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from optimizer.evaluation.bundle import SUFFIXES
 from optimizer.evaluation.collectors.probe import DeviceIdentity
 from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.registry import NOT_BUILT
 
 AUTO = "auto"
 # As the operating system names a core's caches, and the fact of each.
@@ -61,6 +63,7 @@ def target_for(
             device=_device(hardware, lineage, specs, devices, cuda),
             facts=facts,
             templates=_templates(toolchain),
+            languages=_languages(lineage, specs),
         ),
         (toolchain.builtin or None) if toolchain else None,
     )
@@ -91,6 +94,17 @@ def _toolchain(
         if spec is not None and language in spec.toolchains:
             return spec.toolchains[language]
     return None
+
+
+def _languages(lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec]) -> dict[str, str]:
+    """The suffix of a kernel's file in each language that something compiles for the hardware."""
+    suffixes = {language: suffix for suffix, language in reversed(SUFFIXES.items())}
+    known: dict[str, str] = {}
+    for place in lineage:
+        for language, chain in specs[place].toolchains.items() if place in specs else ():
+            if chain.builtin not in NOT_BUILT:
+                known.setdefault(language, chain.suffix or suffixes.get(language, ".py"))
+    return dict(sorted(known.items()))
 
 
 def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:

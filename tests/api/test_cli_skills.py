@@ -50,6 +50,21 @@ def test_what_was_imported_is_found(place: Path) -> None:
     assert SHIPPED in [row["name"] for row in curated.json]
     for wrong in (("--state", "actve"), ("--tier", "best"), ("--hardware", "h10")):
         assert kernlore("skills", "list", *wrong, "--json", data=data).code == 2
+    listed = kernlore("skills", "list", "--language", "nki", "--hardware", "h100", data=data)
+    assert listed.code == 0 and "nki-" not in listed.out
+
+
+def test_a_skill_that_says_nothing_of_when_it_holds_is_warned_of(place: Path) -> None:
+    (place / "talon-wait").mkdir()
+    page = "---\nname: talon-wait\ndescription: Use when a talon waits.\n---\nWait.\n"
+    (place / "talon-wait" / "SKILL.md").write_text(page, encoding="utf-8")
+    taken = kernlore("skills", "import", place / "talon-wait", data=place / "data")
+    approved = kernlore(
+        *("skills", "approve", "talon-wait", "--reason", "I know it", "--force"),
+        data=place / "data",
+    )
+    for done in (taken, approved):
+        assert done.code == 0 and "Warning: talon-wait: It names neither hardware" in done.err
 
 
 def test_every_word_of_a_person_is_in_the_history(place: Path) -> None:

@@ -137,7 +137,9 @@ def test_outcome(client: TestClient) -> None:
     assert reported.status_code == 201
     assert reported.json()["retrieval_id"] == answer["retrieval_id"]
     assert_error(client.post(path, json={"used": ["psg_foreign"]}), 400)
-    assert_error(client.post(path, json={"used": used, "speedup": -1.0}), 400)
+    for figure in (-1.0, 1e300):
+        refused = assert_error(client.post(path, json={"used": used, "speedup": figure}), 400)
+        assert f"{figure:g}" in refused["message"] and "1,000,000" in refused["message"]
 
 
 @pytest.mark.parametrize("parameter", ["hardwares", "query", "K"])

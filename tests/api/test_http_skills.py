@@ -94,6 +94,13 @@ def test_filters_narrow_what_is_listed(client: TestClient, candidate: str) -> No
     for sibling in ("h200", "a100", "hopper"):
         assert candidate not in names(client, hardware=sibling)
         assert SHIPPED in names(client, hardware=sibling)
+    for chip in ("h100", "trainium2"):
+        listed = names(client, hardware=chip)
+        assert any(name.startswith("nki-") for name in listed) == (chip == "trainium2")
+        assert {*names(client, hardware=chip, language="cuda")} < {*listed}
+        assert f"/skills/{listed[0]}" in client.get(f"/ui/skills?hardware={chip}").text
+    assert "triton" in assert_error(client.get("/skills?language=trition"), 400)["hint"]
+    assert client.get("/ui/skills?language=nki").text.count("/ui/skills/nki-") == 5
     assert_error(client.get("/skills?state=actve"), 400)
     assert_error(client.get("/skills?hardware=h10"), 404, "unknown_hardware")
     assert_error(client.get("/skills?signal=memory_bund"), 404)
@@ -252,8 +259,29 @@ def test_texts_that_leave_the_folder_are_refused(client: TestClient) -> None:
     assert "evil" not in names(client)
 
 
+def test_open_scopes_are_warned_of_at_import_and_at_approval(client: TestClient) -> None:
+    text = (
+        "---\nname: talon-wait\ndescription: Use when a kernel waits for its talon.\n---\nWait.\n"
+    )
+    body = {"name": "talon-wait", "files": {"SKILL.md": text}}
+    (warning,) = client.post("/skills", json=body).json()["warnings"]
+    assert "neither hardware, language nor signal" in warning
+    forced = {"state": "active", "force": True, **SIGNED}
+    assert client.patch("/skills/talon-wait", json=forced).json()["warnings"] == [warning]
+    assert warning in client.get("/ui/skills/talon-wait").text
+    for chip in ("h100", "mi300x"):
+        asked = {"signal": "memory_latency", "hardware": chip}
+        shown = client.post("/retrieve", json=asked).json()["skills"]
+        assert "talon-wait" not in [skill["name"] for skill in shown]
+    retired = client.patch("/skills/talon-wait", json={"state": "retired", **SIGNED}).json()
+    assert retired["warnings"] == []
+
+
 def test_an_upload_is_one_zip_and_nothing_else(client: TestClient) -> None:
     assert_error(sent(client, zipped(page("evil")), hardware="h100"), 400)
     files = [("file", (f"{n}.zip", zipped(page("evil")))) for n in range(2)]
     assert_error(client.post("/skills", files=files), 400)
-    assert_error(client.post("/skills", content=b"x", headers={"content-type": "text/plain"}), 415)
+    for kind in ("text/plain", "application/zip"):
+        headers = {"content-type": kind}
+        refused = assert_error(client.post("/skills", content=b"x", headers=headers), 415)
+        assert refused["hint"].endswith("curl -F file=@skill.zip .../skills")

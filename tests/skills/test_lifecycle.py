@@ -101,7 +101,9 @@ def test_a_step_that_the_state_does_not_allow_names_those_that_it_does(catalog: 
         return error.value
 
     restoring = refused(lifecycle.restore)
-    assert "skills approve narrow-loads" in restoring.hint and "skills restore" not in restoring.hint
+    assert (
+        "skills approve narrow-loads" in restoring.hint and "skills restore" not in restoring.hint
+    )
     lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
     for step in (lifecycle.approve, lifecycle.restore):
         error = refused(step)

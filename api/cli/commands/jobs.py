@@ -76,7 +76,7 @@ def _row(job: Json) -> list[str | None]:
     passages = None if job["passages"] is None else f"{job['passages_done']}/{job['passages']}"
     return [
         job["id"],
-        job["stage"] or job["state"],
+        ": ".join(filter(None, (job["state"], job["stage"]))),
         shortened(document.get("title") or "", TITLE_LENGTH) or None,
         passages,
         _clock_time(job["started_at"]),

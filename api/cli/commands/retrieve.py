@@ -118,7 +118,10 @@ def outcome(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Report whether an answer led to a correct and faster kernel."""
+    """Report whether an answer led to a correct and faster kernel.
+
+    Once for each kernel: every report counts, also a second one for the same answer.
+    """
     outcome_fields = {
         "used": used or None,
         "correct": correct,

@@ -148,7 +148,8 @@ def report_outcome(
     body: Annotated[OutcomeBody, Depends(json_body(OutcomeBody))],
 ) -> dict[str, str]:
     """Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer that
-    were acted on."""
+    were acted on. Report once for each kernel that the answer led to: every report counts as one
+    outcome, also a second one for the same answer."""
     outcome = parts.retriever.report_outcome(
         retrieval_id,
         used=body.used,

@@ -17,6 +17,7 @@ from kb.catalog.skills.evidence import (
     present_toolchains,
     toolchain_name,
 )
+from kb.catalog.skills.languages import named_languages, shared_languages
 from kb.catalog.skills.reading import (
     MEND,
     about,
@@ -58,7 +59,6 @@ from kb.catalog.skills.rows import (
     UseRow,
     structured_key,
 )
-from kb.catalog.skills.languages import named_languages, shared_languages
 from kb.catalog.skills.support import FAILURES, TRIALS, Bounds, measured, tested, wilson
 from kb.catalog.skills.uses import lift_of, nth_last_retrieval, record_uses, uses_of
 from kb.catalog.skills.writing import link, links_of, narrow, put, set_state

@@ -1,4 +1,4 @@
-"""Languages of kernels as skills name them: which are known here, and which say nothing of a chip."""
+"""Languages of kernels as skills name them: those known here, and those of several vendors."""
 
 from __future__ import annotations
 

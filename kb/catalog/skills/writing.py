@@ -242,7 +242,8 @@ def _unmeasured(skill: SkillRow) -> Conflict:
     return Conflict(
         f"{skill.name} is learned and version {skill.version} of it has no measurement here that"
         " bears it out",
-        hint=f"{hint} Until then it stays as it is, unless a person approves it with `force`.",
+        hint=f"{hint} Until then it stays as it is, unless a person approves it although"
+        " no trial supports it (`force`).",
         details={"skill": skill.name, "state": skill.state, "polarity": skill.polarity},
     )
 

@@ -26,7 +26,8 @@ class Target:
     `hardware` is the id of the registry, `lineage` that id and the ids above it. `arch` is the
     compiler's name for the chip ("90", "gfx942", "native"). `device` is "cpu" or "cuda" where it
     can run here, else None. `facts` are numbers of the chip by key. `templates` are the command
-    templates of its toolchain for this language.
+    templates of its toolchain for this language, `languages` those that it has a toolchain for,
+    each with the suffix of its files, for whoever asked for another.
     """
 
     hardware: str
@@ -35,6 +36,7 @@ class Target:
     device: Literal["cpu", "cuda"] | None = None
     facts: Mapping[str, float | str] = field(default_factory=dict)
     templates: Mapping[str, Any] = field(default_factory=dict)
+    languages: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

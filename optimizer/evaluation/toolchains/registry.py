@@ -78,10 +78,12 @@ def installed(target: Target) -> dict[str, str]:
 
 def _builtin(name: str, language: str, target: Target) -> Toolchain:
     if not name:
+        known = " and ".join(f"{name} ({suffix})" for name, suffix in target.languages.items())
         raise InvalidRequest(
             f"{target.hardware} has no toolchain for {language!r}",
-            hint=f"Add [toolchains.{language}] with a builtin ({', '.join(BUILTIN)}) or command "
-            "templates to its hardware.toml, or choose another language.",
+            hint=(f"It has {known}: write the kernel in one of them, or add" if known else "Add")
+            + f" [toolchains.{language}] with a builtin ({', '.join(BUILTIN)}) or command templates"
+            " to its hardware.toml.",
             details={"language": language, "hardware": target.hardware},
         )
     if name in NOT_BUILT:

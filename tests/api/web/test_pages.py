@@ -212,6 +212,15 @@ def test_a_skill_is_quarantined_with_a_reason(filled: Filled) -> None:
     path = f"/skills/{filled.skill}"
     refused = filled.client.post(f"/ui{path}", data={"state": "quarantined", "actor": "ann"})
     assert "reason" in soup(refused, 400).text
+    sent = {"state": "active", "actor": "ann", "reason": "I know it."}
+    page = soup(filled.client.post(f"/ui{path}", data=sent), 409)
+    kept = [page.find(id=f"f-{name}") for name in ("actor", "reason")]
+    assert [field and field["value"] for field in kept] == ["ann", "I know it."]
+    tick = page.find("label", attrs={"for": "f-force"})
+    alert = page.find("div", role="alert")
+    assert tick is not None and alert is not None and tick.text in alert.text
+    curated = filled.client.get("/skills?tier=curated&state=active").json()["skills"][0]["name"]
+    assert soup(filled.client.get(f"/ui/skills/{curated}")).find(id="f-force") is None
     sent = {"state": "quarantined", "actor": "ann", "reason": "It misled a search."}
     page = soup(filled.client.post(f"/ui{path}", data=sent))
     assert "It misled a search." in page.text and page.find("button", string="Restore")

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from kb.errors import InvalidRequest, Unavailable
+from kb.hardware.schema import parse_hardware
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.targets import target_for
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import (
     BUILTIN,
@@ -52,6 +54,19 @@ def test_nothing_compiles_this_language() -> None:
         toolchain_for("cpp", HOPPER, "triton-nvidia")
     with pytest.raises(InvalidRequest, match="unknown built-in"):
         toolchain_for("cpp", HOPPER, "tcc")
+
+
+def test_who_asks_for_another_language_is_told_those_of_the_chip() -> None:
+    files = sorted((ROOT / "hw_manuals" / "hardware").glob("*/hardware.toml"))
+    specs = {p.parent.name: parse_hardware(p.read_text(encoding="utf-8"), p.name) for p in files}
+    chips = {"h100": "It has cuda (.cu) and triton (.py):", "x86-64": "It has cpp (.cpp):"}
+    for chip, words in chips.items():
+        lineage = (*HOPPER.lineage,) if chip == "h100" else (chip,)
+        chosen = target_for(chip, lineage, specs, {}, "sycl", (), lambda: False)
+        with pytest.raises(InvalidRequest, match="no toolchain") as raised:
+            toolchain_for("sycl", chosen.target, chosen.builtin)
+        assert raised.value.hint.startswith(words)
+        assert "[toolchains.sycl]" in raised.value.hint
 
 
 def test_what_cannot_be_used_here_says_what_is_installed() -> None:
