@@ -382,7 +382,7 @@ class SkillLibrary:
 
     def _languages(
         self, hardware: str | None, language: str | None, access_scope: AccessScope
-    ) -> list[Sequence[str]]:
+    ) -> Sequence[Sequence[str]]:
         """Sets of languages of each of which a listed skill must name one, or none at all."""
         from retrieval.request_scope import scope_of  # a third of what `skills list` loads
 

@@ -98,7 +98,7 @@ def _toolchain(
 
 def _languages(lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec]) -> dict[str, str]:
     """The suffix of a kernel's file in each language that something compiles for the hardware."""
-    suffixes = {language: suffix for suffix, language in reversed(SUFFIXES.items())}
+    suffixes = {language: suffix for suffix, language in reversed([*SUFFIXES.items()])}
     known: dict[str, str] = {}
     for place in lineage:
         for language, chain in specs[place].toolchains.items() if place in specs else ():
