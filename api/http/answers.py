@@ -187,6 +187,15 @@ class ShownPassage(BaseModel):
     corrected: bool
 
 
+class OnePassage(ShownPassage):
+    """A passage, and whether its document has a newer version."""
+
+    superseded: bool = Field(description="Whether another version took the place of its own.")
+    current_passage: str | None = Field(
+        description="What stands in its place in the current version, where that is known."
+    )
+
+
 class ListedPassages(BaseModel):
     """Passages in reading order. `total` counts all of the document or section."""
 
@@ -358,6 +367,7 @@ class ChangedSkill(BaseModel):
     name: str
     state: str
     event: SkillEvent
+    warnings: list[str] = Field(description="What is odd about the scopes of what is active now.")
 
 
 class SkillHistory(BaseModel):
@@ -379,7 +389,7 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /documents/{document_id}/sections": Sections,
     "GET /documents/{document_id}/moves": DocumentMoves,
     "GET /documents/{document_id}/passages": ListedPassages,
-    "GET /passages/{passage_id}": ShownPassage,
+    "GET /passages/{passage_id}": OnePassage,
     "PATCH /passages/{passage_id}": ShownPassage,
     "GET /hardware": ListedHardware,
     "POST /hardware": RegisteredHardware,

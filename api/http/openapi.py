@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -62,6 +62,48 @@ _METRICS = {
     "dram__throughput.avg.pct_of_peak_sustained_elapsed": 91.4,
     "sm__throughput.avg.pct_of_peak_sustained_elapsed": 22.8,
     "launch__registers_per_thread": 64,
+}
+
+
+# A body that the route takes, by path; ids of answers and runs are the caller's own.
+EXAMPLES: Mapping[str, dict[str, Any]] = {
+    "/skills": {
+        "name": "wait-for-talon",
+        "files": {
+            "SKILL.md": "---\nname: wait-for-talon\n"
+            "description: Use when a kernel waits for loads.\n"
+            'metadata:\n  kb.hardware: "h100"\n  kb.languages: "cuda"\n'
+            '  kb.signals: "memory_latency"\n---\n## Steps\n\n1. Begin the next load sooner.\n'
+        },
+        "actor": "ann",
+    },
+    "/evaluations": {
+        "problem": "map_id",
+        "candidate": {
+            "files": {"k.py": "class ModelNew: ..."},
+            "main": "k.py",
+            "language": "torch",
+        },
+        "hardware": "x86-64",
+    },
+    "/runs": {
+        "problem": "map_id",
+        "hardware": "x86-64",
+        "goal": {"language": "cpp", "candidates": 8},
+        "proposers": ["builtin"],
+    },
+    "/trajectories": {
+        "problem": "map_id",
+        "hardware": "x86-64",
+        "language": "cpp",
+        "actor": "my-optimizer",
+        "steps": [{"parent": 0, "source": "// a kernel", "plan": "binary search"}],
+    },
+    "/retrievals/{retrieval_id}/outcome": {
+        "used": ["any-split-k-skinny-matmul"],
+        "correct": True,
+        "speedup": 1.4,
+    },
 }
 
 
@@ -173,6 +215,7 @@ def describe(app: FastAPI) -> Callable[[], dict[str, Any]]:
                     if status.startswith("2"):
                         responses[status]["content"] = content
             _add_signal_examples(schema)
+            _add_examples(schema)
             app.openapi_schema = schema
         return app.openapi_schema
 
@@ -190,6 +233,15 @@ def _define(
         if known.setdefault(name, definition) != definition:
             raise ValueError(f"two schemas are named {name}")
     return {"$ref": f"#/components/schemas/{model.__name__}"}
+
+
+def _add_examples(schema: dict[str, Any]) -> None:
+    """Fill the body of a route where it is tried out."""
+    for path, example in EXAMPLES.items():
+        posted = schema["paths"].get(path, {}).get("post", {})
+        content = posted.get("requestBody", {}).get("content", {})
+        if "application/json" in content:
+            content["application/json"]["example"] = example
 
 
 def _add_signal_examples(schema: dict[str, Any]) -> None:

@@ -7,10 +7,13 @@ import re
 import pytest
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
+from pydantic import BaseModel
 
+from api.bodies import EvaluationBody, RunBody, SkillBody, TrajectoryBody
 from api.http import routes
 from api.http.app import create_app
 from api.http.dependencies import query_parameters
+from api.http.models import OutcomeBody
 from kb.settings import Settings
 from retrieval.diagnose.signals import load_signals
 from tests.api.conftest import URL, assert_error, wait_until_ready
@@ -55,6 +58,24 @@ def test_examples_are_valid_requests(client: TestClient) -> None:
     for name in ("memory_bound", "raw log", "profiler metrics", "question", "combination"):
         answer = client.post("/retrieve", json=examples[name]["value"])
         assert answer.status_code == 200, (name, answer.text)
+
+
+@pytest.mark.parametrize(
+    ("path", "model"),
+    [
+        ("/skills", SkillBody),
+        ("/evaluations", EvaluationBody),
+        ("/runs", RunBody),
+        ("/trajectories", TrajectoryBody),
+        ("/retrievals/{retrieval_id}/outcome", OutcomeBody),
+    ],
+)
+def test_the_page_of_routes_has_a_body_to_begin_with(
+    client: TestClient, path: str, model: type[BaseModel]
+) -> None:
+    operation = client.get("/openapi.json").json()["paths"][path]["post"]
+    example = operation["requestBody"]["content"]["application/json"]["example"]
+    assert model.model_validate(example).model_dump(exclude_unset=True) == example
 
 
 def test_parameters_are_checked_by_the_names_that_the_description_gives(client: TestClient) -> None:
