@@ -14,6 +14,7 @@ import pytest
 
 from api.cli.backends import About, read_settings
 from api.cli.backends.local import LocalTarget
+from api.cli.commands import jobs
 from api.cli.reading import Entry, Pace, figures, read_all
 from tests.api.cli_process import COMMAND, ROOT, kernlore
 from tests.catalogs import builtin_data_dir, copy_data_dir
@@ -182,3 +183,10 @@ def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) ->
     text = shown.decode()
     assert "0/1 files" in text and re.search(r"\d+/60 passages", text)
     assert "ready        manual.md  (60 passages)" in text
+
+
+def test_the_state_that_is_shown_begins_with_the_word_that_can_be_asked_for() -> None:
+    job: dict[str, Any] = dict.fromkeys(("document", "passages", "started_at", "seconds", "error"))
+    job |= {"id": "job_1", "state": "running", "stage": "embedding"}
+    assert jobs._row(job)[1] == "running: embedding"
+    assert jobs._row({**job, "state": "queued", "stage": None})[1] == "queued"
