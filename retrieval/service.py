@@ -193,7 +193,7 @@ class Retriever:
         )
         task = task_of(request, verdict, self._signals)
         composed = compose(connection, material, task, self._layout)
-        hints = hints_of(material, composed, excerpts, by_signal, self._why_words(), scope.spoken)
+        hints = hints_of(connection, material, composed, excerpts, by_signal, self._why_words())
         return Written(composed, tuple(excerpts), hints)
 
     def _why_words(self) -> str:
