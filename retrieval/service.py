@@ -340,7 +340,7 @@ class Retriever:
         request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
         if request.in_words:
             cards = self._cards(connection, request, scope) if scope.hardware is not None else []
-            return by_words(connection, request, cards)
+            return by_words(connection, request, cards, self._titles, verdict.signal_ids)
         if not verdict.signals:
             return _unchanged
         signal = self._signals.get(verdict.primary)
