@@ -18,7 +18,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
-from retrieval.blocks import FENCE, Block, fenced, section_block, symbol_blocks
+from retrieval.blocks import FENCE, SLACK, Block, fenced, section_block, symbol_blocks
 from retrieval.excerpts import citation
 
 LIST = 10  # names of a section from which on it is a list of them
@@ -90,7 +90,8 @@ def by_cards(lead: Lead, cards: Sequence[Symbol], named: Collection[str], catego
 def _cut(passage: Passage, largest: int, asked: str) -> Block | None:
     """Whole sentences or lines of a passage in at most `largest` tokens."""
     empty = fenced(passage.category, passage.id, citation(passage), passage.hardware, "")
-    text = _most_telling(passage, largest - empty.tokens, frozenset(tokenize(asked)))
+    room = largest - empty.tokens - SLACK  # a text in its fence may take more than both apart
+    text = _most_telling(passage, room, frozenset(tokenize(asked)))
     if not text:
         return None
     block = fenced(passage.category, passage.id, citation(passage), passage.hardware, text)
