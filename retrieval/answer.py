@@ -153,7 +153,8 @@ class Answer:
     make a better answer. Outcomes are reported against `retrieval_id`.
 
     `task` is what the context is for. Its first `context_stable` characters stay equal in every
-    request about the same chip, language, operator and budget; moves and skills stand in it from
+    request about the same chip, language, operator and budget that excludes nothing (0 where a
+    small budget is for what was asked alone); moves and skills stand in it from
     character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
     the draft no card has. `profile` says what was read of a given profile.
     """

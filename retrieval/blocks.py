@@ -126,7 +126,7 @@ def section_blocks(
             family = merged.get(section.id, (section,))
             if family[0].id in given:
                 continue
-            group = _admitted(section, family, admits)
+            group = _admitted(section, family, admits, excluded)
             refused += not group
             block = (
                 _group_block(connection, scope, kind, group, passage, largest) if group else None
@@ -139,12 +139,20 @@ def section_blocks(
 
 
 def _admitted(
-    section: WholeSection, family: Sequence[WholeSection], admits: Admits | None
+    section: WholeSection,
+    family: Sequence[WholeSection],
+    admits: Admits | None,
+    excluded: frozenset[str],
 ) -> tuple[WholeSection, ...]:
     """What of a section's family goes in; nothing where the section itself is refused."""
+    fresh = [
+        member
+        for member in family
+        if member.id == section.id or not excluded & {member.id, *(p.id for p in member.passages)}
+    ]
     if admits is None:
-        return tuple(family)
-    return tuple(filter(admits, family)) if admits(section) else ()
+        return tuple(fresh)
+    return tuple(filter(admits, fresh)) if admits(section) else ()
 
 
 def _best_of_sections(
@@ -233,6 +241,18 @@ def _families(
     keys = [(parent, *scope.key) for parent in sorted(parents)]
     families = look_up(connection, "families", keys, read, most=MOST_KEPT)
     return {str(key[0]): family for key, family in families.items()}
+
+
+def section_block(
+    connection: Connection,
+    scope: ScopeFilter,
+    kind: str,
+    section: WholeSection,
+    hit: Passage,
+    largest: int,
+) -> Block | None:
+    """A section as a block of at most `largest` tokens, else the part around the hit."""
+    return _group_block(connection, scope, kind, (section,), hit, largest)
 
 
 def _group_block(

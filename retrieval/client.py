@@ -169,8 +169,9 @@ class Answer:
     """`context` is packed for a prompt, `excerpts` the plain ranked list; `raw` the whole JSON.
 
     The first `context_stable` characters of `context` stay equal in every request about the same
-    chip, language, operator and budget; moves and skills stand from character `context_actions` on.
-    `parts` says what is in it.
+    chip, language, operator and budget that excludes nothing (0 where a small budget is for what
+    was asked alone); moves and skills stand from character `context_actions` on. `parts` says what
+    is in it.
     """
 
     retrieval_id: str

@@ -46,16 +46,19 @@ def make_excerpts(
     scope: ScopeFilter,
     count: int,
     shape: Shape = SHAPE,
+    *,
+    excluded: frozenset[str] = frozenset(),
 ) -> list[Excerpt]:
     """At most `count` excerpts of the ranked passages, best first. Passages that the scope no
-    longer admits, or that nearly repeat an earlier excerpt, are left out.
+    longer admits, that nearly repeat an earlier excerpt, or that have an id in `excluded`, are left
+    out.
     """
     chosen: list[list[Passage]] = []
     by_seq = {r.seq: r for r in ranked}
     used: set[int] = set()
     repeats = Repeats(shape.duplicate)
     for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
-        live = _load(connection, batch, scope, count > shape.singles)
+        live = without(_load(connection, batch, scope, count > shape.singles), excluded)
         for entry in batch:
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
@@ -70,6 +73,15 @@ def make_excerpts(
             if len(chosen) >= count:
                 return [excerpt_of(g, by_seq) for g in chosen]
     return [excerpt_of(g, by_seq) for g in chosen]
+
+
+def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, Passage]:
+    """The passages of which neither they nor their section or document has an id in `excluded`."""
+    return {
+        seq: passage
+        for seq, passage in live.items()
+        if not excluded & {passage.id, passage.section_id, passage.document_id}
+    }
 
 
 def _load(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
+from sqlalchemy import Connection
+
 from kb.errors import nearest
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from retrieval.answer import Excerpt
 from retrieval.composer import Composed, Material
+from retrieval.elsewhere import defined_elsewhere, unknown_exclusions
 from retrieval.missing_names import hint_of
 from retrieval.request import RetrieveRequest
 from retrieval.request_scope import RUN_EVERYWHERE
@@ -21,39 +24,55 @@ NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words 
 
 
 def hints_of(
+    connection: Connection,
     material: Material,
     composed: Composed,
     excerpts: Sequence[Excerpt],
     by_signal: bool,
     words_only: str,
-    spoken: Sequence[str] = (),
 ) -> tuple[str, ...]:
     """The hints of an answer. `by_signal` says that nothing but a signal was given, `words_only`
-    why vectors had no part in it, empty where they had. `spoken` are the languages of the chip.
+    why vectors had no part in it, empty where they had.
     """
     small = ""
     if not any(block.citation for block in composed.context.shown):
         most = material.request.max_tokens
         small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
-    general = _only_general(material, excerpts) if by_signal else ""
+    request = material.request
+    strange = _strange_language(request, material.spoken)
+    # In a language that is not the chip's, its own documents are not looked at.
+    general = _only_general(material, excerpts) if by_signal and not strange else ""
     chip = material.spec.name if material.spec is not None else ""
     missing = [hint_of(entry, chip) for entry in composed.missing]
-    unknown = _unknown_words(material.request, spoken)
-    hints = (material.verdict.hint, *unknown, *missing, general, words_only, small)
+    hints = (
+        material.verdict.hint,
+        defined_elsewhere(connection, material, excerpts),
+        strange,
+        *_unknown_words(request),
+        *missing,
+        general,
+        unknown_exclusions(connection, request),
+        words_only,
+        small,
+    )
     return tuple(hint for hint in hints if hint)
 
 
-def _unknown_words(request: RetrieveRequest, spoken: Sequence[str]) -> Iterator[str]:
+def _strange_language(request: RetrieveRequest, spoken: Sequence[str]) -> str:
+    if not request.language or not spoken or request.language in (*spoken, *RUN_EVERYWHERE):
+        return ""
+    return (
+        f"Nothing says that kernels of this chip can be written in {request.language!r}; its"
+        f" languages are {', '.join(spoken)}."
+    )
+
+
+def _unknown_words(request: RetrieveRequest) -> Iterator[str]:
     """What the request calls its problem, where nothing here knows that name: a mistyped one would
     otherwise narrow the answer in silence. They are no errors, since chips have languages of their
     own and problems their own operators.
     """
     terms = problem_terms()
-    if request.language and spoken and request.language not in (*spoken, *RUN_EVERYWHERE):
-        yield (
-            f"Nothing says that kernels of this chip can be written in {request.language!r}; its"
-            f" languages are {', '.join(spoken)}."
-        )
     if request.op and request.op != "unknown":
         op = canonical_op(request.op).removesuffix("_backward")
         if op not in terms.ops and op not in terms.families and op not in terms.ops.values():

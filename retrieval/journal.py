@@ -64,6 +64,16 @@ def stored_request(request: RetrieveRequest) -> dict[str, Any]:
     return stored
 
 
+@dataclass(frozen=True)
+class Unwanted:
+    """Ids that an answer is not to show again: `anywhere`, and those that what its context says
+    about what happened does not repeat either.
+    """
+
+    anywhere: frozenset[str]
+    about_what_happened: frozenset[str]
+
+
 class Journal:
     """The log of retrievals and outcomes, append-only. `record` never waits for the disk; a thread
     writes batches.
@@ -112,20 +122,37 @@ class Journal:
                     log.exception("retrieval cannot be stored", retrieval=batch[0]["id"])
                 del self._unwritten[: len(batch)]
 
-    def shown_in_vain(self, run_id: str) -> frozenset[str]:
-        """Ids of excerpts that answers about failures of this run have shown, unless one of them
-        helped.
+    def unwanted(self, request: RetrieveRequest) -> Unwanted:
+        """What an answer to a request is not to show again: what the caller excludes, and where it
+        asks about a failure of a run, what that run was shown in vain.
+        """
+        excluded = frozenset(request.exclude)
+        if request.run_id is None or not request.log:
+            return Unwanted(excluded, excluded)
+        shown, reported = self._shown_in_vain(request.run_id)
+        return Unwanted(excluded | reported, excluded | reported | shown)
+
+    def _shown_in_vain(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
+        """Ids that answers about failures of this run have shown, unless one of them helped; and
+        those that an outcome says did not help: the ones it names as used, else all of its answer.
         """
         self.flush()
         with self._catalog.read() as connection:
             rows = connection.execute(
-                sa.select(retrievals.c.request, retrievals.c.excerpt_ids, outcomes.c.correct)
+                sa.select(
+                    retrievals.c.request,
+                    retrievals.c.excerpt_ids,
+                    outcomes.c.correct,
+                    outcomes.c.used,
+                )
                 .outerjoin(outcomes, outcomes.c.retrieval_id == retrievals.c.id)
                 .where(retrievals.c.run_id == run_id)
             ).all()
         helped = {i for row in rows if row.correct for i in row.excerpt_ids}
         failed = {i for row in rows if row.request.get("log") for i in row.excerpt_ids}
-        return frozenset(failed - helped)
+        wrong = [row for row in rows if row.request.get("log") and row.correct is False]
+        reported = {i for row in wrong for i in (row.used or row.excerpt_ids)}
+        return frozenset(failed - helped), frozenset(reported - helped)
 
     def report(
         self,

@@ -22,12 +22,13 @@ RESERVED = 3  # what is left of a small budget is a third of it at most
 
 @dataclass(frozen=True)
 class TargetLayout:
-    """The part of a context that stays equal in a run. Shares are of the whole budget, `reserve` is
-    in tokens; `questions` are (id, query) pairs.
+    """The part of a context that stays equal in a run. Shares are of the whole budget, `reserve`
+    and `least` are in tokens; `questions` are (id, query) pairs.
     """
 
     share: float
     reserve: int
+    least: int
     whole: float
     samples: float
     symbols: float
@@ -43,6 +44,12 @@ class TargetLayout:
         """
         left = min(self.reserve, tokens // RESERVED)
         return min(tokens, int((tokens - left) / self.share))
+
+    def has_room(self, task: str, tokens: int) -> bool:
+        """Whether this part has a place in the context of a task: not beside an answer, and only
+        for a kernel to be written where what happened would leave it less than its least.
+        """
+        return task == "write" or (task != "ask" and tokens >= self.reserve + self.least)
 
 
 @dataclass(frozen=True)

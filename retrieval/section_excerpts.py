@@ -17,7 +17,7 @@ from kb.catalog.knowledge.section_texts import WholeSection, section_text, whole
 from kb.scope import ScopeFilter
 from retrieval.answer import Excerpt
 from retrieval.blocks import part_around
-from retrieval.excerpts import excerpt_of
+from retrieval.excerpts import excerpt_of, without
 from retrieval.ranking import Ranked
 from retrieval.repeats import Repeats
 from retrieval.stages import stage
@@ -33,15 +33,21 @@ LOOKED_AT = 8  # passages looked at for each excerpt that is wanted
 
 @stage("excerpts")
 def section_excerpts(
-    connection: Connection, ranked: Sequence[Ranked], scope: ScopeFilter, count: int
+    connection: Connection,
+    ranked: Sequence[Ranked],
+    scope: ScopeFilter,
+    count: int,
+    *,
+    excluded: frozenset[str] = frozenset(),
 ) -> list[Excerpt]:
     """At most `count` excerpts, one a section. A section that nearly repeats an earlier one is left
-    out, and so is what the scope no longer admits. What the ranking puts far behind, such as advice
-    for other machines, is no excerpt where there are ENOUGH others.
+    out, and so is what the scope no longer admits or what holds a passage with an id in `excluded`.
+    What the ranking puts far behind, such as advice for other machines, is no excerpt where there
+    are ENOUGH others.
     """
     pool = ranked[: count * LOOKED_AT]
     by_seq = {entry.seq: entry for entry in ranked}
-    hits = store.load(connection, [entry.seq for entry in pool], scope)
+    hits = without(store.load(connection, [entry.seq for entry in pool], scope), excluded)
     best: dict[str, Passage] = {}
     for entry in pool:
         passage = hits.get(entry.seq)
@@ -58,6 +64,8 @@ def section_excerpts(
             # What is left around a hit may begin behind it, and then no ranked passage is in it.
             if not any(passage.seq in by_seq for passage in group):
                 group = [hit]
+            if excluded & {passage.id for passage in group}:
+                continue
             far = by_seq[hit.seq].score < FAR * ranked[0].score
             if (far and len(chosen) >= ENOUGH) or not repeats.is_new(section_text(group)):
                 continue

@@ -134,13 +134,13 @@ class Retriever:
         started = time.perf_counter()
         check_request(request)
         request, profile = with_profile(request, self._chips(request))
-        shown_before = self._shown_in_vain(request)
+        unwanted = self._journal.unwanted(request)
         with self._catalog.read() as connection:
             place = self._place(connection, request)
             scope, request = place.own, replace(request, language=place.language)
             conclusion = self._conclude(connection, request, place)
             moves, choice = self._actions(connection, request, conclusion, scope)
-            asked = Asked(request, conclusion, scope, moves, choice, shown_before)
+            asked = Asked(request, conclusion, scope, moves, choice, unwanted)
             written = self._written(connection, asked)
             catalog_revision = revision_of(connection)
         answer = replace(answer_of(asked, written), profile=profile)
@@ -170,7 +170,8 @@ class Retriever:
         ranked = ranking(scope.filter)
         by_signal = not request.in_words and bool(verdict.signals)
         make = make_excerpts if request.in_words or request.metrics else section_excerpts
-        excerpts = make(connection, ranked, scope.filter, request.k)
+        unwanted = asked.unwanted
+        excerpts = make(connection, ranked, scope.filter, request.k, excluded=unwanted.anywhere)
         material = Material(
             request=request,
             verdict=verdict,
@@ -184,14 +185,15 @@ class Retriever:
             embed=self._embed if self._dense_ready() else None,
             moves=asked.moves,
             skills=asked.choice.answers,
-            excluded=asked.excluded,
+            excluded=unwanted.about_what_happened,
             remember=self._remembered(connection),
-            signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+            first=tuple(excerpt.id for excerpt in excerpts),
             spoken=scope.spoken,
+            signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
         )
         task = task_of(request, verdict, self._signals)
         composed = compose(connection, material, task, self._layout)
-        hints = hints_of(material, composed, excerpts, by_signal, self._why_words(), scope.spoken)
+        hints = hints_of(connection, material, composed, excerpts, by_signal, self._why_words())
         return Written(composed, tuple(excerpts), hints)
 
     def _why_words(self) -> str:
@@ -338,7 +340,7 @@ class Retriever:
         request, scope, verdict = asked.request, asked.scope, asked.conclusion.verdict
         if request.in_words:
             cards = self._cards(connection, request, scope) if scope.hardware is not None else []
-            return by_words(connection, request, cards)
+            return by_words(connection, request, cards, self._titles, verdict.signal_ids)
         if not verdict.signals:
             return _unchanged
         signal = self._signals.get(verdict.primary)
@@ -399,13 +401,6 @@ class Retriever:
             return look_up(connection, "contexts", [key], read, dense, REMEMBERED)[key]
 
         return remember
-
-    def _shown_in_vain(self, request: RetrieveRequest) -> frozenset[str]:
-        """What the caller does not want again, and what earlier requests of its run were shown."""
-        excluded = frozenset(request.exclude)
-        if request.run_id is not None and request.log:
-            excluded |= self._journal.shown_in_vain(request.run_id)
-        return excluded
 
     @stage("moves and skills")
     def _actions(

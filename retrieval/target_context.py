@@ -90,25 +90,37 @@ def target_blocks(
     search: Search,
     budget: int,
     about: Mapping[str, float],
+    without: frozenset[str] = frozenset(),
 ) -> list[Block]:
     """The blocks that stand at the beginning, in at most `layout.share` of the budget. `scope` is
     the request's; `search` ranks the passages of a scope for a question in words; `about` is what
-    `language_documents` gives.
+    `language_documents` gives. Parts with an id in `without` are left out, of whole documents the
+    sections that hold one; the rest stays as it is.
     """
     budget = layout.budget(budget)
     own = own_scope(target, scope)
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
     verified = [s for s in _samples(connection, target) if s.document_id is None]
-    whole = _whole(connection, target, own, int(budget * layout.whole), about)
+    whole = _whole(connection, target, own, int(budget * layout.whole), about, without)
     if whole is not None:
         room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
         shown = _plain("\n".join(block.text for block in whole))
         fresh = [s for s in verified if _plain(s.code) not in shown]
         if _plain(target.toolchain_sample) in shown:
             target = replace(target, toolchain=replace(target.toolchain, sample=""))
-        return [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
-    return [*launch, *_chosen(connection, target, layout, own, search, budget - used, about)]
+        blocks = [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
+    else:
+        chosen = _chosen(connection, target, layout, own, search, budget - used, about)
+        blocks = [*launch, *chosen]
+    return [block for block in blocks if not without & _ids(block)]
+
+
+def _ids(block: Block) -> set[str]:
+    """By what a block can be left out; a list of names does not go with one of its sections."""
+    sections = () if block.kind == "symbols" else block.sections
+    # Of a whole document what is left out is no more in it.
+    return {block.id, *block.passages, *sections}
 
 
 def _plain(text: str) -> str:
@@ -153,25 +165,32 @@ def _whole(
     own: ScopeFilter,
     room: int,
     about: Mapping[str, float],
+    without: frozenset[str],
 ) -> list[Block] | None:
     """The chip's documents in their order, or, where they take too much, those of them that are
     about the language; None where these do too, or where there are none.
     """
-    every = documents_about(connection, (target.hardware.id,), own)
+    about_chip = documents_about(connection, (target.hardware.id,), own)
+    every = [document for document in about_chip if document.id not in without]
     of_language = [d for d in every if about.get(d.id, 0.0) >= ABOUT_LANGUAGE]
     for documents in (every, of_language):
         if documents and sum(d.characters for d in documents) <= room * CHARS_PER_TOKEN:
             title = WHOLE if documents == every else WHOLE_OF_LANGUAGE
-            blocks = _documents(connection, documents, own, title)
+            blocks = _documents(connection, documents, own, title, without)
             if sum(block.tokens for block in blocks) <= room:
                 return blocks
     return None
 
 
 def _documents(
-    connection: Connection, documents: Sequence[OwnDocument], own: ScopeFilter, title: str
+    connection: Connection,
+    documents: Sequence[OwnDocument],
+    own: ScopeFilter,
+    title: str,
+    without: frozenset[str],
 ) -> list[Block]:
-    sections = sections_of_documents(connection, [d.id for d in documents], own)
+    every = sections_of_documents(connection, [d.id for d in documents], own)
+    sections = [s for s in every if not without & {s.id, *(p.id for p in s.passages)}]
     blocks = [plain("manual", "manual", title)]
     for document in documents:
         members = [s for s in sections if s.document_id == document.id]

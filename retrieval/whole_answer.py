@@ -11,6 +11,7 @@ from kb.ids import new_id
 from retrieval.answer import Answer, ContextPart, Excerpt, Move
 from retrieval.composer import Composed
 from retrieval.diagnose.diagnosis import Conclusion
+from retrieval.journal import Unwanted
 from retrieval.request import RetrieveRequest
 from retrieval.request_scope import RequestScope
 from retrieval.skill_choice import Choice
@@ -31,8 +32,8 @@ def key_of(request: RetrieveRequest, *more: object) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """A request with what was made of it before any document is read. `excluded` are ids of what
-    its run was shown in vain.
+    """A request with what was made of it before any document is read. `unwanted` is what is
+    not to be shown again.
     """
 
     request: RetrieveRequest
@@ -40,7 +41,7 @@ class Asked:
     scope: RequestScope
     moves: tuple[Move, ...]
     choice: Choice
-    excluded: frozenset[str]
+    unwanted: Unwanted
 
     @cached_property
     def key(self) -> str:
@@ -48,7 +49,11 @@ class Asked:
         moves = [move.id for move in self.moves]
         # A run is not shown its own kernels among the samples of a chip that has such.
         run = self.request.run_id if self.scope.toolchain is not None else None
-        return key_of(self.request, moves, self.choice.answers, sorted(self.excluded), run)
+        unwanted = (
+            sorted(self.unwanted.anywhere),
+            sorted(self.unwanted.about_what_happened),
+        )
+        return key_of(self.request, moves, self.choice.answers, *unwanted, run)
 
 
 @dataclass(frozen=True)

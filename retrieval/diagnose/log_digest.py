@@ -15,6 +15,8 @@ from retrieval.diagnose.log_lines import normalise_error
 MAX_LINES = 20_000  # that are read
 MAX_LINE = 400  # characters shown
 MAX_MESSAGES = 500  # distinct messages kept
+LEAST_CUT = 24  # characters, of which a cut message says something
+CUT = " ..."
 
 # Where a message stands: `file:3:14:`, `file(3,14):`, `line 3:`. What differs only here is one
 # message.
@@ -81,7 +83,8 @@ def _shape(line: str) -> str:
 
 def digest(log: str, limit: int) -> str:
     """The log in at most `limit` characters: distinct messages in the order in which they were
-    printed, repetitions counted. A log that fits is unchanged.
+    printed, repetitions counted. A log that fits is unchanged; where no message fits whole, the
+    beginning of the first is given.
     """
     if len(log) <= limit and not _repeats(log):
         return log
@@ -90,6 +93,8 @@ def digest(log: str, limit: int) -> str:
     left_out = 0
     for message in log_messages(log):
         text = message.text + (f"   ({message.count} times)" if message.count > 1 else "")
+        if len(text) + 1 > room and not chosen and room >= LEAST_CUT:
+            text = text[: room - len(CUT) - 1] + CUT
         if len(text) + 1 > room:
             left_out += 1
             continue
@@ -97,7 +102,8 @@ def digest(log: str, limit: int) -> str:
         chosen.append((message.line, text))
     lines = [text for _, text in sorted(chosen)]
     if left_out:
-        lines.append(f"({left_out} further messages left out)")
+        noun = "message" if left_out == 1 else "messages"
+        lines.append(f"({left_out} further {noun} left out)")
     return "\n".join(lines)
 
 

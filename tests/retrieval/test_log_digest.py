@@ -72,7 +72,7 @@ def test_odd_logs(log: str) -> None:
 @given(st.text(max_size=2_000), st.integers(60, 500))
 def test_no_digest_is_longer_than_asked(log: str, limit: int) -> None:
     text = digest(log, limit)
-    listed = [line for line in text.split("\n") if "further messages left out" not in line]
+    listed = [line for line in text.split("\n") if not line.endswith(" left out)")]
     assert len("\n".join(listed)) <= limit or text == log
 
 
