@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from optimizer.evaluation.exploits.proof import FOLDER
 from skills.curator.gate import gate
 from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.accept import requeue, trajectory_store
-from skills.trajectories.reading import trajectory
+from skills.trajectories.reading import trajectory, trajectory_row
 from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TIMED
@@ -188,7 +189,23 @@ def test_nothing_is_evaluated_twice(client: TestClient, liar: dict[str, Any]) ->
     assert same["id"] != liar["id"]
     row = ended(client, same["id"])
     assert row["state"] == "ready" and evaluations(client) == before
-    assert told(client, body(steps=[{"source": SLOW}]))["state"] == "ready"
+    timed = row["verdicts"][0]["timing"] == "measured"  # not on a machine that was too busy
+    assert told(client, body(steps=[{"source": SLOW}]))["state"] == "ready" or not timed
+
+
+def test_what_a_busy_machine_did_not_time_is_measured_again(client: TestClient) -> None:
+    row = ended(client, told(client, body(steps=[{"source": SLOW, "plan": "busy"}]))["id"])
+    services = services_of(client)
+    store = trajectory_store(services)
+    ready = store.find(row["id"])
+    verdicts = [{**row["verdicts"][0], "timing": "repeat", "speedup": None, "message": ""}]
+    busy = replace(ready, summary={**ready.summary, "verdicts": verdicts})
+    [shown] = trajectory_row(busy)["verdicts"]
+    assert f"trajectories verify {row['id']}" in shown["message"]
+    assert requeue(services, ready).state == "ready" or row["verdicts"][0]["timing"] == "repeat"
+    assert requeue(services, busy).state in ("queued", "running", "ready")
+    again = ended(client, row["id"])
+    assert again["state"] == "ready" and again["verdicts"][0]["validity"] == "correct"
 
 
 def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_path: Path) -> None:
