@@ -149,7 +149,8 @@ def read_document(
     kernels = kernels_of(sections, cards, languages)
     if with_facts:
         known = {path: samples.of(path) for path in {section.path for section in sections}}
-        left_out += _not_tried(sections, cards, kernels, known)
+        own = own_languages(hardware, registry) or sole_languages(hardware, registry)
+        left_out += _not_tried(sections, cards, kernels, known, own)
     return ReadDocument(
         content,
         facts,
@@ -180,9 +181,10 @@ def _not_tried(
     cards: Sequence[Card],
     kernels: Sequence[KernelSample],
     known: Mapping[tuple[str, ...], Mapping[str, tuple[str, ...]]],
+    languages: Sequence[str],
 ) -> list[LeftOut]:
     """Samples that no recipe was tried of. `known` gives the languages that can be compiled, by the
-    heading path.
+    heading path; `languages` are the chip's own.
     """
     left_out = [
         LeftOut(
@@ -192,7 +194,7 @@ def _not_tried(
         for kernel in kernels
         if kernel.language and kernel.language not in known[sections[kernel.section].path]
     ]
-    fragments = fragments_of(sections, cards, kernels)
+    fragments = fragments_of(sections, cards, kernels, languages)
     return left_out + [LeftOut(sections[number].path, lack) for number, lack in fragments]
 
 
@@ -210,6 +212,14 @@ def own_languages(hardware: Sequence[str], registry: Mapping[str, HardwareSpec])
     chains = (registry[chip].toolchains.items() for chip in chips)
     names = [name for rows in chains for name, chain in rows if not chain.builtin]
     return tuple(dict.fromkeys(names))
+
+
+def sole_languages(
+    hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
+) -> tuple[str, ...]:
+    """The languages of chips whose description names one alone: it is the chip's own."""
+    specs = [registry[chip] for chip in hardware if chip in registry]
+    return tuple(spec.languages[0] for spec in specs if len(spec.languages) == 1)
 
 
 def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:
