@@ -47,6 +47,12 @@ def _code_file(text: str, name: str) -> ParsedDocument:
 
 
 def _parse_text(kind: Format, text: str, name: str) -> ParsedDocument:
+    if kind is Format.TEXT and PurePath(name).suffix.lower() == ".json":
+        from ingestion.formats.json_tables import parse_json_tables
+
+        tables = parse_json_tables(text)
+        if tables is not None:
+            return tables
     try:
         return _text_reader(kind)(text)
     except RecursionError as error:

@@ -76,7 +76,7 @@ _WORD = re.compile(r"[a-z]+|\d+")
 OWN_LINES, OWN_SYMBOLS = 12, 6  # of a whole kernel whose entry is not recognised
 NO_ENTRY = (
     "no entry is seen in it, and it is short. Begin it with a label (`name:`) or a directive such"
-    f" as `.entry name`, or show all of it: {OWN_LINES} lines that use {OWN_SYMBOLS} different names"
+    f" as `.entry name`, or show all of it: {OWN_LINES} lines with {OWN_SYMBOLS} different names"
 )
 
 
