@@ -83,11 +83,23 @@ def absence(base: KnowledgeBase, external: ExternalTrajectory, problem: Problem)
             reasons[language] = error.message
             continue
         except InvalidRequest as error:
-            raise about_step(step.number, error) from None
+            if not _lacks_toolchain(base, external.hardware, language):
+                raise about_step(step.number, error) from None
+            reasons[language] = error.message
+            continue
         target = request.chosen.target
         here = target.device is not None or target.templates
         reasons[language] = "" if here else f"no {target.hardware} in this machine"
     return next((reason for reason in reasons.values() if reason), "")
+
+
+def _lacks_toolchain(base: KnowledgeBase, hardware: str, language: str) -> bool:
+    """Whether a language is one of the chip's, and nothing that is registered says how to compile
+    it: a toolchain may be stated later."""
+    known = base.registry.all()
+    specs = [known[place] for place in base.registry.lineage(hardware) if place in known]
+    stated = any(language in spec.languages for spec in specs)
+    return stated and not any(language in spec.toolchains for spec in specs)
 
 
 def _check_cases(step: ExternalStep, problem: Problem) -> None:

@@ -223,6 +223,17 @@ def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_pa
     assert row["id"] in [r["id"] for r in client.get("/trajectories").json()["trajectories"]]
 
 
+def test_a_chip_without_a_toolchain_is_kept_unverified(client: TestClient) -> None:
+    chip = {"id": "kestrel-8", "languages": ["kasm"]}
+    assert client.post("/hardware", json=chip, headers=HERE).is_success
+    step = {"files": {"k.kasm": "x"}, "main": "k.kasm"}
+    given = body(problem="softmax", hardware="kestrel-8", language="kasm", steps=[step])
+    row = told(client, given)
+    assert row["state"] == "unverified" and "no toolchain for 'kasm'" in row["reason"]
+    refused = client.post("/trajectories", json={**given, "language": "other"}, headers=HERE)
+    assert_error(refused, 400, "invalid_request")
+
+
 def test_a_problem_that_cannot_run_fails_and_says_why(client: TestClient) -> None:
     broken = {"source": PROBLEM.replace("torch.randn(rows", "torch.nonsense(rows")}
     row = ended(client, told(client, body(problem=broken))["id"])
