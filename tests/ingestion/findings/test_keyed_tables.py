@@ -25,7 +25,7 @@ CSV = "key,value,unit,remark\n" + "".join(
     ",".join(str(cell) for cell in row.values()) + "\n" for row in LIMITS
 )
 TABLE = "# Limits\n\n| Name | Value | Unit |\n|---|---|---|\n" + "".join(
-    f"| {row['key'].replace('_', ' ').capitalize()} | {row['value']} | {row['unit']} |\n"
+    f"| {str(row['key']).replace('_', ' ').capitalize()} | {row['value']} | {row['unit']} |\n"
     for row in LIMITS
 )
 BY_KEY = {str(row["key"]): {"value": row["value"], "unit": row["unit"]} for row in LIMITS}
