@@ -16,6 +16,7 @@ from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.backends.local import LocalTarget
 from api.cli.elsewhere import places_on
 from api.cli.progress import plain_lines
+from api.services import Services
 from kb import telemetry
 from kb.catalog.search.run_processes import RunMail
 from kb.errors import KernloreError
@@ -25,6 +26,7 @@ from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import builtin
 from optimizer.search.runs.run_store import run_store
+from optimizer.search.runs.unbegun import keep_failed
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer
 from optimizer.search.synthesizers.llm.prompt import brief
@@ -42,11 +44,28 @@ def main(text: str) -> int:
     goal = goal_from_json(description["goal"])
     local = LocalTarget(read_settings(None))
     services = local.services
-    run_id = description["run"]
-    listener = plain_lines(goal)
-    if "ray" in description:
-        return _on_cluster(local, description, goal, listener)
-    prepare_library(services, description["hardware"], goal.language, listener.log)
+    carry_out = _on_cluster if "ray" in description else _here
+    try:
+        carry_out(services, description, goal, plain_lines(goal))
+    except KernloreError as error:
+        reason = f"{error.message}. {error.hint}"
+        hardware = description["hardware"]
+        keep_failed(
+            services, description["run"], Path(description["problem"]), goal, hardware, reason
+        )
+        print(reason, file=sys.stderr)
+        return 1
+    finally:
+        local.close()
+    return 0
+
+
+def _here(
+    services: Services, description: Mapping[str, Any], goal: Goal, listener: Listener
+) -> None:
+    """A run whose candidates this machine measures. Raises KernloreError."""
+    hardware, run_id = description["hardware"], description["run"]
+    prepare_library(services, hardware, goal.language, listener.log)
     proposers: list[Synthesizer] = []
     if "external" in description["proposers"]:
         mail = RunMail(services.catalog, run_id)
@@ -62,54 +81,41 @@ def main(text: str) -> int:
             )
         )
     if "builtin" in description["proposers"]:
-        places = places_for(services, description["hardware"], goal.language)
+        places = places_for(services, hardware, goal.language)
         proposers += builtin(services, goal, places)
-    try:
+    optimize(
+        services,
+        Path(description["problem"]),
+        goal,
+        hardware,
+        listener,
+        proposers=proposers,
+        run_id=run_id,
+    )
+
+
+def _on_cluster(
+    services: Services, description: Mapping[str, Any], goal: Goal, listener: Listener
+) -> None:
+    """A run whose candidates the nodes of a cluster measure, by what a single machine proposes.
+    Raises KernloreError."""
+    hardware = description["hardware"]
+    with places_on(services, description["ray"], hardware, goal.language) as elsewhere:
+        assert elsewhere is not None
+        signal.signal(signal.SIGTERM, _leave)
+        places = elsewhere.places
+        prepare_library(services, hardware, goal.language, listener.log, places)
         optimize(
             services,
             Path(description["problem"]),
             goal,
-            description["hardware"],
+            hardware,
             listener,
-            proposers=proposers,
-            run_id=run_id,
+            models=description["models"],
+            model_options=ModelOptions(**description["options"]),
+            run_id=description["run"],
+            elsewhere=elsewhere,
         )
-    except KernloreError as error:
-        print(f"{error.message}. {error.hint}", file=sys.stderr)
-        return 1
-    finally:
-        local.close()
-    return 0
-
-
-def _on_cluster(
-    local: LocalTarget, description: Mapping[str, Any], goal: Goal, listener: Listener
-) -> int:
-    """A run whose candidates the nodes of a cluster measure, by what a single machine proposes."""
-    services, hardware = local.services, description["hardware"]
-    try:
-        with places_on(services, description["ray"], hardware, goal.language) as elsewhere:
-            assert elsewhere is not None
-            signal.signal(signal.SIGTERM, _leave)
-            places = elsewhere.places
-            prepare_library(services, hardware, goal.language, listener.log, places)
-            optimize(
-                services,
-                Path(description["problem"]),
-                goal,
-                hardware,
-                listener,
-                models=description["models"],
-                model_options=ModelOptions(**description["options"]),
-                run_id=description["run"],
-                elsewhere=elsewhere,
-            )
-    except KernloreError as error:
-        print(f"{error.message}. {error.hint}", file=sys.stderr)
-        return 1
-    finally:
-        local.close()
-    return 0
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

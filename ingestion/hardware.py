@@ -17,7 +17,7 @@ from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.hardware.facts import SubjectKind
 from kb.hardware.lineage import find
 from kb.hardware.lineage import plain as spelled
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import named, parse_hardware
 from kb.hardware.spec import HardwareSpec
 from kb.plain import plain
 
@@ -260,12 +260,7 @@ def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> Js
     if isinstance(parent, str) and (resolved := find(parent, known)) is not None:
         completed["parent"] = resolved
         completed.setdefault("vendor", known[resolved].vendor)
-    identity = completed.get("id")
-    if isinstance(identity, str) and identity:
-        completed.setdefault("name", identity)
-        is_vendor = completed.get("kind") == "vendor"  # which is its own vendor
-        completed.setdefault("vendor", identity if is_vendor else "unknown")
-    return completed
+    return named(completed)
 
 
 def _is_shipped(spec: HardwareSpec, knowledge_dir: Path) -> bool:

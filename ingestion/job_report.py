@@ -7,6 +7,8 @@ from typing import Any
 
 from ingestion.read import ReadDocument
 
+NAMED = 12  # headings without a card, in the sentence about them
+
 
 def internal_error(error: Exception) -> dict[str, Any]:
     """The error of a job that failed by a defect of ours."""
@@ -39,11 +41,29 @@ def progress_of(read: ReadDocument, remarks: Sequence[str] = (), **counts: int) 
         "samples_left_out": left_out,
         "symbols": len(read.cards),
         "samples": len(read.kernels),
-        "remarks": list(remarks),
+        "remarks": [*remarks, *_without_card(read)],
         **counts,
     }
     end = "ready" if read.complete else "partial"
     return {"stage": "embedding", "state": end, **_shown({**read.content.report, **counted})}
+
+
+def _without_card(read: ReadDocument) -> list[str]:
+    """That headings look like instructions and gave no card, and what would make one."""
+    names = read.content.report.get("headings_without_card", [])
+    if not names:
+        return []
+    shown = ", ".join(names[:NAMED]) + (", ..." if len(names) > NAMED else "")
+    what = (
+        "headings look like instructions and gave"
+        if len(names) > 1
+        else ("heading looks like an instruction and gave")
+    )
+    return [
+        f"{len(names)} {what} no card: {shown}. A line such as `Syntax: {names[0]} ...` under the"
+        " heading, or a table with a column Instruction, gives one; `kernlore knowledge symbols"
+        " --propose` asks a language model."
+    ]
 
 
 def _shown(report: dict[str, Any]) -> dict[str, Any]:

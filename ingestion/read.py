@@ -27,6 +27,7 @@ from ingestion.passages import Passage, Section, cut_passages, split_sections, w
 from ingestion.samples.kernels import KernelSample, fragments_of, kernels_of
 from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
 from ingestion.symbols.cards import Card, cards_of
+from ingestion.symbols.labelled import without_card
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
 from kb.hardware.lineage import lineage
@@ -34,10 +35,11 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 9
+PIPELINE = 10
 # The share of prose that passages of a reference page are given, per mille: it halves their place
 # among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
 REFERENCE = -300
+MAX_HEADINGS = 40  # without a card, that a report names
 MAX_ROWS = 50  # of data sheets, that a report names as not read
 _PARSERS = (
     "beautifulsoup4",
@@ -141,10 +143,14 @@ def read_document(
     recipes, left_out = propose_recipes(sections, samples.of)
     stated = stated_languages(parsed.front_matter) or tuple(languages)
     cards = cards_of(sections, stated or own_languages(hardware, registry))
+    if headings := without_card(sections, {card.name.lower() for card in cards}):
+        report = {**content.report, "headings_without_card": headings[:MAX_HEADINGS]}
+        content = replace(content, report=report)
     kernels = kernels_of(sections, cards, languages)
     if with_facts:
         known = {path: samples.of(path) for path in {section.path for section in sections}}
-        left_out += _not_tried(sections, cards, kernels, known)
+        own = own_languages(hardware, registry) or sole_languages(hardware, registry)
+        left_out += _not_tried(sections, cards, kernels, known, own)
     return ReadDocument(
         content,
         facts,
@@ -175,9 +181,10 @@ def _not_tried(
     cards: Sequence[Card],
     kernels: Sequence[KernelSample],
     known: Mapping[tuple[str, ...], Mapping[str, tuple[str, ...]]],
+    languages: Sequence[str],
 ) -> list[LeftOut]:
     """Samples that no recipe was tried of. `known` gives the languages that can be compiled, by the
-    heading path.
+    heading path; `languages` are the chip's own.
     """
     left_out = [
         LeftOut(
@@ -187,7 +194,7 @@ def _not_tried(
         for kernel in kernels
         if kernel.language and kernel.language not in known[sections[kernel.section].path]
     ]
-    fragments = fragments_of(sections, cards, kernels)
+    fragments = fragments_of(sections, cards, kernels, languages)
     return left_out + [LeftOut(sections[number].path, lack) for number, lack in fragments]
 
 
@@ -205,6 +212,14 @@ def own_languages(hardware: Sequence[str], registry: Mapping[str, HardwareSpec])
     chains = (registry[chip].toolchains.items() for chip in chips)
     names = [name for rows in chains for name, chain in rows if not chain.builtin]
     return tuple(dict.fromkeys(names))
+
+
+def sole_languages(
+    hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
+) -> tuple[str, ...]:
+    """The languages of chips whose description names one alone: it is the chip's own."""
+    specs = [registry[chip] for chip in hardware if chip in registry]
+    return tuple(spec.languages[0] for spec in specs if len(spec.languages) == 1)
 
 
 def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:

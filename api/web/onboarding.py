@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tomllib
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -15,7 +14,7 @@ from api.web.pages import PageRoute, SentForm, error_page, page, see_other
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
 from kb.errors import InvalidRequest, KernloreError
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import checked_toml
 from kb.hardware.writer import dump_hardware, hardware_template
 from kb.scope import CATEGORIES, AccessScope
 from optimizer.evaluation.check_process import check_apart
@@ -73,13 +72,13 @@ def describe(
 
 
 def _read(text: str, hardware_id: str) -> dict[str, Any]:
-    spec = parse_hardware(text, ORIGIN)  # says where it breaks
-    if spec.id != hardware_id:
+    described = checked_toml(text, ORIGIN)
+    if described["id"] != hardware_id:
         raise InvalidRequest(
-            f"the text describes {spec.id!r}, and this page is about {hardware_id!r}",
+            f"the text describes {described['id']!r}, and this page is about {hardware_id!r}",
             hint=f'Write id = "{hardware_id}", or add the other chip first.',
         )
-    return tomllib.loads(text)
+    return described
 
 
 @router.post("/{hardware_id}/check", dependencies=[Depends(from_this_machine)])

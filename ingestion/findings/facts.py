@@ -15,12 +15,13 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ingestion.elements import Element, Table
 from ingestion.findings.fact_cells import Label, Names, Reading, read_cell, read_label, tidy
 from ingestion.findings.fact_sentences import Statement, statements
+from ingestion.findings.keyed_tables import keyed_rows
 from kb.hardware.facts import FactKey, fact_keys
 
 _SUBJECT = re.compile(
@@ -43,6 +44,7 @@ _NOT_A_VALUE = re.compile(
 )
 _UNIT_HEAD = re.compile(r"units?", re.IGNORECASE)
 MIN_CONFIDENCE = 0.4
+FREE_CONFIDENCE = 0.6  # of a fact whose key its author chose
 _NUMBERED = re.compile(r"[~<>≤≥≈]? ?\d")
 MAX_ROW = 100  # characters of a row that is quoted
 MAX_QUOTED = 200  # characters of a sentence in a locator
@@ -152,8 +154,33 @@ def _of_table(table: Table, names: Names) -> list[ProposedFact]:
     elif by_column > by_row:
         facts = _columns_are_facts(table, columns, heads)
     else:
-        return []
-    return _without_contradictions([fact for fact in facts if fact.confidence >= MIN_CONFIDENCE])
+        facts = iter(())
+    known = _without_contradictions([fact for fact in facts if fact.confidence >= MIN_CONFIDENCE])
+    return [*known, *_free_facts(table, heads, {fact.key for fact in known})]
+
+
+def _free_facts(
+    table: Table, heads: Sequence[str], known: Collection[str]
+) -> Iterator[ProposedFact]:
+    """Of a table of keys, values and units: the rows whose keys are its author's own."""
+    for r, columns, read in keyed_rows(table.rows, heads):
+        if read.key in known or any(read_label(table.rows[r][columns.key]).keys):
+            continue
+        yield ProposedFact(
+            key=read.key,
+            value=read.value,
+            unit=read.unit,
+            text_value=f"{table.rows[r][columns.value]} {table.rows[r][columns.unit]}".strip(),
+            subject="",
+            caption=table.caption,
+            row_label=tidy(table.rows[r][columns.key]),
+            column_label=tidy(heads[columns.value]),
+            cell=(r, columns.value),
+            element=0,
+            page_index=None,
+            page_label=None,
+            confidence=FREE_CONFIDENCE,
+        )
 
 
 def _without_doubles(labels: Sequence[Label]) -> list[Label]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import PurePath
 
-from ingestion.elements import ParsedDocument
-from ingestion.formats.detect import Format, decode, detect, extension_format
+from ingestion.elements import Element, ParsedDocument
+from ingestion.formats.detect import Format, code_language, decode, detect, extension_format
 from kb.errors import ParseFailed
 
 __all__ = ["Format", "detect", "parse"]
@@ -23,7 +24,10 @@ def parse(data: bytes, name: str) -> ParsedDocument:
         document = _parse_binary(kind, data, name)
     else:
         decoded = decode(data, is_html=kind is Format.HTML)
-        document = _parse_text(kind, decoded.text, name)
+        if kind is Format.CODE:
+            document = _code_file(decoded.text, name)
+        else:
+            document = _parse_text(kind, decoded.text, name)
         document = replace(document, warnings=(*decoded.warnings, *document.warnings))
     promised = extension_format(name)
     if promised is not None and promised is not kind:
@@ -36,7 +40,19 @@ def parse(data: bytes, name: str) -> ParsedDocument:
     return document
 
 
+def _code_file(text: str, name: str) -> ParsedDocument:
+    """A file of code as one block: its blank lines and comments are no marks of sections."""
+    block = Element("code", text.strip("\n"), language=code_language(name))
+    return ParsedDocument((block,), title=PurePath(name).name)
+
+
 def _parse_text(kind: Format, text: str, name: str) -> ParsedDocument:
+    if kind is Format.TEXT and PurePath(name).suffix.lower() == ".json":
+        from ingestion.formats.json_tables import parse_json_tables
+
+        tables = parse_json_tables(text)
+        if tables is not None:
+            return tables
     try:
         return _text_reader(kind)(text)
     except RecursionError as error:

@@ -26,6 +26,7 @@ class Format(StrEnum):
     NOTEBOOK = "notebook"
     TEXT = "text"
     DOCX = "docx"
+    CODE = "code"
     OTHER = "other"
 
 
@@ -50,6 +51,35 @@ _BY_EXTENSION = {
         *("org", "csv", "tsv", "xml"),
     ),
 }
+# Files of code, by the language that fences name; each is one block, whatever it looks like.
+CODE_LANGUAGES = {
+    **dict.fromkeys(("py", "pyi"), "python"),
+    **dict.fromkeys(("c", "h"), "c"),
+    **dict.fromkeys(("cc", "cpp", "cxx", "hpp", "hh", "hxx"), "cpp"),
+    **dict.fromkeys(("cu", "cuh"), "cuda"),
+    **dict.fromkeys(("s", "asm"), "asm"),
+    "cl": "opencl",
+    "hip": "hip",
+    "ptx": "ptx",
+    "ll": "llvm",
+    "mlir": "mlir",
+    "rs": "rust",
+    "go": "go",
+    "jl": "julia",
+    "metal": "metal",
+    "sh": "bash",
+}
+# Of files that hold no text, however few bytes they have.
+_BINARY_EXTENSIONS = frozenset(
+    (
+        *("bin", "dat", "exe", "dll", "so", "dylib", "o", "obj", "a", "lib", "elf", "img", "iso"),
+        *("rom", "fw", "hex", "pyc", "class", "jar", "whl", "wasm", "npy", "npz", "pt", "pth"),
+        *("onnx", "safetensors", "pkl", "pickle", "parquet", "h5", "db", "sqlite"),
+        *("png", "jpg", "jpeg", "gif", "bmp", "webp", "ico", "tif", "tiff", "mp3", "mp4", "mov"),
+        *("avi", "wav", "ttf", "otf", "woff", "woff2"),
+        *("zip", "tar", "gz", "tgz", "bz2", "xz", "7z", "rar"),
+    )
+)
 _EXTENSIONS = {ext: kind for kind, exts in _BY_EXTENSION.items() for ext in exts}
 
 _FORMATS_HINT = (
@@ -113,7 +143,18 @@ _MD_MARK = re.compile(rb"^```|^~~~|\]\(https?://|^\|[ :|-]+\|\s*$|^#{2,6} \S", r
 
 def extension_format(name: str) -> Format | None:
     """What the file name alone promises."""
-    return _EXTENSIONS.get(PurePath(name).suffix.lower().lstrip("."))
+    if code_language(name):
+        return Format.CODE
+    return _EXTENSIONS.get(_extension(name))
+
+
+def code_language(name: str) -> str:
+    """The language of a file of code by its name, empty for any other file."""
+    return CODE_LANGUAGES.get(_extension(name), "")
+
+
+def _extension(name: str) -> str:
+    return PurePath(name).suffix.lower().lstrip(".")
 
 
 def detect(data: bytes, name: str) -> Format:
@@ -127,6 +168,8 @@ def detect(data: bytes, name: str) -> Format:
         return by_magic
     promised = extension_format(name)
     _refuse_binary(data, name, promised)
+    if promised is Format.CODE:
+        return promised
     by_content = _by_content(data)
     if by_content:
         return by_content
@@ -203,6 +246,11 @@ def _zip_format(data: bytes, name: str) -> Format:
 
 def _refuse_binary(data: bytes, name: str, promised: Format | None) -> None:
     sample = data[:_SNIFF_BYTES]
+    if _extension(name) in _BINARY_EXTENSIONS:
+        raise UnsupportedFormat(
+            f"{name} is named like binary data (.{_extension(name)}), not like a document",
+            hint=_FORMATS_HINT,
+        )
     if _utf16(sample):
         return
     control = len(sample) - len(sample.translate(None, _CONTROL))

@@ -123,6 +123,13 @@ def role_of(name: str) -> str:
     return next((role for role in sorted(ROLES) if role in parts), "block")
 
 
+NO_SIZES = (
+    "no recipe: no argument list in it states sizes (such as `A[64][64]`), so other sizes cannot be"
+    " tried. In a language without argument lists there is nothing to add: prompts show a whole"
+    " kernel as it is"
+)
+
+
 class _Reader:
     """One pass after the other over the tokens of one sample."""
 
@@ -182,7 +189,7 @@ class _Reader:
             inside = self.tokens[place + 2 : end]
             if any(t.kind == "int" for t in inside) and any(t.text in "[<" for t in inside):
                 return token.text, place + 2, end
-        raise NotLiftable("no kernel whose arguments state their sizes is in it")
+        raise NotLiftable(NO_SIZES)
 
     def _closing(self, opening: int) -> int | None:
         depth = 0

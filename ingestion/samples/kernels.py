@@ -74,6 +74,10 @@ _WORD = re.compile(r"[a-z]+|\d+")
 
 
 OWN_LINES, OWN_SYMBOLS = 12, 6  # of a whole kernel whose entry is not recognised
+NO_ENTRY = (
+    "no entry is seen in it, and it is short. Begin it with a label (`name:`) or a directive such"
+    f" as `.entry name`, or show all of it: {OWN_LINES} lines with {OWN_SYMBOLS} different names"
+)
 
 
 @dataclass(frozen=True)
@@ -139,23 +143,30 @@ def kernels_of(
 
 
 def fragments_of(
-    sections: Sequence[Section], cards: Sequence[Card], kernels: Sequence[KernelSample]
+    sections: Sequence[Section],
+    cards: Sequence[Card],
+    kernels: Sequence[KernelSample],
+    languages: Collection[str] = (),
 ) -> list[tuple[int, str]]:
-    """The blocks with a language that begin as only a kernel does and are none of `kernels`, by
-    section index, with what they lack.
+    """The blocks with a language that begin as only a kernel does, or are in one of `languages`,
+    and are none of `kernels`, by section index, with what they lack.
     """
+    own = {language.lower() for language in languages}
     names = {card.name: card for card in cards}
     by_last, whole = _by_last_part(names), {kernel.code for kernel in kernels}
     fragments = []
     for number, section in enumerate(sections):
         for code, fence in _blocks(section):
-            entry = entry_of(code) if fence and code not in whole else None
+            if not fence or code in whole:
+                continue
+            entry, lack = entry_of(code), ""
             if entry is not None and entry.marked:
                 lack = _lacks(code, entry, _symbols(code, names, by_last))
-                if lack:
-                    fragments.append(
-                        (number, f"{entry.name or 'a block'} is no whole kernel: {lack}")
-                    )
+            elif entry is None and fence in own and len(_lines(code)) >= _LINES:
+                lack = NO_ENTRY
+            if lack:
+                name = entry.name if entry is not None else ""
+                fragments.append((number, f"{name or 'a block'} is no whole kernel: {lack}"))
     return fragments
 
 
@@ -233,7 +244,7 @@ def _is_whole(code: str, entry: Entry, symbols: Sequence[str]) -> bool:
 
 def _lacks(code: str, entry: Entry, symbols: Sequence[str]) -> str:
     """What a block with an entry lacks to be a whole kernel, in words; empty where it is one."""
-    lines = [line for line in code.split("\n") if line.strip() and not _COMMENT.match(line)]
+    lines = _lines(code)
     if len(lines) < _LINES or _COMMAND.match(code):
         return f"it has fewer than {_LINES} lines of code, or is a command"
     if _ELIDED.search(code):
@@ -254,9 +265,14 @@ def _lacks(code: str, entry: Entry, symbols: Sequence[str]) -> str:
     )
 
 
+def _lines(code: str) -> list[str]:
+    """The lines that are neither blank nor a comment."""
+    return [line for line in code.split("\n") if line.strip() and not _COMMENT.match(line)]
+
+
 def _is_long(code: str, symbols: Sequence[str]) -> bool:
     """Whether a block in the chip's own language is as long and as varied as a whole kernel."""
-    lines = [line for line in code.split("\n") if line.strip() and not _COMMENT.match(line)]
+    lines = _lines(code)
     if _ELIDED.search(code) or _COMMAND.match(code):
         return False
     # The names that it uses may be defined in another document.

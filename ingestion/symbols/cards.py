@@ -29,6 +29,8 @@ from ingestion.symbols.entries import (
     introduced_drafts,
     item_drafts,
 )
+from ingestion.symbols.error_lists import error_list_drafts
+from ingestion.symbols.labelled import labelled_drafts
 from ingestion.symbols.listings import listing_drafts
 from ingestion.symbols.names import is_error_code, is_type_name, looks_coded
 from ingestion.symbols.signed import signed_drafts
@@ -96,7 +98,9 @@ def _drafts(sections: Sequence[Section], code: CodeLines) -> Iterator[Draft]:
     for number, section in enumerate(sections):
         place = Place(number, tuple(reversed(section.path[-3:])), code.names)
         yield from heading_drafts(sections, number, place)
+        yield from labelled_drafts(section, number)
         yield from signed_drafts(section, number)
+        yield from error_list_drafts(section, place)
         yield from _element_drafts(section, place)
         yield from described_drafts(section, place)
         yield from item_drafts(section, place)

@@ -68,6 +68,13 @@ def bounded(texts: Iterable[str], count: int, limit: int) -> tuple[str, ...]:
     return tuple(kept)
 
 
+def message_and(message: str, explanation: str) -> str:
+    """The message of an error with what is said about it."""
+    if not explanation or not message or message in explanation:
+        return explanation or message
+    return f"{message.rstrip('.')}. {explanation}"
+
+
 def word_set(words: str) -> frozenset[str]:
     """A set of words, written as a line of them."""
     return frozenset(words.split())

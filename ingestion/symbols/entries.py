@@ -27,6 +27,7 @@ from ingestion.symbols.drafts import (
     cut,
     word_set,
 )
+from ingestion.symbols.labelled import is_labelled, labelled_syntax
 from ingestion.symbols.names import (
     CODE,
     EMPTY_WORDS,
@@ -185,6 +186,8 @@ def _stated_signature(parts: Sequence[Section], name: str) -> str:
             code = next((e.text for e in part.elements if e.kind in ("code", "text")), "")
             if name.rpartition(".")[2] in code:
                 return cut(without_ticks(code), MAX_SIGNATURE)
+    if labelled := labelled_syntax(parts[0].elements, name):
+        return cut(labelled, MAX_SIGNATURE)
     first = next((e.text for e in parts[0].elements if e.kind == "code"), "")
     line = first.strip()
     if line and line.count("\n") < 12 and signature_name(line) in (name, name.rpartition(".")[2]):
@@ -196,6 +199,8 @@ def _description(text: str) -> str:
     """A paragraph that describes; not a signature, a field list or a lead-in."""
     plain = text.strip()
     if signature_name(plain) or plain.startswith((":", ".. ")) or plain.endswith(":"):
+        return ""
+    if is_labelled(plain):
         return ""
     words = len(plain.split())
     return plain if words > 1 and words > plain.count("\n") + 1 else ""

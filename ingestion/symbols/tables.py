@@ -32,6 +32,7 @@ from ingestion.symbols.drafts import (
     Kind,
     bounded,
     cut,
+    message_and,
     word_set,
 )
 from ingestion.symbols.names import (
@@ -55,6 +56,7 @@ _MEANING = word_set(
     "description meaning effect effects semantics operation summary purpose action definition "
     "function explanation behavior behaviour remedy result shorthand"
 )
+_MESSAGE = word_set("message messages text diagnostic")
 _LIMITS = word_set(
     "limit limits limitation limitations restriction restrictions constraint constraints alignment "
     "range ranges requirement requirements rule rules supported valid allowed legal bound "
@@ -89,6 +91,7 @@ class _Columns:
     meaning: int | None
     limits: tuple[int, ...]
     further: tuple[int, ...]
+    message: int | None = None  # of an error, where the meaning is in another column
 
 
 def table_drafts(table: Table, place: Place) -> Iterator[Draft]:
@@ -140,10 +143,13 @@ def _columns(
     worded = meanings or [n for n in rest if _is_prose(rows, n) and not _LIMITS & {*heads[n]}]
     meaning = max(worded, key=lambda n: _width(rows, n), default=None)
     limits = tuple(n for n in rest if n != meaning and _LIMITS & {*heads[n]})
-    further = tuple(n for n in rest if n != meaning and n not in limits)
+    message = next((n for n in rest if n != meaning and _MESSAGE & {*heads[n]}), None)
     naming = named[best]
     kind = naming.kind if naming else None
-    return _Columns(best, kind, signature, operands, meaning, limits, further)
+    if kind != "error":
+        message = None
+    further = tuple(n for n in rest if n not in (meaning, message, *limits))
+    return _Columns(best, kind, signature, operands, meaning, limits, further, message)
 
 
 def _repeats_names(rows: Sequence[tuple[str, ...]], names: int, column: int) -> bool:
@@ -233,6 +239,8 @@ def _row_drafts(
     meaning = row[columns.meaning] if columns.meaning is not None else ""
     if not any(map(str.isalnum, meaning)):
         meaning = _after_names(row[columns.names])
+    if columns.kind == "error" and columns.message is not None:
+        meaning = message_and(row[columns.message], meaning)
     limits = bounded((row[n] for n in columns.limits), MAX_LIMITS, MAX_LIMIT)
     further = bounded(
         (_headed(header, row, n) for n in columns.further if row[n] and n < len(header)),

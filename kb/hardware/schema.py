@@ -74,6 +74,30 @@ def parse_hardware(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
     return spec
 
 
+def named(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with a name and a vendor, which a newcomer may leave out: the id, and unknown,
+    for a vendor itself the id."""
+    completed = {key: value for key, value in description.items() if value is not None}
+    identity = completed.get("id")
+    if isinstance(identity, str) and identity:
+        completed.setdefault("name", identity)
+        is_vendor = completed.get("kind") == "vendor"  # which is its own vendor
+        completed.setdefault("vendor", identity if is_vendor else "unknown")
+    return completed
+
+
+def checked_toml(text: str, origin: str) -> dict[str, Any]:
+    """The table of a hardware.toml that `parse_hardware` takes, of which only the id is required.
+    Raises InvalidKnowledge."""
+    try:
+        description = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError):
+        parse_hardware(text, origin)  # says where it breaks
+        raise
+    parse_hardware(named(description), origin)
+    return description
+
+
 def _load(toml: str | Mapping[str, Any], problems: Problems) -> Mapping[str, Any]:
     if not isinstance(toml, str):
         return toml

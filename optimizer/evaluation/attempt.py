@@ -26,6 +26,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerProcess,
 )
 from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
+from optimizer.evaluation.problem.least import too_little
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.records import (
     CaseCheck,
@@ -35,7 +36,7 @@ from optimizer.evaluation.records import (
     Validity,
     checks_from_json,
 )
-from optimizer.evaluation.roofline import impossible_times
+from optimizer.evaluation.roofline import Work, impossible_times
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
@@ -347,7 +348,10 @@ class Attempt:
         flags = [*measured.flags, *self._impossible(case, measured.timing)]
         rejected = [flag for flag in flags if flag.severity == "reject"]
         self.flags += flags
-        self.timings.append(measured.timing)
+        timing = measured.timing
+        if timing.state == "repeat":
+            timing = with_size(timing, self.context.problem.work(case))
+        self.timings.append(timing)
         if measured.mismatch:
             self._end("incorrect", measured.mismatch)
         elif rejected:
@@ -433,6 +437,15 @@ def _first_error(log: str) -> str:
     # Some compilers print the place first and the error last.
     message = f"{first} {lines[-1]}" if first.endswith(":") and lines[-1] != first else first
     return message[:300]
+
+
+def with_size(timing: CaseTiming, work: Work) -> CaseTiming:
+    """A timing that has to be repeated says so where the case itself is too small to time."""
+    little = too_little(work.read_bytes + work.written_bytes, work.flops)
+    if not little:
+        return timing
+    advice = f"{little}: choose a larger case, or set timed = false. {timing.reason}"
+    return replace(timing, reason=advice)
 
 
 def _rejects(flags: Sequence[Flag]) -> bool:

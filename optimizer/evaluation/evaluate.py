@@ -226,7 +226,7 @@ def choose_target(base: KnowledgeBase, hardware: str, language: str) -> Chosen:
     """The target that `hardware` names; `auto` is the first device here that is registered."""
     registry = base.registry
     known = registry.all()
-    devices: tuple[DetectedDevice, ...] = probe(_resolver(base)).devices
+    devices: tuple[DetectedDevice, ...] = probe(resolver(base)).devices
     identity = here(devices) if hardware == AUTO else registry.resolve(hardware)
     chosen = target_for(
         identity,
@@ -266,7 +266,9 @@ def _language_of_suffix(base: KnowledgeBase, hardware: str, candidate: Path) -> 
     return None
 
 
-def _resolver(base: KnowledgeBase) -> Resolver:
+def resolver(base: KnowledgeBase) -> Resolver:
+    """What gives the id of a device's name, or None."""
+
     def resolve(name: str) -> str | None:
         try:
             return base.registry.resolve(name)

@@ -79,7 +79,7 @@ def gate(
     if not evaluation.correct or passed != count or count == 0:
         reason = f"{evaluation.validity}, {passed} of {count} checks passed"
         return None, _decision(step, False, reason)
-    return _timed(step, evaluation, noise_floor(step.proposal.bundle.language))
+    return _timed(trajectory, step, evaluation, noise_floor(step.proposal.bundle.language))
 
 
 def mistrust(trajectory: Trajectory, step: Step) -> str:
@@ -128,6 +128,16 @@ def _not_new(step: Step, seen: Mapping[str, int]) -> str:
     return ""
 
 
+def _untimed(trajectory: Trajectory, child: Evaluation) -> str:
+    """Why there is no figure, and what to do about it."""
+    if child.timing != "repeat":
+        return f"timing is {child.timing}"
+    again = f"run `kernlore trajectories verify {trajectory.id}`"
+    if trajectory.id.startswith("run_"):
+        again = "search again"
+    return f"timing is repeat: the machine was busy. Stop other work and {again}"
+
+
 def _failure(step: Step, child: Evaluation) -> tuple[Passed | None, Decision]:
     """A lesson only where the parent worked: then the change is what broke it."""
     parent = step.parent.evaluation
@@ -137,9 +147,11 @@ def _failure(step: Step, child: Evaluation) -> tuple[Passed | None, Decision]:
     return Passed("avoid", "pair", None), _decision(step, True, reason, polarity="avoid")
 
 
-def _timed(step: Step, child: Evaluation, floor: float) -> tuple[Passed | None, Decision]:
+def _timed(
+    trajectory: Trajectory, step: Step, child: Evaluation, floor: float
+) -> tuple[Passed | None, Decision]:
     if child.timing not in UNDERSTOOD:
-        return None, _decision(step, False, f"timing is {child.timing}")
+        return None, _decision(step, False, _untimed(trajectory, child))
     gain = gain_of(step.parent, step.child)
     if gain is None:
         return None, _decision(step, False, "parent and child have no figures of the same clock")

@@ -3,6 +3,7 @@ stores it as a row."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
@@ -33,7 +34,7 @@ def accept(
     """Store an external trajectory: `queued`, or `unverified` where its hardware is not here.
 
     `origin` is `told` (another optimizer) or `export` (the lines of an exported run). A trajectory
-    that was sent before keeps its row; one that failed or was not verified is tried again.
+    that was sent before keeps its row; `requeue` says which of them are tried again.
     """
     absent = absence(base, external, problem)
     store = trajectory_store(base)
@@ -44,16 +45,27 @@ def accept(
 
 
 def requeue(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
-    """Queue a trajectory anew that failed or was not verified, if its hardware is here now. Any
-    other is left as it is: a worker has it, or it is ready."""
-    if row.state not in AGAIN:
+    """Queue a trajectory anew that failed or was not verified, or of which the machine was too busy
+    to time a step, if its hardware is here now. Any other is left as it is: a worker has it, or it
+    is ready."""
+    untimed = row.state == "ready" and bool(untimed_steps(row.summary))
+    if row.state not in AGAIN and not untimed:
         return row
     store = trajectory_store(base)
     external = external_trajectory_from_json(store.report(row))
     absent = absence(base, external, problem_of(external.problem))
+    if untimed and absent:
+        return row  # what was measured of it stays
     state: State = "unverified" if absent else "queued"
-    store.change(row.id, state, only_from=AGAIN, reason=absent, error=None)
+    from_states: tuple[State, ...] = ("ready",) if untimed else AGAIN
+    store.change(row.id, state, only_from=from_states, reason=absent, error=None)
     return store.find(row.id)
+
+
+def untimed_steps(summary: Mapping[str, Any]) -> list[int]:
+    """The steps of a ready trajectory that the machine was too busy to time."""
+    verdicts = summary.get("verdicts") or ()
+    return [verdict["step"] for verdict in verdicts if verdict.get("timing") == "repeat"]
 
 
 def absence(base: KnowledgeBase, external: ExternalTrajectory, problem: Problem) -> str:
@@ -71,11 +83,23 @@ def absence(base: KnowledgeBase, external: ExternalTrajectory, problem: Problem)
             reasons[language] = error.message
             continue
         except InvalidRequest as error:
-            raise about_step(step.number, error) from None
+            if not _lacks_toolchain(base, external.hardware, language):
+                raise about_step(step.number, error) from None
+            reasons[language] = error.message
+            continue
         target = request.chosen.target
         here = target.device is not None or target.templates
         reasons[language] = "" if here else f"no {target.hardware} in this machine"
     return next((reason for reason in reasons.values() if reason), "")
+
+
+def _lacks_toolchain(base: KnowledgeBase, hardware: str, language: str) -> bool:
+    """Whether a language is one of the chip's, and nothing that is registered says how to compile
+    it: a toolchain may be stated later."""
+    known = base.registry.all()
+    specs = [known[place] for place in base.registry.lineage(hardware) if place in known]
+    stated = any(language in spec.languages for spec in specs)
+    return stated and not any(language in spec.toolchains for spec in specs)
 
 
 def _check_cases(step: ExternalStep, problem: Problem) -> None:

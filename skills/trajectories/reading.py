@@ -23,7 +23,7 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.trajectories.accept import trajectory_store
+from skills.trajectories.accept import trajectory_store, untimed_steps
 from skills.trajectories.records import Side, Step, Subject, Trajectory, trajectory_from_json
 from skills.trajectories.reviews import flagged_keys, not_measured, reviewed_trajectory
 
@@ -135,10 +135,26 @@ def trajectory_row(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
         "origin": row.origin,
         "state": row.state,
         "created_at": row.created_at,
-        **row.summary,
+        **_advised(row),
         "evaluated_here": row.state == "ready",
         **more,
     }
+
+
+def _advised(row: StoredTrajectory) -> Mapping[str, Any]:
+    """The summary, with a message where the machine was too busy to time a step."""
+    untimed = untimed_steps(row.summary)
+    if not untimed:
+        return row.summary
+    busy = (
+        "it was not timed: the machine was busy. Stop other work and run"
+        f" `kernlore trajectories verify {row.id}`"
+    )
+    verdicts = [
+        {**v, "message": v["message"] or busy} if v["step"] in untimed else v
+        for v in row.summary["verdicts"]
+    ]
+    return {**row.summary, "verdicts": verdicts}
 
 
 # -- from a search tree

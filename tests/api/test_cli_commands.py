@@ -380,6 +380,17 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     assert facts[0]["value"] == 12.0
 
 
+def test_only_an_id_is_required_of_a_chip(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "bare.toml"
+    file.write_text('id = "acme-bare"\nlanguages = ["acasm"]\n')
+    assert kernlore("hardware", "add", file, "--json", data=data).json["outcome"] == "created"
+    shown = kernlore("hardware", "show", "acme-bare", "--json", data=data).json
+    assert (shown["name"], shown["vendor"]) == ("acme-bare", "unknown")
+    file.write_text('name = "Bare"\n')
+    refused = kernlore("hardware", "add", file, data=data)
+    assert refused.code != 0 and "id: missing" in refused.err and "bare.toml" in refused.err
+
+
 def test_proposed_facts_are_decided_in_bulk(data: Path, tmp_path: Path) -> None:
     chip, manual = tmp_path / "x2.toml", tmp_path / "x2.md"
     chip.write_text('id = "acme-x2"\nname = "Acme X2"\nvendor = "acme"\n')

@@ -122,6 +122,39 @@ def test_bad_requests(client: TestClient, changes: Any, status: int, code: str) 
     assert_error(client.post("/runs", json=given, headers=HERE), status, code)
 
 
+CHIP = {
+    "id": "kestrel-9",
+    "languages": ["kasm"],
+    "toolchains": {
+        "kasm": {
+            "compile": "no-such-kas {source} -o {output}",
+            "run": "no-such-ksim {output} {input}",
+        }
+    },
+}
+ABSENT = "command: no-such-kas is not installed"
+
+
+@pytest.mark.parametrize("goal", [{}, {"language": "kasm"}])
+def test_a_chip_that_cannot_be_run_here_is_refused_at_once(client: TestClient, goal: Any) -> None:
+    assert client.post("/hardware", json=CHIP, headers=HERE).status_code in (200, 201)
+    given = {"problem": "softmax", "hardware": CHIP["id"], "proposers": ["external"], "goal": goal}
+    error = assert_error(client.post("/runs", json=given, headers=HERE), 503, "unavailable")
+    assert error["message"] == ABSENT and error["hint"].startswith("Install it")
+
+
+def test_a_run_that_fails_before_it_begins_is_listed(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where the toolchain went away after it was asked for."""
+    assert client.post("/hardware", json=CHIP, headers=HERE).status_code in (200, 201)
+    monkeypatch.setattr("optimizer.search.runs.places.refuse_absent", lambda *given: None)
+    run_id = started(client, hardware=CHIP["id"], goal={})
+    run = until(lambda: ended(client, run_id))
+    assert run["state"] == "failed" and run["ended"].startswith(ABSENT)
+    assert run_id in [row["id"] for row in client.get("/runs").json()["runs"]]
+
+
 def test_unknown_runs(client: TestClient) -> None:
     for path in ("/runs/run_0", "/runs/run_0/tree", "/runs/run_0/context"):
         assert_error(client.get(path), 404, "not_found")

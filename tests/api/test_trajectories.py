@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from optimizer.evaluation.exploits.proof import FOLDER
 from skills.curator.gate import gate
 from skills.training.export import ExportRequest, export_trajectories
 from skills.trajectories.accept import requeue, trajectory_store
-from skills.trajectories.reading import trajectory
+from skills.trajectories.reading import trajectory, trajectory_row
 from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TIMED
@@ -188,7 +189,23 @@ def test_nothing_is_evaluated_twice(client: TestClient, liar: dict[str, Any]) ->
     assert same["id"] != liar["id"]
     row = ended(client, same["id"])
     assert row["state"] == "ready" and evaluations(client) == before
-    assert told(client, body(steps=[{"source": SLOW}]))["state"] == "ready"
+    timed = row["verdicts"][0]["timing"] == "measured"  # not on a machine that was too busy
+    assert told(client, body(steps=[{"source": SLOW}]))["state"] == "ready" or not timed
+
+
+def test_what_a_busy_machine_did_not_time_is_measured_again(client: TestClient) -> None:
+    row = ended(client, told(client, body(steps=[{"source": SLOW, "plan": "busy"}]))["id"])
+    services = services_of(client)
+    store = trajectory_store(services)
+    ready = store.find(row["id"])
+    verdicts = [{**row["verdicts"][0], "timing": "repeat", "speedup": None, "message": ""}]
+    busy = replace(ready, summary={**ready.summary, "verdicts": verdicts})
+    [shown] = trajectory_row(busy)["verdicts"]
+    assert f"trajectories verify {row['id']}" in shown["message"]
+    assert requeue(services, ready).state == "ready" or row["verdicts"][0]["timing"] == "repeat"
+    assert requeue(services, busy).state in ("queued", "running", "ready")
+    again = ended(client, row["id"])
+    assert again["state"] == "ready" and again["verdicts"][0]["validity"] == "correct"
 
 
 def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_path: Path) -> None:
@@ -204,6 +221,17 @@ def test_hardware_that_is_not_here_is_kept_unverified(client: TestClient, tmp_pa
     assert any(row["id"] in reason for reason in manifest["left_out"])
     assert requeue(services, trajectory_store(services).find(row["id"])).state == "unverified"
     assert row["id"] in [r["id"] for r in client.get("/trajectories").json()["trajectories"]]
+
+
+def test_a_chip_without_a_toolchain_is_kept_unverified(client: TestClient) -> None:
+    chip = {"id": "kestrel-8", "languages": ["kasm"]}
+    assert client.post("/hardware", json=chip, headers=HERE).is_success
+    step = {"files": {"k.kasm": "x"}, "main": "k.kasm"}
+    given = body(problem="softmax", hardware="kestrel-8", language="kasm", steps=[step])
+    row = told(client, given)
+    assert row["state"] == "unverified" and "no toolchain for 'kasm'" in row["reason"]
+    refused = client.post("/trajectories", json={**given, "language": "other"}, headers=HERE)
+    assert_error(refused, 400, "invalid_request")
 
 
 def test_a_problem_that_cannot_run_fails_and_says_why(client: TestClient) -> None:

@@ -27,3 +27,18 @@ def test_manuals_are_read_again_once_the_chip_states_its_languages(store: Store)
     assert again() == [(sent.document_id, "new_version")]
     assert again() == []
     assert store.documents.get(sent.document_id).title == "The guide"
+
+
+BLOCK = (
+    b"# Guide\n\n## A kernel\n\n```late-c\n.perch\nvld v0, a\nvmix v0, v0\nvst v0, b\nland\n```\n"
+)
+
+
+def test_why_a_block_of_the_chips_own_language_is_no_sample_is_said(store: Store) -> None:
+    """Before the toolchain is stated and after it; each reason says what can be done."""
+    store.registry.put(parse_hardware(BEFORE, "test"), "api")
+    for description, said in ((BEFORE, "Begin it with a label"), (AFTER, "nothing to add")):
+        store.registry.put(parse_hardware(description, "test"), "api")
+        sent = store.ingest("guide.md", BLOCK + description.encode(), hardware=("late-1",))
+        result = store.jobs.get(sent.job_id or "").result or {}
+        assert any(said in reason for reason in result["samples_left_out"]), result

@@ -275,17 +275,15 @@ def add(
     as_json: AsJson = False,
 ) -> None:
     """Register a hardware, or replace its description."""
-    import tomllib
-
-    from kb.hardware.schema import parse_hardware
+    from kb.hardware.schema import checked_toml
 
     try:
         text = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise InvalidRequest(f"{file} is not UTF-8: {error}", hint="Save it as UTF-8.") from error
-    parse_hardware(text, str(file))  # refuses what is incomplete, with the file's name
+    described = checked_toml(text, str(file))  # refuses what is wrong, with the file's name
     with open_target(data_dir, url) as target:
-        added = target.add_hardware(tomllib.loads(text), str(file))
+        added = target.add_hardware(described, str(file))
     show(added, as_json, lambda a: f"{a.get('outcome', 'registered')} {a.get('id')}")
 
 

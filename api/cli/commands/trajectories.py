@@ -79,8 +79,9 @@ def submit(
 
 @app.command("verify")
 def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = False) -> int:
-    """Evaluate a trajectory that is not ready. That is one that failed, or whose hardware was not
-    here. Exits 1 unless it is ready afterwards."""
+    """Evaluate a trajectory that is not ready, or that the machine was too busy to time. It is not
+    ready where it failed, or where its hardware was not here. Exits 1 unless it is ready
+    afterwards."""
     with opened(data_dir) as local:
         from skills.trajectories.accept import requeue, trajectory_store
 
@@ -198,13 +199,13 @@ def _rendered(answer: Any) -> str:
             verdict["validity"],
             _figure(verdict["speedup"]),
             verdict["claimed_speedup"],
-            "; ".join(verdict["flags"]),
+            "; ".join([*verdict["flags"], *filter(None, [verdict["message"]])]),
         ]
         for verdict in verdicts
     ]
     lines = [pairs(head)]
     if rows:
-        lines += ["", table(("step", "validity", "speed-up here", "claimed", "flags"), rows)]
+        lines += ["", table(("step", "validity", "speed-up here", "claimed", "remarks"), rows)]
     return "\n".join(lines)
 
 

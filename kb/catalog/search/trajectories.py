@@ -1,6 +1,7 @@
 """External trajectories as rows; the report and the results of measuring it lie in blobs.
 
     unverified | failed -> queued -> running -> ready | failed
+    ready -> queued, where a step could not be timed: the machine was busy
 
 A worker owns a running trajectory only while its lease lasts. When the worker dies, the lease runs
 out and `expire` queues the trajectory again: evaluations that were finished are looked up by their
@@ -244,7 +245,8 @@ class Trajectories:
 def _set(
     connection: Connection, row: sa.Row[Any], state: State, summary: Mapping[str, Any]
 ) -> None:
-    if state != row.state:  # a renewed lease leaves it as it is
+    again = (row.state, state) == ("ready", "queued")  # other work that is ready has ended
+    if state != row.state and not again:  # a renewed lease leaves it as it is
         check_transition(row.state, state)
     connection.execute(
         sa.update(t.trajectories)

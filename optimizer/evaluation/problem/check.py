@@ -15,13 +15,10 @@ import torch
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.bounds import Bound, within
+from optimizer.evaluation.problem.least import MIN_BYTES, MIN_FLOPS, too_little
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
 
-# A launch costs about 5 us on a GPU and a call from Python about as much: below these a kernel
-# measures that. 1 MiB at 2 TB/s is 0.5 us, on two cores 100 us.
-MIN_BYTES = 1 << 20
-MIN_FLOPS = 50_000_000
 # Of its RMS: an output that varies less is a single number with noise on it.
 MIN_SPREAD = 1e-6
 SEED = 11
@@ -248,13 +245,15 @@ def _moves(run: _Run, inputs: list[torch.Tensor], state: dict[str, torch.Tensor]
 
 def _size(run: _Run) -> Iterator[Finding]:
     case = run.case
-    if not case.case.timed or case.compulsory_bytes >= MIN_BYTES or case.flops() >= MIN_FLOPS:
+    if not case.case.timed or case.compulsory_bytes >= MIN_BYTES:
+        return
+    little = too_little(case.compulsory_bytes, case.flops())
+    if not little:
         return
     yield Finding(
         case.case.name,
         "warning",
-        f"{case.compulsory_bytes:,} bytes and {case.flops():,} floating-point operations are too "
-        "little to time",
+        little,
         f"Reach {MIN_BYTES:,} bytes or {MIN_FLOPS:,} operations, or set timed = false. A simulator"
         " counts cycles of any size.",
     )

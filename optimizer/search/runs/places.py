@@ -7,13 +7,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from kb.catalog.search.evaluations import Evaluations
-from kb.errors import InvalidRequest, Unavailable
+from kb.errors import InvalidRequest, KernloreError, Unavailable
+from kb.hardware.detection import probe
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import (
     choose_target,
     known_ceilings,
     known_rules,
     known_signatures,
+    resolver,
 )
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
@@ -51,8 +53,9 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
     with others: their times do not compare. Raises Unavailable with what is missing.
     """
     places: dict[str, Place] = {}
-    reasons = []
-    known = (*LANGUAGES, *own_languages(base, hardware))
+    problems: dict[str, KernloreError] = {}
+    own = own_languages(base, hardware)
+    known = (*LANGUAGES, *own)
     for name in dict.fromkeys(known if language is None else (language, "torch")):
         try:
             chosen = choose_target(base, hardware, name)
@@ -60,17 +63,38 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
         except (InvalidRequest, Unavailable) as problem:
             if name == language:
                 raise
-            reasons.append(f"{name}: {problem.message}")
+            problems[name] = problem
             continue
         if chosen.target.device is not None or by_commands(toolchain):
             places[name] = Place(chosen.target, toolchain)
     places = of_one_clock(places, language)
     if not places:
-        raise Unavailable(
-            f"nothing can be run on {hardware} here ({'; '.join(reasons)})",
-            hint="Search on a machine that has it, or pack a portable session.",
-        )
+        raise _nothing_runs(hardware, {n: p for n, p in problems.items() if n in own} or problems)
     return places
+
+
+def _nothing_runs(hardware: str, problems: Mapping[str, KernloreError]) -> KernloreError:
+    """The error of a chip on which nothing can be run here; of one with a language of its own, what
+    that language lacks."""
+    if len(problems) == 1:
+        return next(iter(problems.values()))
+    reasons = "; ".join(f"{name}: {problem.message}" for name, problem in problems.items())
+    return Unavailable(
+        f"nothing can be run on {hardware} here ({reasons})",
+        hint="Search on a machine that has it, or pack a portable session.",
+    )
+
+
+def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> None:
+    """Raise what `places_for` would, of a chip that is not in this machine, before a run of it is
+    started. One that is here is left to the run: asking its driver here would hold the device.
+    """
+    if hardware == AUTO:
+        return
+    identity = base.registry.resolve(hardware)
+    devices = probe(resolver(base)).devices
+    if all(device.hardware_id_hint != identity for device in devices):
+        places_for(base, hardware, language)
 
 
 def target_of(places: Mapping[str, Place]) -> Target:

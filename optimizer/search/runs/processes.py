@@ -100,16 +100,16 @@ class RunProcesses:
 
         `problem` is a shipped name, or `source` with `toml` or None and maybe a `name`; `goal` has
         the fields of `Goal`; `hardware` is an id, name or alias, or `auto`; `context_tokens` bounds
-        the knowledge that is packed for an external proposer. Raises InvalidRequest, NotFound and
-        UnknownHardware, and Conflict where too many run already: they would wait for the same
-        device.
+        the knowledge that is packed for an external proposer. Raises InvalidRequest, NotFound,
+        UnknownHardware, Unavailable for a chip that cannot be run here, and Conflict where too many
+        run already: they would wait for the same device.
         """
         from optimizer.search.goal import goal_from_json
+        from optimizer.search.runs.places import refuse_absent
 
         checked_goal = goal_from_json(goal).as_json()
         submitted = submitted_problem(problem)
-        if hardware != "auto":
-            self._base.registry.resolve(hardware)
+        refuse_absent(self._base, hardware, checked_goal["language"])
         run_id = new_id("run")
         folder = private_folder(self.folder(run_id))
         description = {

@@ -105,6 +105,17 @@ def test_one_kernel_is_evaluated(agent: Agent) -> None:
     assert queued["result"]["correct"]
 
 
+def test_a_chip_that_cannot_be_run_here_is_refused(agent: Agent, service_url: str) -> None:
+    toolchain = {
+        "compile": "no-such-kas {source} -o {output}",
+        "run": "no-such-ksim {output} {input}",
+    }
+    chip = {"id": "kestrel-9", "languages": ["kasm"], "toolchains": {"kasm": toolchain}}
+    assert httpx.post(f"{service_url}/hardware", json=chip).is_success
+    said = agent.refused("next_candidate_context", problem="softmax", hardware="kestrel-9")
+    assert "no-such-kas is not installed" in said and "Install it" in said
+
+
 def test_a_search_that_was_made_elsewhere(agent: Agent, service_url: str) -> None:
     taken = agent.call(
         "submit_trajectory",

@@ -61,6 +61,7 @@ def test_a_wrong_extension_is_read_by_content_and_said() -> None:
         (b"\x89PNG\r\n\x1a\n" + bytes(64), "figure.md", UnsupportedFormat),
         (zipped("a.md", "b.md"), "manuals.zip", UnsupportedFormat),
         (zipped("word/document.xml")[:60], "cut.docx", ParseFailed),
+        (b"x", "a.bin", UnsupportedFormat),
     ],
 )
 def test_what_is_no_document_is_refused_with_a_hint(
@@ -70,6 +71,19 @@ def test_what_is_no_document_is_refused_with_a_hint(
         parse(data, name)
     assert name in caught.value.message
     assert caught.value.hint.endswith(".")
+
+
+CODE = "# Tiles\n\nfor i in range(4):\n    a = 1; b = 2\n\n    # ---\n    c = a\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "language"), [("k.py", "python"), ("k.CU", "cuda"), ("k.s", "asm")]
+)
+def test_a_file_of_code_is_one_block_as_it_is(name: str, language: str) -> None:
+    document = parse(CODE.encode(), name)
+    [block] = document.elements
+    assert (block.kind, block.language) == ("code", language)
+    assert block.text + "\n" == CODE and document.warnings == ()
 
 
 def test_character_sets() -> None:

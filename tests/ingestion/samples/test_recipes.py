@@ -178,9 +178,9 @@ def test_without_a_word_about_it_all_arrays_share_the_scratchpad() -> None:
 @pytest.mark.parametrize(
     ("code", "says"),
     [
-        ("kernel k(in A, out B) { const T = 8; use T; }", "state their sizes"),
+        ("kernel k(in A, out B) { const T = 8; use T; }", "states sizes"),
         ("kernel k(in A[64], x, out B[64]) { const T = 8; use T; }", "states no size"),
-        ("print('hello')", "state their sizes"),
+        ("print('hello')", "states sizes"),
     ],
 )
 def test_what_is_no_whole_kernel_is_refused(code: str, says: str) -> None:

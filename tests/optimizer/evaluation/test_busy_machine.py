@@ -8,8 +8,10 @@ from typing import cast
 
 import pytest
 
+from optimizer.evaluation.attempt import with_size
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
 from optimizer.evaluation.loaded_kernel import Block, LoadedKernel
+from optimizer.evaluation.roofline import Work
 from optimizer.evaluation.timing.blocks import (
     BUSY_FROM_THE_START,
     Measured,
@@ -101,3 +103,11 @@ def test_a_machine_that_calms_down_in_time_gives_a_figure() -> None:
     assert (result.timing.state, made) == ("measured", 24)
     assert result.timing.speedup is not None
     assert result.timing.speedup.value == pytest.approx(1.0)
+
+
+def test_a_case_that_is_too_small_to_time_says_so_first() -> None:
+    busy = measured(set(range(24)))[0].timing
+    small = with_size(busy, Work("softmax", "float32", 200_000, 100_596))
+    assert small.reason.startswith("300,596 bytes and 0 floating-point operations are too little")
+    assert small.reason.endswith(busy.reason) and small.state == "repeat"
+    assert with_size(busy, Work("softmax", "float32", 1 << 20, 1 << 20)) == busy

@@ -76,7 +76,7 @@ def test_nothing_is_learned_beside_a_flagged_parent() -> None:
     [
         ({"checks": (5, 6)}, "5 of 6"),
         ({"checks": (0, 0)}, "0 of 0"),
-        ({"timing": "repeat"}, "timing is repeat"),
+        ({"timing": "repeat"}, "timing is repeat: the machine was busy. Stop other work"),
         ({"timing": "simulator"}, "same clock"),
         ({"speedup": None, "timing": "none"}, "timing is none"),
         ({"speedup": Interval(1.5, 0.0, math.inf, 1)}, "same clock"),

@@ -1,0 +1,111 @@
+"""Cards of manuals that write the syntax of an instruction behind a label."""
+
+from __future__ import annotations
+
+import io
+
+import docx
+import pytest
+
+from ingestion.elements import Element
+from ingestion.formats import parse
+from ingestion.passages import Section, split_sections
+from ingestion.symbols.cards import Card, cards_of
+from ingestion.symbols.labelled import without_card
+
+INSTRUCTIONS = {
+    "vld": ("VR, SRC, OFFSET", "Loads a vector register from the roost."),
+    "vmix": ("VD, VA, VB", "Mixes two vectors lane by lane."),
+    "carry.in": ("DST, SRC", "Carries a tile into the roost."),
+    "fence": ("", "Waits for all transfers."),
+    "add": ("D, A, B", "Adds."),
+}
+
+
+def sections_of(data: bytes, name: str) -> list[Section]:
+    return split_sections(parse(data, name).elements)
+
+
+def cards(data: bytes, name: str) -> dict[str, Card]:
+    return {card.name: card for card in cards_of(sections_of(data, name))}
+
+
+def word_manual(*, summary: bool) -> bytes:
+    document = docx.Document()
+    document.add_heading("Manual of an invented chip", 0)
+    for name, (operands, meaning) in INSTRUCTIONS.items():
+        document.add_heading(name, 2)
+        document.add_paragraph(f"Syntax: {name} {operands}".strip())
+        document.add_paragraph(meaning)
+        table = document.add_table(2, 2)
+        for number, text in enumerate(("Latency", "Throughput", "4", "1")):
+            table.cell(number // 2, number % 2).text = text
+    if summary:
+        document.add_heading("Summary", 1)
+        table = document.add_table(1 + len(INSTRUCTIONS), 2)
+        table.cell(0, 0).text, table.cell(0, 1).text = "Instruction", "Meaning"
+        for number, name in enumerate(INSTRUCTIONS, 1):
+            table.cell(number, 0).text, table.cell(number, 1).text = name, "see its section above"
+    stored = io.BytesIO()
+    document.save(stored)
+    return stored.getvalue()
+
+
+def assert_whole(read: dict[str, Card]) -> None:
+    assert set(read) == set(INSTRUCTIONS)
+    for name, (operands, meaning) in INSTRUCTIONS.items():
+        card = read[name]
+        assert card.kind == "instruction"
+        assert card.signature == f"{name} {operands}".strip()
+        assert [operand for operand, _ in card.operands] == [o for o in operands.split(", ") if o]
+        assert card.meaning.startswith(meaning)
+
+
+@pytest.mark.parametrize("summary", [False, True])
+def test_a_word_manual_gives_whole_cards(summary: bool) -> None:
+    assert_whole(cards(word_manual(summary=summary), "manual.docx"))
+
+
+@pytest.mark.parametrize(
+    "label", ["Syntax:", "<b>Format:</b>", "<b>Usage</b>:", "<i>Assembly:</i>"]
+)
+def test_html_gives_whole_cards(label: str) -> None:
+    entries = [
+        f"<h3>{n}</h3><p>{label} {n} {o}</p><p>{m}</p>" for n, (o, m) in INSTRUCTIONS.items()
+    ]
+    assert_whole(cards(f"<html><h1>Chip</h1>{''.join(entries)}</html>".encode(), "manual.html"))
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        "## {n}\n\n**Syntax:** `{n} {o}`\n\n{m}\n\n- Latency: 4\n\n",
+        "## {n}\n\n**Usage**: {n} {o}\n{m}\n\n",
+        "## {n}\n\nSyntax:\n\n```\n{n} {o}\n```\n\n{m}\n\n",
+        "## {n}\n\nLatency: 4 cycles\n\nDescription: {m}\n\nSyntax: {n} {o}\n\n",
+        "## {n}\n\n- Format: {n} {o}\n- {m}\n\n",
+    ],
+)
+def test_markdown_gives_whole_cards(entry: str) -> None:
+    text = "".join(entry.format(n=n, o=o, m=m) for n, (o, m) in INSTRUCTIONS.items())
+    assert_whole(cards(f"# Chip\n\n{text}".encode(), "manual.md"))
+
+
+def test_a_sentence_behind_a_label_is_no_syntax() -> None:
+    text = "# Chip\n\n## cache\n\nUsage: the cache is filled by every load that misses it\n"
+    assert "cache" not in cards(text.encode(), "manual.md")
+
+
+def test_headings_among_instructions_without_a_card_are_named() -> None:
+    entries = "### vld\n\nLoads.\n\n### vst\n\nStores.\n\n"
+    text = f"# Chip\n\n## Instructions\n\n{entries}## Memory\n\nText.\n"
+    sections = sections_of(text.encode(), "manual.md")
+    assert without_card(sections, set()) == ["vld", "vst"]
+    assert without_card(sections, {"vld", "vst"}) == []
+
+
+def test_a_heading_beside_those_that_gave_cards_is_named() -> None:
+    headings = [Element("title", name, level=2) for name in ("vld", "vst", "vmix")]
+    sections = split_sections([Element("title", "Chip", level=1), *headings])
+    assert without_card(sections, {"vld", "vst"}) == ["vmix"]
+    assert without_card(sections, set()) == []
