@@ -39,6 +39,7 @@ REQUESTS: tuple[Mapping[str, Any], ...] = (
     {"signal": "memory_bound", "hardware": "h100"},
     {"signal": "register_spill", "hardware": "h100", "task": "speed_up"},
     {"signal": "memory_bound"},
+    {"signal": "memory_bound", "hardware": "trainium2"},
     {"log": LOG, "hardware": "h100"},
     {"query": "how are whole tiles moved with cp.async.bulk", "hardware": "h100"},
     {"task": "write", "hardware": "h100", "op": "matmul", "language": "cuda"},

@@ -79,9 +79,9 @@ def submit(
 
 @app.command("verify")
 def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = False) -> int:
-    """Evaluate a trajectory that is not ready, or that the machine was too busy to time. It is not
-    ready where it failed, or where its hardware was not here. Exits 1 unless it is ready
-    afterwards."""
+    """Evaluate a trajectory that is not ready or was not timed. It is not ready where it failed, or
+    where its hardware was not here, and not timed where the machine was too busy. Exits 1 unless it
+    is ready afterwards."""
     with opened(data_dir) as local:
         from skills.trajectories.accept import requeue, trajectory_store
 
