@@ -267,12 +267,14 @@ def _problem_name(path: Path) -> str:
 
 def _candidate_row(tree: Tree, node: Node) -> Json:
     """`took` is its time where only the chip's own commands run: there is no other figure of the
-    baseline."""
-    proposal, baseline = node.proposal, tree.baseline
+    baseline. `message` says what is wrong with a candidate that is not right."""
+    proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
+    wrong = evaluation is not None and not evaluation.correct
     return {
         "number": node.number,
         "parent": node.parent,
         "verdict": node.verdict,
+        "message": evaluation.message if wrong and evaluation is not None else node.problem,
         "speedup": str(node.speedup) if node.speedup is not None else "",
         "baseline": baseline is not None and node is baseline,
         "took": time_text(node) if baseline is not None else "",
