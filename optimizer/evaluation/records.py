@@ -32,6 +32,7 @@ TimingState = Literal["measured", "simulator", "repeat", "none"]
 @dataclass(frozen=True)
 class OutputError:
     """The largest error of one output beside what was allowed, in units of the output's own size;
+    of a `kind` that is compared exactly or points into an input, the share of wrong elements.
     `where` is the worst index.
 
     `quantile` is the 99.9 % quantile of the errors, or the largest error where that is within the
@@ -51,15 +52,23 @@ class OutputError:
         """Whether both errors are within their bounds."""
         return self.worst <= self.allowed and self.quantile <= self.quantile_allowed
 
-    def in_words(self) -> str:
-        """What is wrong with the output, as a sentence for the author of the kernel."""
+    def in_words(self, what: str = "") -> str:
+        """What is wrong with the output, as a sentence for the author of the kernel; `what` is
+        wrong, by default the output."""
+        what = what or self.output
+        at = f" at {list(self.where)}" if self.where else ""
+        if self.kind != "float" and self.worst <= 1:
+            place = f", one of them{at}," if at else ""
+            most = f"{self.allowed:.3g}" if self.allowed else "none"
+            return f"{what} is wrong in a share of {self.worst:.3g} of its elements{place}" + (
+                f" where {most} may be"
+            )
         if self.worst <= self.allowed:
             return (
-                f"{self.output} is off by {self.quantile:.3g} at the 99.9 % quantile where"
+                f"{what} is off by {self.quantile:.3g} at the 99.9 % quantile where"
                 f" {self.quantile_allowed:.3g} is allowed"
             )
-        at = f" at {list(self.where)}" if self.where else ""
-        return f"{self.output} is off by {self.worst:.3g}{at} where {self.allowed:.3g} is allowed"
+        return f"{what} is off by {self.worst:.3g}{at} where {self.allowed:.3g} is allowed"
 
 
 @dataclass(frozen=True)

@@ -186,10 +186,7 @@ class PreparedCase:
                 ),
             )
             if not error.ok:
-                return (
-                    f"{error.output} of a timed call is off by {error.worst:.3g}"
-                    f" where {error.allowed:.3g} is allowed"
-                )
+                return error.in_words(f"{error.output} of a timed call")
         return None
 
     def looks_disagree(self, ours: Block, theirs: Block, seed: int) -> str | None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from optimizer.evaluation.problem.bounds import Pointed, allowed, compare, plainly_equal, within
+from optimizer.evaluation.records import OutputError
 
 LONG = 65_536
 
@@ -160,3 +161,14 @@ def test_a_short_look_and_a_full_one_agree() -> None:
     for output, right in ((x, True), (x + 1, False), (one_off, False), (x * math.nan, False)):
         assert compare(output, x.double(), bound).ok is right
         assert within(output, x.double(), bound) is right
+
+
+def test_counts_that_differ_are_no_errors_of_size() -> None:
+    """One of 1,501 is wrong, by however much."""
+    error = OutputError("output1", "exact", 1 / 1501, 0.0, 1 / 1501, 0.0, (7,))
+    assert error.in_words() == (
+        "output1 is wrong in a share of 0.000666 of its elements, one of them at [7],"
+        " where none may be"
+    )
+    called = error.in_words("output1 of a timed call")
+    assert called.startswith("output1 of a timed call is wrong in a share of 0.000666")
