@@ -43,8 +43,8 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "chunk": (2048, 8192),
     "product_multiple": (1,),
 }
-# Tensor cores want rows that begin at multiples of 16 bytes: a product of 16-bit numbers whose
-# sides are odd took cuBLAS four times as long on an H200 (benchmarks/results/foreign_h200.md).
+# Tensor cores want rows that begin at multiples of 16 bytes: a block of two products of 16-bit
+# numbers with odd sides takes 2.4 times as long without (benchmarks/results/foreign_h200.md).
 # https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/
 FILLED = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
 FILLED_DTYPES = ("float16", "bfloat16")
