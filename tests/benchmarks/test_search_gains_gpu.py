@@ -163,7 +163,7 @@ def test_results_that_are_none(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "said"), [(1, "right, by the kernel"), (2, "WRONG: output0 is off by")]
+    ("first", "said"), [(1, "right, by the kernel"), (2, "WRONG: output0 is wrong in a share")]
 )
 def test_a_kernel_that_takes_the_call(ran: Path, tmp_path: Path, first: int, said: str) -> None:
     (run,) = runs_in(ran)
