@@ -44,6 +44,7 @@ from kb.index.in_memory import KeptInMemory
 from kb.index.near import EXACT_UP_TO, NearIndex, state_of
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
+from optimizer.evaluation.evaluate_processes import EvaluateProcesses
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
@@ -72,9 +73,16 @@ log = structlog.get_logger(__name__)
 
 
 # What the service starts in processes of their own.
-EVALUATE_COMMAND = (sys.executable, "-m", "api.cli.main", "evaluate")
 CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
+
+
+def evaluate_processes() -> EvaluateProcesses:
+    """`kernlore evaluate` in processes of their own, of which none is started yet."""
+    command = (sys.executable, "-m", "api.cli.main", "evaluate")
+    return EvaluateProcesses(command, "api.evaluate_work:evaluate")
+
+
 _SHARED = ("retriever", "uploads", "skills", "tagger", "index")
 
 

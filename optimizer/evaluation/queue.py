@@ -25,9 +25,10 @@ from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.submissions import StoredSubmission, Submissions
 from kb.errors import InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
-from kb.jobs import ChildProcess, WorkerThread, keep_lease
+from kb.jobs import WorkerThread, keep_lease
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, AccessScope
+from optimizer.evaluation.evaluate_processes import EvaluateProcesses, Evaluating
 from retrieval.knowledge_base import KnowledgeBase
 
 if TYPE_CHECKING:
@@ -152,15 +153,15 @@ class EvaluationJob:
 class EvaluationQueue:
     """Carries submissions out, one at a time; its thread starts with the first, or with `open`."""
 
-    def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:
-        """`command` starts `kernlore evaluate` in a process of its own."""
+    def __init__(self, base: KnowledgeBase, processes: EvaluateProcesses) -> None:
+        """`processes` are closed with the queue."""
         self._base = base
-        self._command = tuple(command)
+        self._processes = processes
         self._rows = Submissions(base.catalog)
         self._owner = new_id(f"evaluator{os.getpid()}")
         self._lease = base.settings.lease_seconds
         self._changing = threading.Lock()  # protects _child and _renewing
-        self._child: ChildProcess | None = None
+        self._child: Evaluating | None = None
         self._renewing: ExitStack | None = None
         self._takes_over = False
         self._worker = WorkerThread("evaluation", self._work, self._lease)
@@ -216,6 +217,7 @@ class EvaluationQueue:
                 self._child.end()
             renewing, self._renewing = self._renewing, None
         self._worker.stop(STOP_SECONDS)
+        self._processes.close()
         if renewing is not None:
             renewing.close()
             self._rows.release(self._owner)
@@ -237,6 +239,7 @@ class EvaluationQueue:
         self._rows.requeue(self._owner)  # what could not be ended when the catalog was away
         stored = self._rows.claim(self._owner, self._lease) or self._taken_over()
         if stored is None:
+            self._processes.rest()
             return False
         if stored.attempts > ATTEMPTS:
             self._rows.end(stored.id, self._owner, "failed", error=error_json(_deadly(stored.id)))
@@ -301,12 +304,20 @@ class EvaluationQueue:
 
     def _run(self, arguments: Sequence[str]) -> tuple[str, str]:
         """What the command wrote to standard output and error."""
-        command = [*self._command, "--json", "--no-knowledge", *arguments]
+        try:
+            child = self._processes.start(
+                ["--json", "--no-knowledge", *arguments], self._base.settings
+            )
+        except OSError as problem:
+            raise Unavailable(
+                f"no process could be started for the evaluation: {problem}",
+                hint="Look whether this machine is short of memory, and send it again.",
+            ) from problem
         with self._changing:
+            self._child = child
+        try:
             if self._worker.stopped:
                 raise Unavailable("the service is stopping", hint="Send it again later.")
-            self._child = child = ChildProcess(command, self._base.settings)
-        try:
             return child.answer(SECONDS)
         except TimeoutError as late:
             raise Unavailable(

@@ -6,7 +6,7 @@ What waits is rows of the catalog, so a restart goes on with it, and with what a
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import structlog
 from sqlalchemy.exc import DBAPIError
@@ -15,6 +15,7 @@ from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
 from kb.jobs import WorkerThread
+from optimizer.evaluation.evaluate_processes import EvaluateProcesses
 from optimizer.evaluation.queue import EvaluationQueue
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -93,19 +94,19 @@ class TrajectoryQueue:
 def evaluate_now(
     base: KnowledgeBase,
     row: StoredTrajectory,
-    command: Sequence[str],
+    processes: EvaluateProcesses,
     listener: Callable[[str], None],
 ) -> StoredTrajectory:
     """Evaluate a trajectory in this process, without a service; its row as it is afterwards.
 
-    One that is not queued, or that another process is evaluating, is left as it is. `command`
-    starts `kernlore evaluate`; `listener` gets a line for each step.
+    One that is not queued, or that another process is evaluating, is left as it is. `processes`
+    are closed at the end; `listener` gets a line for each step.
     """
     from skills.trajectories.reevaluate import Reevaluation, verify
 
     if row.state != "queued":
         return row
-    evaluations = EvaluationQueue(base, command)
+    evaluations = EvaluationQueue(base, processes)
     try:
         work = Reevaluation(base, evaluations, report=listener)
         return verify(work, row, new_id(f"command{os.getpid()}"))

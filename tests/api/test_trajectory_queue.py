@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from api.bodies import TrajectoryBody
-from api.services import EVALUATE_COMMAND, Services
+from api.services import Services, evaluate_processes
 from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
 from kb.jobs import keep_lease
@@ -43,7 +43,7 @@ def services(tmp_path: Path) -> Iterator[Services]:
 
 @pytest.fixture
 def queue(services: Services) -> Iterator[TrajectoryQueue]:
-    evaluations = EvaluationQueue(services, EVALUATE_COMMAND)
+    evaluations = EvaluationQueue(services, evaluate_processes())
     trajectories = TrajectoryQueue(services, evaluations)
     yield trajectories
     trajectories.close()

@@ -170,10 +170,10 @@ def _problem(place: Path) -> Any:
 
 
 def _evaluated(local: LocalTarget, row: StoredTrajectory) -> StoredTrajectory:
-    from api.services import EVALUATE_COMMAND
+    from api.services import evaluate_processes
     from skills.trajectories.queue import evaluate_now
 
-    row = evaluate_now(local.services, row, EVALUATE_COMMAND, note)
+    row = evaluate_now(local.services, row, evaluate_processes(), note)
     if row.state == "running":
         note(f"another process is evaluating it; `kernlore trajectories show {row.id}` has the end")
     return row

@@ -16,7 +16,7 @@ from api.bodies import EvaluationBody
 from api.http.bodies import json_body
 from api.http.dependencies import Access, Parts
 from api.http.openapi import json_request
-from api.services import EVALUATE_COMMAND
+from api.services import evaluate_processes
 from kb.addresses import is_loopback
 from kb.errors import KernloreError
 from kb.plain import plain
@@ -57,7 +57,7 @@ def from_this_machine(request: Request) -> None:
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
-    app.state.evaluations = EvaluationQueue(app.state.services, EVALUATE_COMMAND)
+    app.state.evaluations = EvaluationQueue(app.state.services, evaluate_processes())
     app.state.evaluations.open()
     try:
         yield

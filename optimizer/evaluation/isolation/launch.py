@@ -168,7 +168,7 @@ class Zygote:
         # Forks get process namespaces of their own; network and user are shared from here.
         shell = ["unshare", "--user", "--map-root-user", "--net", "--"] if own == "1" else []
         kept = {n: os.environ[n] for n in ("PATH", "LD_LIBRARY_PATH") if n in os.environ}
-        self._process = subprocess.Popen(
+        self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             [*shell, *argv],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
@@ -176,10 +176,21 @@ class Zygote:
             start_new_session=True,
         )
         theirs.close()
-        ours.settimeout(START_SECONDS)
-        self._wire = Wire(ours, "")
+        self._converse(ours)
+
+    def _converse(self, sock: socket.socket) -> None:
+        sock.settimeout(START_SECONDS)
+        self._wire = Wire(sock, "")
         self._asking = threading.Lock()  # protects _wire and _ready
         self._ready = False
+
+    @classmethod
+    def lent(cls, sock: socket.socket) -> Zygote:
+        """The one at the other end of a socket that another process got from `lend`."""
+        zygote = cls.__new__(cls)
+        zygote._process = None
+        zygote._converse(sock)
+        return zygote
 
     @classmethod
     def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
@@ -194,13 +205,33 @@ class Zygote:
         """The one of these settings that this process keeps until it ends: importing torch takes
         seconds, and no candidate ever runs in it. One that has ended is replaced.
         """
-        inherited = (os.environ.get("PATH"), os.environ.get("LD_LIBRARY_PATH"), os.getpid())
-        key = (threads, level, device, frozenset(os.sched_getaffinity(0)), *inherited)
+        key = _key(threads, level, device)
         with _keeping:
             known = _kept.get(key)
-            if known is None or known._process.poll() is not None:
+            if known is None or known.ended:
                 known = _kept[key] = cls.of_runners(threads, level, device)
             return known
+
+    def keep(self, threads: int, level: Level, device: str) -> None:
+        """Make this the one that `kept` answers with in this process."""
+        with _keeping:
+            _kept[_key(threads, level, device)] = self
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, so that nothing can be forked from it any more."""
+        if self._process is not None:
+            return self._process.poll() is not None
+        readable, _, _ = select.select([self._wire], [], [], 0)
+        return bool(readable) and self._ready  # nothing but its end comes unasked
+
+    def lend(self) -> socket.socket:
+        """A socket through which another process gets forks of it (see `lent`). What is forked
+        through it ends when it is closed, or when this zygote ends. Raises as `fork` does."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._ask({"serve": True}, [theirs.fileno()])
+        return ours
 
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
         """A process that answers this message. Raises WireClosed or EOFError where the zygote has
@@ -209,25 +240,35 @@ class Zygote:
         with ExitStack() as undo:
             undo.callback(os.close, readable)
             try:
-                with self._asking:
-                    if not self._ready:
-                        self._wire.receive()
-                        self._ready = True
-                    self._wire.send(message, (*fds, status))
+                self._ask(message, (*fds, status))
             finally:
                 os.close(status)
             undo.pop_all()
         return Forked(readable)
 
+    def _ask(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+        with self._asking:
+            if not self._ready:
+                self._wire.receive()
+                self._ready = True
+            self._wire.send(message, fds)
+
     def close(self) -> None:
         """End it; runners that are still alive end with it."""
         self._wire.close()
-        self._process.kill()
-        self._process.wait()
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
 
 
 _keeping = threading.Lock()  # protects _kept
 _kept: dict[tuple[object, ...], Zygote] = {}
+
+
+def _key(threads: int, level: Level, device: str) -> tuple[object, ...]:
+    """By what zygotes of this process are told apart; its last part is this process."""
+    inherited = (os.environ.get("PATH"), os.environ.get("LD_LIBRARY_PATH"), os.getpid())
+    return threads, level, device, frozenset(os.sched_getaffinity(0)), *inherited
 
 
 @atexit.register

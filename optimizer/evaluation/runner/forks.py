@@ -55,7 +55,8 @@ def serve(
 
     The first message reports that it is ready. The last descriptor of a request is where its status
     is written: first the process's number (-1 and an error number where there is none), then its
-    exit code.
+    exit code. A request with `serve` gets a fork of this process that serves requests as it does,
+    over the one descriptor that came, until that is closed or this process ends.
     """
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
     wire = Wire(socket.socket(fileno=sock), "")
@@ -71,6 +72,13 @@ def serve(
             message, fds = wire.receive()
         except WireClosed:
             os._exit(0)
+        if message.get("serve"):
+            if os.fork() == 0:
+                os.close(sock)
+                _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+                serve(fds[0], become, separate, prepare=prepare)
+            os.close(fds[0])
+            continue
         if prepare is not None:
             with _children_reported():
                 prepare(message)

@@ -7,7 +7,8 @@ that `kernlore runs import` reads.
 Every problem has a process of its own: whatever its reference does to memory, to the device or to
 the process ends with a sentence about that problem, and the next one begins. This process imports
 nothing heavy: it only waits. While a problem is searched on a GPU, the next one's process imports
-what it needs; on a CPU that would disturb what is measured.
+what it needs. On a CPU that would disturb what is measured: there every process is forked from one
+that has imported it (Linux).
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ import zipfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
+
+from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcesses
 
 # Imports, and waits for its arguments, one line of JSON; without any it is not needed.
 _ALONE = """\
@@ -34,14 +37,14 @@ sys.path.insert(0, sys.argv[1])
 from kb.garbage import collect_rarely
 
 collect_rarely()
-from optimizer.search.portable.session import prepare, search_alone
-from retrieval.diagnose.linear_patterns import trust_patterns
+from optimizer.search.portable.problem_process import search
+from optimizer.search.portable.session import prepare
 
-trust_patterns()
 prepare(sys.argv[2])
 line = sys.stdin.readline()
-raise SystemExit(search_alone(Path(sys.argv[1]), json.loads(line)) if line else 0)
+raise SystemExit(search([sys.argv[1], *json.loads(line)]) if line else 0)
 """
+_FORKED = "optimizer.search.portable.problem_process:search"
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
@@ -73,7 +76,7 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     failed = 0
     options.out.mkdir(parents=True, exist_ok=True)
     before = signal.signal(signal.SIGTERM, _interrupted)
-    processes = _Processes(folder, session["target"]["device"])
+    processes = _processes(folder, session["target"]["device"])
     try:
         for number, entry in enumerate(chosen, start=1):
             left = None if until is None else (until - time.monotonic()) / 60
@@ -81,9 +84,9 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
             if left is not None and left <= 0:
                 sentence = NOT_BEGUN
             else:
-                process = processes.take(more=number < len(chosen))
                 minutes = _minutes(session, left, options.deadline)
-                ended = _in_own_process(process, options, entry, run, minutes)
+                more = number < len(chosen)
+                ended = _in_own_process(processes, options, entry, run, minutes, more)
                 sentence = ended or _outcome(options.out, run)
                 if ended:
                     failed += 1
@@ -97,30 +100,77 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
     return 1 if failed else 0
 
 
-class _Processes:
-    """Processes that search one problem each, for a device of a kind, `cpu` or `cuda`."""
+class _Processes(Protocol):
+    """Where the processes of problems come from."""
+
+    def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
+        """Of a process that searches the problem named by the arguments; None where it was killed
+        after `limit` seconds. `more` says whether another problem follows. Nothing of its process
+        group is left.
+        """
+        ...
+
+    def close(self) -> None:
+        """End what waits for a problem."""
+        ...
+
+
+class _Ahead:
+    """Interpreters of their own, for a device of a kind, `cpu` or `cuda`: on a GPU the next is
+    started while a problem is searched.
+    """
 
     def __init__(self, folder: Path, device: str) -> None:
         self._command = [sys.executable, "-c", _ALONE, str(folder), device]
         self._ahead = device != "cpu"
         self._next: subprocess.Popen[bytes] | None = None
 
-    def take(self, more: bool) -> subprocess.Popen[bytes]:
-        """The next process. `more` says whether another problem follows."""
+    def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
+        """As `_Processes.exit_code`."""
         process, self._next = self._next, None
         if process is None or process.poll() is not None:  # it may have ended while it waited
             process = self._start()
         if more and self._ahead:
             self._next = self._start()
-        return process
+        return _exit_code(process, arguments, limit)
 
     def _start(self) -> subprocess.Popen[bytes]:
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:
-        """End the process that waits for a problem, if there is one."""
+        """As `_Processes.close`."""
         if self._next is not None:
             _kill(self._next)
+
+
+class _Forks:
+    """Forks of a process that has imported what they need, for a CPU."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._prepared = PreparedProcesses(_FORKED)
+
+    def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
+        """As `_Processes.exit_code`."""
+        given = [str(self._folder), *arguments]
+        process = self._prepared.start(given, os.environ, Path.cwd(), (1, 2))
+        grace = 0.0
+        try:
+            _first_to_go(process.pid)
+            return process.wait(limit)
+        except (KeyboardInterrupt, SystemExit):
+            grace = GRACE_SECONDS
+            raise
+        finally:
+            process.end(grace)
+
+    def close(self) -> None:
+        """As `_Processes.close`."""
+        self._prepared.close()
+
+
+def _processes(folder: Path, device: str) -> _Processes:
+    return _Forks(folder) if device == "cpu" and AVAILABLE else _Ahead(folder, device)
 
 
 def _chosen(
@@ -163,13 +213,14 @@ def _minutes(
 
 
 def _in_own_process(
-    process: subprocess.Popen[bytes],
+    processes: _Processes,
     options: argparse.Namespace,
     entry: Mapping[str, Any],
     run: str,
     minutes: float | None,
+    more: bool,
 ) -> str | None:
-    """Search one problem in this process; returns why it failed, or None."""
+    """Search one problem; returns why it failed, or None. `more` says whether another follows."""
     name = entry["name"]
     arguments = ["--out", str(options.out.resolve()), "--only", name]
     for option, value in (
@@ -186,7 +237,10 @@ def _in_own_process(
         limit = 60 * options.deadline
     reason: Path = options.out / f"{name}{WHY_FAILED}"
     reason.unlink(missing_ok=True)
-    code = _exit_code(process, arguments, limit)
+    try:
+        code = processes.exit_code(arguments, limit, more)
+    except OSError as problem:
+        return f"no process could be started for it: {problem}"
     if code is None:
         return f"its process was killed after {limit:.0f} seconds: it did not end by itself"
     if code == SEARCHED and _row(options.out, run).get("state", "running") != "running":
@@ -202,12 +256,11 @@ def _exit_code(
     process: subprocess.Popen[bytes], arguments: Sequence[str], limit: float
 ) -> int | None:
     """Of a process with a group of its own, which is gone when this returns; None where it was
-    killed after `limit` seconds. It is the first that a lack of memory ends.
+    killed after `limit` seconds.
     """
     assert process.stdin is not None
     try:
-        with suppress(OSError):  # it is gone already, or this is not Linux
-            Path(f"/proc/{process.pid}/oom_score_adj").write_text("900", encoding="ascii")
+        _first_to_go(process.pid)
         with suppress(BrokenPipeError), process.stdin as stdin:  # gone already
             stdin.write(json.dumps(arguments).encode() + b"\n")
         return process.wait(limit)
@@ -221,6 +274,12 @@ def _exit_code(
         raise
     finally:
         _kill(process)
+
+
+def _first_to_go(pid: int) -> None:
+    """Have a lack of memory end this process before any other."""
+    with suppress(OSError):  # it is gone already, or this is not Linux
+        Path(f"/proc/{pid}/oom_score_adj").write_text("900", encoding="ascii")
 
 
 def _kill(process: subprocess.Popen[bytes]) -> None:
