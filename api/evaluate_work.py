@@ -8,7 +8,7 @@ from importlib import import_module
 
 from api.cli.main import main
 
-# What the command imports when it is used; of torch, what finds shapes without running anything.
+# What the command imports when it is used.
 _USED = (
     "api.cli.backends.local",
     "api.cli.commands.evaluate",
@@ -16,7 +16,6 @@ _USED = (
     "numpy.random",
     "optimizer.evaluation.evaluate",
     "sqlalchemy.dialects.sqlite",
-    "torch.fx.experimental.symbolic_shapes",
 )
 for _name in _USED:
     import_module(_name)

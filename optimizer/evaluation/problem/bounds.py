@@ -347,4 +347,9 @@ def _place(errors: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
 
 
 def _index(at: int, shape: torch.Size) -> tuple[int, ...]:
-    return tuple(int(part) for part in torch.unravel_index(torch.tensor(at), shape))
+    # torch.unravel_index imports sympy, which takes a second of every evaluation's process.
+    index = []
+    for size in reversed(shape):
+        at, part = divmod(at, size)
+        index.append(part)
+    return tuple(reversed(index))
