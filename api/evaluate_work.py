@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from importlib import import_module
 
 from api.cli.main import main
+from retrieval.diagnose.rules import load_rules
+from retrieval.diagnose.signals import load_signals
 
 # What the command imports when it is used.
 _USED = (
@@ -19,6 +21,8 @@ _USED = (
 )
 for _name in _USED:
     import_module(_name)
+load_signals()
+load_rules()
 
 
 def evaluate(arguments: Sequence[str]) -> int:
