@@ -12,7 +12,7 @@ from kb.jobs import ROOT, ChildProcess, environment
 from kb.settings import Settings
 from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcess, PreparedProcesses
 
-REST_SECONDS = 300.0  # after which what waits for an evaluation is ended: it holds 0.6 GB
+REST_SECONDS = 300.0  # after which what waits for an evaluation is ended: it holds 350 MiB
 
 
 class Evaluating(Protocol):
