@@ -8,6 +8,8 @@ import pytest
 
 from tests.conftest import Store
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 ALPHA = """# Anvil tile guide
 
 The anvil has seventeen lanes for each forge unit, and a porter moves rows of 128 bytes.

@@ -9,6 +9,8 @@ import pytest
 
 from kb.garbage import THRESHOLDS
 
+pytestmark = pytest.mark.slow(seconds=8)
+
 SAID = (
     "import atexit, gc; atexit.register(lambda: print(gc.get_threshold(), gc.get_freeze_count()))"
 )

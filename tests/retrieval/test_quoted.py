@@ -10,6 +10,8 @@ from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from tests.conftest import Store
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 GUIDE = """\
 # Reading errors
 

@@ -19,6 +19,8 @@ from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_tree import KnowledgeNode, knowledge_node, topic_slug
 from tests.catalogs import fresh_data_dir
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 # Per section: heading, hardware of the heading, and its passages' (text, tags).
 Sections = list[tuple[str, tuple[str, ...] | None, list[tuple[str, list[tuple[str, str]]]]]]
 

@@ -11,6 +11,8 @@ from kb.catalog.knowledge.passages import Passage, Patch
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import AccessScope
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 if TYPE_CHECKING:
     from tests.conftest import Store
 

@@ -17,6 +17,8 @@ from optimizer.evaluation.evaluate import known_about
 from optimizer.evaluation.records import Evaluation, verdict_from_json
 from tests.shared import copy_knowledge, place_models
 
+pytestmark = pytest.mark.slow(seconds=5)
+
 DOCUMENTS = (
     "guidance/tiling-for-a-memory-hierarchy.md",
     "hardware/x86-64/programming-and-limits.md",

@@ -129,6 +129,7 @@ def files(folder: Path) -> dict[str, bytes]:
     return {path.relative_to(folder).as_posix(): path.read_bytes() for path in paths}
 
 
+@pytest.mark.slow(seconds=5)
 def test_exports_pass_the_reference_validator_and_survive_the_round_trip(
     catalog: Catalog, tmp_path: Path
 ) -> None:

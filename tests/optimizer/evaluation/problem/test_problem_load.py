@@ -384,6 +384,7 @@ def test_seen_from_another_machine_no_array_is_made(write: Write) -> None:
     assert dict(case.kinds) == {"other": 1}
 
 
+@pytest.mark.slow(seconds=5)
 @pytest.mark.parametrize(
     "name", ["softmax", "layernorm", "max_pool3d", "embedding_bag_sum", "attention"]
 )
