@@ -58,6 +58,7 @@ from optimizer.evaluation.toolchains.triton.compile import CaseSetup, write_setu
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
+UNVARIED = "not tested whether it reads {}: the same values in every call (see problem check)"
 CHANCE = random.SystemRandom()  # its numbers cannot be known beforehand
 
 
@@ -215,6 +216,9 @@ class Attempt:
                 self._in_fresh_processes(loader)
         except KernelFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
+            if kind == "incorrect":  # as the reference's would be, if their shapes are not fixed
+                for case in self.cases:
+                    self.context.problem.case(case).expected(self.seeds[0])
             self._end(kind, failed.message, failed.log)
         except RunnerHung as hung:
             self._end("timed_out", str(hung), hung.log)
@@ -287,6 +291,8 @@ class Attempt:
                 )
             finally:
                 self.processes.leave(case, kernel)
+            if unread := self.context.problem.case(case).unvaried:
+                self.notes.append(UNVARIED.format(", ".join(unread)))
             self.checks += result.checks
             self.flags += result.flags
             if result.message:

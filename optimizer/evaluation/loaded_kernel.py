@@ -270,6 +270,7 @@ class LoadedKernel:
             "state": [t.name for t in self._case.signature.of("parameter", "buffer")],
             "fresh": [bank is not None for bank in self._banks],
             "expected": self._expected,
+            "keys": list(self._case.output_keys),
             "arrays": [[places_json(a.places), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),
             "cache": str(cache) if cache is not None else None,

@@ -18,7 +18,9 @@ import torch
 from optimizer.evaluation.correctness.needed_bytes import needed_read_bytes
 from optimizer.evaluation.loaded_kernel import Block, Sample
 from optimizer.evaluation.problem.bounds import Bound, agree, compare, plainly_equal
+from optimizer.evaluation.problem.check import unvaried
 from optimizer.evaluation.problem.operators import traits_of
+from optimizer.evaluation.problem.outputs import check_shapes
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 from optimizer.evaluation.records import OutputError
@@ -67,6 +69,7 @@ class PreparedCase:
         self._lenient = leniency or Leniency()
         self._sensitivities: list[float] | None = None
         self._banks: tuple[torch.Tensor | None, ...] | None = None
+        self.unvaried: tuple[str, ...] = ()  # inputs, known once a sample was drawn
         self._samples: OrderedDict[int, Sample] = OrderedDict()
         self._expected: OrderedDict[int, Expected] = OrderedDict()
 
@@ -94,6 +97,7 @@ class PreparedCase:
     def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
         other = self.open.banks(seed)
         fresh = self.open.fresh_of(drawn, other)
+        self.unvaried = unvaried(self.open, drawn, other)
         pairs = zip(fresh, (*other.inputs, *other.state.values()), strict=True)
         return tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
 
@@ -115,6 +119,7 @@ class PreparedCase:
         names = [t.name for t in case.signature.of("parameter", "buffer")]
         inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
         golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
+        check_shapes(case.problem, case.outputs, golden)
         reference = case.reference(inputs, state, device=self._device)
         if self._sensitivities is None:  # it hardly depends on the seed
             self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
