@@ -41,6 +41,17 @@ A softmax reads each row once while the row is in the cache of its core.
 
 A softmax gives each OpenMP thread whole rows, and g++ makes vectors of it.
 """
+FAILURES = """\
+# Failures of softmax kernels
+
+## Linking of a softmax
+
+A softmax kernel of rows that is loaded by name needs C linkage in g++.
+
+## Wrong results of a softmax
+
+A softmax kernel of rows whose results differ sums in another order.
+"""
 BACKWARD = """\
 # Softmax and norm backward
 
@@ -90,7 +101,7 @@ def retriever(
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
         store.registry.put(parse_hardware(toml, name), "builtin")
-    for name, text in (("rows", ROWS), ("backward", BACKWARD)):
+    for name, text in (("rows", ROWS), ("backward", BACKWARD), ("failures", FAILURES)):
         store.submit(f"{name}.md", text, category="guidance")
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
@@ -154,6 +165,16 @@ def test_the_other_pass_of_an_operator_is_left_out(retriever: Retriever) -> None
     assert said not in asked(retriever).context
     assert said in asked(retriever, op="softmax_backward").context
     assert said in asked(retriever, op="loss").context
+
+
+def test_a_repair_is_not_shown_the_section_of_another_failure(retriever: Retriever) -> None:
+    wrong, linking = "whose results differ sums in another order", "needs C linkage in g++"
+    log = "case declared: output0 is off by 0.5 where 0.01 is allowed: a softmax of rows"
+    context = asked(retriever, task=None, log=log, signals=("correctness_mismatch",)).context
+    assert wrong in context and linking not in context
+    both = ("correctness_mismatch", "link_error")
+    assert linking in asked(retriever, task=None, log=log, signals=both).context
+    assert linking in asked(retriever).context  # nothing has failed
 
 
 def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(
