@@ -45,7 +45,7 @@ from retrieval.missing_names import language_named, missing_names, vocabulary
 from retrieval.name_choice import MOST_TOKENS, chosen_names
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
-from retrieval.signal_sections import NAMED
+from retrieval.signal_sections import NAMED, is_guide_to_absent
 from retrieval.stages import stage
 from retrieval.symbols import (
     Embed,
@@ -358,13 +358,16 @@ def _is_for_here(material: Material, category: str, section: WholeSection) -> bo
 
 def _is_asked_for(material: Material, category: str, section: WholeSection) -> bool:
     """Whether a section is of use here and, beside a kernel in a language that models know, not
-    titled for other signals than those of the verdict: readers who were to repair one failure were
-    shown linking, races and NaN, whatever it was.
+    titled for other signals than those of the verdict, nor for an operator that the reference has
+    not: readers who were to repair one failure were shown linking, races and NaN, whatever it was.
     """
     if not _is_for_here(material, category, section):
         return False
     signals, titles = material.verdict.signal_ids, material.titles
     others = material.toolchain is not None or not material.at_hand or material.signal_best
+    title, request = section.passages[0].document_title, material.request
+    if not others and is_guide_to_absent(title, request.op, request.operators):
+        return False
     if others or titles is None or not signals or not section.path:
         return True
     return min(titles.of_another(section.path[-1], signal) for signal in signals) < NAMED

@@ -52,6 +52,13 @@ A softmax kernel of rows that is loaded by name needs C linkage in g++.
 
 A softmax kernel of rows whose results differ sums in another order.
 """
+ATTENTION = """\
+# Attention
+
+## Rows of a softmax in attention
+
+Attention gives rows of a softmax to OpenMP threads, and sums rows in g++ vectors.
+"""
 BACKWARD = """\
 # Softmax and norm backward
 
@@ -101,7 +108,12 @@ def retriever(
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
         store.registry.put(parse_hardware(toml, name), "builtin")
-    for name, text in (("rows", ROWS), ("backward", BACKWARD), ("failures", FAILURES)):
+    for name, text in (
+        ("rows", ROWS),
+        ("backward", BACKWARD),
+        ("failures", FAILURES),
+        ("attention", ATTENTION),
+    ):
         store.submit(f"{name}.md", text, category="guidance")
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
@@ -175,6 +187,16 @@ def test_a_repair_is_not_shown_the_section_of_another_failure(retriever: Retriev
     both = ("correctness_mismatch", "link_error")
     assert linking in asked(retriever, task=None, log=log, signals=both).context
     assert linking in asked(retriever).context  # nothing has failed
+
+
+def test_a_guide_to_an_operator_that_the_reference_has_not_is_left_out(
+    retriever: Retriever,
+) -> None:
+    said = "Attention gives rows of a softmax"
+    assert said in asked(retriever, op="reduction").context  # what it runs is not known
+    assert said not in asked(retriever, op="reduction", operators=("sum", "amax")).context
+    assert said in asked(retriever, op="reduction", operators=("_softmax", "sum")).context
+    assert said in asked(retriever, op="attention", operators=("sum",)).context
 
 
 def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(

@@ -53,8 +53,9 @@ def machine_of(
 
 
 def rates_of(ceilings: Ceilings | None) -> RatesView | None:
-    """Rates of memory and of the caches, and of arithmetic, as they were measured."""
-    if ceilings is None or not ceilings.copy:
+    """Rates of memory and of the caches, and of arithmetic, as a quiet machine measured them; None
+    where there are none."""
+    if ceilings is None or not ceilings.trusted or not ceilings.copy:
         return None
     fastest = max(ceilings.copy, key=lambda point: point.value)
     moving = [("copying", ceilings.copy[-1])]
@@ -65,7 +66,6 @@ def rates_of(ceilings: Ceilings | None) -> RatesView | None:
     return RatesView(
         moving=tuple((how, point.bytes, point.value) for how, point in moving),
         flops={dtype: figure.value for dtype, figure in ceilings.matmul.items()},
-        quiet=ceilings.trusted,
     )
 
 

@@ -78,12 +78,10 @@ class MachineView:
 @dataclass(frozen=True)
 class RatesView:
     """What the device was measured to reach (optimizer/evaluation/collectors/ceilings.py). `moving`
-    has what was done, over how many bytes, and bytes a second; `flops` are flop/s by dtype. `quiet`
-    is whether nothing else ran meanwhile."""
+    has what was done, over how many bytes, and bytes a second; `flops` are flop/s by dtype."""
 
     moving: tuple[tuple[str, int, float], ...]
     flops: Mapping[str, float]
-    quiet: bool
 
 
 @dataclass(frozen=True)

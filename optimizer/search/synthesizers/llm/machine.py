@@ -40,9 +40,8 @@ def rates(view: RatesView) -> str:
     ]
     done = [f"{dtype} {rate / 1e9:.4g} GFLOP/s" for dtype, rate in sorted(view.flops.items())]
     products = [f"products or multiply-adds: {', '.join(done)}"] if done else []
-    when = "" if view.quiet else ", while it was busy, so at least"
     reached = "; ".join([*moved, *products])
-    return f"measured on this device, with all of a kernel's threads{when}: {reached}"
+    return f"measured on this device, with all of a kernel's threads: {reached}"
 
 
 def _count(threads: int) -> str:
