@@ -121,7 +121,7 @@ def sources(given: Context) -> list[str]:
 
 
 def rough(number: int, gain: float, of: int = 0) -> Node:
-    times = {"rough_us": 100.0, "rough_baseline_us": 100.0 * gain}
+    times: dict[str, Any] = {"rough_us": 100.0, "rough_baseline_us": 100.0 * gain}
     why = "timing must be repeated: the processors were busy"
     return busy(number, of=of, timings=(CaseTiming("main", "repeat", reason=why, **times),))
 
