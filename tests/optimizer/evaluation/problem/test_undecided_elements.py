@@ -3,6 +3,8 @@ reference's roundings, and nothing else is."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,7 @@ def get_init_inputs():
 DISTANCES = "(points[:, None, :] - centres[None, :, :]).abs().sum(-1)"
 COUNTS = f"return ({DISTANCES} < 14.0).sum(-1)"
 SEED = 5
+ORDERS = [list(range(19)), list(range(18, -1, -1)), [*range(0, 19, 2), *range(1, 19, 2)]]
 
 
 def prepared(folder: Path, forward: str) -> PreparedCase:
@@ -68,6 +71,11 @@ def counted(values: list[torch.Tensor], order: list[int], limit: float = 14.0) -
     return (distances(values, order) < limit).sum(-1)
 
 
+def rounded_otherwise(values: list[torch.Tensor], reference: torch.Tensor) -> torch.Tensor:
+    outputs = (counted(values, order) for order in ORDERS)
+    return next(output for output in outputs if not torch.equal(output, reference))
+
+
 def judged(case: PreparedCase, output: torch.Tensor, values: list[torch.Tensor]) -> OutputError:
     (error,) = case.errors([output], SEED, values)
     return error
@@ -77,8 +85,7 @@ def test_a_count_in_another_order_of_additions_is_right(tmp_path: Path) -> None:
     case = prepared(tmp_path, COUNTS)
     values = on_the_limit(case, 3)
     golden = (distances([v.double() for v in values], list(range(19))) < 14.0).sum(-1)
-    orders = [list(range(19)), list(range(18, -1, -1)), [*range(0, 19, 2), *range(1, 19, 2)]]
-    outputs = [golden, *(counted(values, order) for order in orders)]
+    outputs = [golden, *(counted(values, order) for order in ORDERS)]
     (reference,) = case.open.reference(values, {})
     errors = [judged(case, output, values) for output in outputs]
     assert all(error.ok for error in errors), [error.in_words() for error in errors]
@@ -152,3 +159,52 @@ def test_too_many_elements_are_no_edges(differing: int) -> None:
     output[:differing] = 1
     wrong, undecided = settled(output, reference, iter([output]))
     assert (int(wrong.sum()), undecided) == ((2, 0) if differing == 2 else (0, 1))
+
+
+def test_timed_calls_are_judged_alike(tmp_path: Path) -> None:
+    case = prepared(tmp_path, COUNTS)
+    values = on_the_limit(case, 3)
+    (reference,) = case.open.reference(values, {})
+    output = rounded_otherwise(values, reference)
+    wrong = output.clone()
+    wrong[200] += 1
+
+    def told(ours: torch.Tensor) -> tuple[str | None, int]:
+        undecided: Counter[str] = Counter()
+        said = case.disagreement(
+            candidate=[ours],
+            baseline=[reference],
+            tensors=lambda: values,
+            seed=SEED,
+            undecided=undecided,
+        )
+        return said, undecided["output0"]
+
+    assert told(output) == (None, int((output != reference).sum()))
+    assert "output0 of a timed call is wrong" in str(told(wrong)[0])
+
+
+def test_elements_that_are_looked_at_are_judged_by_the_inputs_of_their_call(tmp_path: Path) -> None:
+    case = prepared(tmp_path, COUNTS)
+    values = on_the_limit(case, 3)
+    others = case.sample(SEED).tensors
+    (reference,) = case.open.reference(values, {})
+    output = rounded_otherwise(values, reference)
+    edge = int((output != reference).nonzero()[0])
+    at = torch.tensor([[7, 200], [edge, 200]])
+
+    def right(mine: torch.Tensor, held: Sequence[torch.Tensor] | None) -> bool:
+        return case._looks_rounded(0, at, mine, reference[at], lambda call: held)
+
+    assert right(output[at], values)
+    assert not right(output[at], others) and not right(output[at], None)
+    far = output[at].clone()
+    far[1, 1] += 1
+    assert not right(far, values)
+    assert not case._looks_rounded(
+        0,
+        at.repeat(5, 1),
+        output[at].repeat(5, 1) + 1,
+        reference[at].repeat(5, 1),
+        lambda call: values,
+    )
