@@ -32,7 +32,7 @@ from functools import lru_cache
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge.section_marks import Mark, section_marks
-from kb.problem_terms import op_family, problem_terms
+from kb.problem_terms import canonical_op, op_family, problem_terms
 from retrieval.diagnose.signals import BROKEN, Signal
 from retrieval.language_words import foreign_words, is_alone, is_common, is_foreign_heading
 from retrieval.ranking import Ranked
@@ -49,6 +49,8 @@ LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is far
 LEAST_OWN = 0.5  # of the best score, below which a section of the chip only mentions the signal
 AHEAD = 1.001  # on the score of what it is put before
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are words of any title
+# Families whose operators always have numbers among their arguments, so that they are seen.
+OWN_ALGORITHMS = frozenset({"attention", "conv", "pooling", "scan"})
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
 
 
@@ -201,6 +203,20 @@ def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
     """Whether a text is titled for operators, and the one asked for is none of their family."""
     families = _families_in(path[0]) if path else frozenset()
     return bool(families) and (op is None or op_family(op) not in families)
+
+
+def is_guide_to_absent(title: str, op: str | None, operators: Sequence[str]) -> bool:
+    """Whether a text is titled for operators with algorithms of their own that a reference, which
+    runs these `operators` by torch's names, has none of. Softmax may be that of an attention.
+    """
+    families = _families_in(title)
+    if not operators or not families or not families <= OWN_ALGORITHMS:
+        return False
+    names = [name.strip("_") for name in operators]
+    present = {op_family(canonical_op(name)) for name in (*names, *filter(None, (op,)))}
+    if "softmax" in present or any("attention" in name for name in names):
+        present.add("attention")
+    return families.isdisjoint(present)
 
 
 @lru_cache(maxsize=REMEMBERED)
