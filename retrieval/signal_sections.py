@@ -121,7 +121,9 @@ def by_sections(
         sections.setdefault(mark.section_id, []).append(mark)
     leads: list[Ranked] = []
     places: dict[int, bool] = {}  # whether a section is about no chip
-    spoken: set[int] = set()  # sections of the chip itself whose text calls the signal by name
+    # Sections of the chip itself whose text calls the signal by name, but those on an operator that
+    # was not asked for, such as "Attention: exponentials cost half".
+    spoken: set[int] = set()
     behind: list[Ranked] = []
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
@@ -131,7 +133,8 @@ def by_sections(
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, chips, weights)
-        if near == 1.0 and any(calls(m.text, signal.id) for m in members):
+        own = near == 1.0 and any(calls(m.text, signal.id) for m in members)
+        if own and not _is_guide_to_other((title,), op):
             spoken.add(entries[0].seq)
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
