@@ -121,9 +121,7 @@ def by_sections(
         sections.setdefault(mark.section_id, []).append(mark)
     leads: list[Ranked] = []
     places: dict[int, bool] = {}  # whether a section is about no chip
-    # Sections of the chip itself whose text calls the signal by name, but those on an operator that
-    # was not asked for, such as "Attention: exponentials cost half".
-    spoken: set[int] = set()
+    spoken: set[int] = set()  # sections of the chip itself whose text calls the signal by name
     behind: list[Ranked] = []
     for members in sections.values():
         entries = sorted((by_seq[m.seq] for m in members), key=lambda e: (-e.score, e.seq))
@@ -133,8 +131,7 @@ def by_sections(
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, chips, weights)
-        own = near == 1.0 and any(calls(m.text, signal.id) for m in members)
-        if own and not _is_guide_to_other((title,), op):
+        if near == 1.0 and _calls_it(members, title, signal.id, op):
             spoken.add(entries[0].seq)
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
@@ -198,6 +195,13 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: tuple[str, ...]
     rare = not is_common(languages) and not is_alone(languages)
     enough = FOREIGN_ELSEWHERE if rare else FOREIGN_WORDS
     return foreign_words(texts, languages) >= enough
+
+
+def _calls_it(members: Sequence[Mark], title: str, signal: str, op: str | None) -> bool:
+    """Whether a section's text calls the signal by name, and it is not titled for an operator that
+    was not asked for ("Attention: exponentials cost half").
+    """
+    return not _is_guide_to_other((title,), op) and any(calls(m.text, signal) for m in members)
 
 
 def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
