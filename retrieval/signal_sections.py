@@ -133,7 +133,7 @@ def by_sections(
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, chips, weights)
-        if near == 1.0 and any(calls(m.text, signal.id) for m in members):
+        if near == 1.0 and _calls_it(members, title, signal.id, op):
             spoken.add(entries[0].seq)
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
@@ -197,6 +197,13 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: tuple[str, ...]
     rare = not is_common(languages) and not is_alone(languages)
     enough = FOREIGN_ELSEWHERE if rare else FOREIGN_WORDS
     return foreign_words(texts, languages) >= enough
+
+
+def _calls_it(members: Sequence[Mark], title: str, signal: str, op: str | None) -> bool:
+    """Whether a section's text calls the signal by name, and it is not titled for an operator that
+    was not asked for ("Attention: exponentials cost half").
+    """
+    return not _is_guide_to_other((title,), op) and any(calls(m.text, signal) for m in members)
 
 
 def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
