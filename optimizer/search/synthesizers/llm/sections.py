@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from kb.hardware.extensions import is_about_lacking, is_lacking_fact
@@ -295,7 +296,7 @@ def target(context: Context, fence: Fence) -> str:
         return ""
     parts = ["# What is known about this hardware"]
     here = context.hardware.machine
-    facts = {**context.hardware.facts, **context.knowledge.facts}
+    facts = _known_facts(context)
     lacks = context.hardware.lacks
     if facts := {key: value for key, value in facts.items() if not is_lacking_fact(key, lacks)}:
         parts.append(FACTS if here is None else FACTS_HERE)
@@ -318,11 +319,23 @@ def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
 def fitting(context: Context) -> list[Move]:
     """The moves to show, without those for a unit that the machine lacks and those that the problem
     forbids: a narrower type where the precision is strict. Warnings of skills are left out, because
-    the skill's own text says them."""
+    the skill's own text says them. Limits are those of this machine where it reports them."""
     lacks = context.hardware.lacks
     moves = [move for move in context.knowledge.moves if not avoided(move)]
     moves = [move for move in moves if not is_about_lacking(move.name, move.why, lacks)]
-    return [move for move in moves if not _forbidden(move, context.problem)]
+    facts = _known_facts(context)
+    return [_limited(move, facts) for move in moves if not _forbidden(move, context.problem)]
+
+
+def _known_facts(context: Context) -> dict[str, Number]:
+    return {**context.hardware.facts, **context.knowledge.facts}
+
+
+def _limited(move: Move, facts: Mapping[str, Number]) -> Move:
+    known = facts.get(move.limit_name or "")
+    if move.limit is None or not isinstance(known, int | float):
+        return move
+    return replace(move, limit=known)
 
 
 def _forbidden(move: Move, problem: ProblemView) -> bool:

@@ -136,6 +136,21 @@ def test_moves_to_units_that_the_machine_lacks_are_no_advice() -> None:
     assert "mv_amx" in prompt(context(knowledge=told)).shown
 
 
+def test_a_move_is_limited_by_what_this_machine_reports() -> None:
+    wider = Move(
+        "mv_wide",
+        "fill the register",
+        {"role": "vector", "factor": 2},
+        512,
+        "vector_bits",
+        "",
+        True,
+    )
+    told = Knowledge("r", moves=(wider,), facts={"vector_bits": 256, "cache_line": 64})
+    shown = prompt(context(hardware=cpu(), knowledge=told)).user
+    assert "limit: 256 (vector_bits)" in block(shown, "move")
+
+
 # -- the kernels before it
 
 
