@@ -25,6 +25,7 @@ from skills.format.schema import (
     sources_of,
 )
 from skills.format.skillfile import content_sha256
+from skills.format.warning_marks import unmarked
 
 
 def draft_of(
@@ -32,6 +33,7 @@ def draft_of(
 ) -> SkillDraft:
     """The skill as it is to be stored, its ids checked against what is registered here. Raises
     UnknownHardware, UnknownSignal and InvalidKnowledge."""
+    skill = unmarked(skill)
     signals = load_signals()
     scopes = skill.scopes
     hardware = {registry.resolve(name) for name in scopes.hardware}

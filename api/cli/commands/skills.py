@@ -253,7 +253,14 @@ def _listed(rows: Any) -> str:
 
 
 def _skill_text(skill: Json) -> str:
-    head = {**skill["summary"], "origin": skill["origin"], "predicate": skill["predicate"]}
+    conflicts = [f"{c['name']} ({c['state']}, {c['polarity']})" for c in skill.get("conflicts", ())]
+    head = {
+        **skill["summary"],
+        "origin": skill["origin"],
+        "transformation": skill.get("transformation"),
+        "predicate": skill["predicate"],
+        "conflicts with": ", ".join(conflicts),
+    }
     return f"{pairs(head)}\n\n{skill['body']}".rstrip()
 
 
