@@ -321,14 +321,19 @@ class SkillLibrary:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[Path]:
         """Write skills as folders below `parent`: the named ones, else all that are active."""
+        return [write_skill(file, parent) for file in self.files(names, access_scope=access_scope)]
+
+    def files(
+        self, names: Iterable[str] | None = None, *, access_scope: AccessScope = ALL_ACCESS
+    ) -> Sequence[SkillFile]:
+        """Skills as they are exported: the named ones, else all that are active."""
         with self._catalog.read() as connection:
             if names is not None:
                 rows = [store.get(connection, name, access_scope) for name in names]
             else:
                 rows = store.listed(connection, states=("active",), access_scope=access_scope)
             evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
-        files = [marked(skill_file(row, evidence.get(row.id, []))) for row in rows]
-        return [write_skill(file, parent) for file in files]
+        return [marked(skill_file(row, evidence.get(row.id, []))) for row in rows]
 
     def set_state(
         self,

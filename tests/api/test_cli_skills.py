@@ -121,6 +121,8 @@ def test_a_service_carries_out_the_same(place: Path, service_url: str) -> None:
     out = place / "from-service"
     remote("export", out, "gnu-rows", SHIPPED)
     assert (out / "gnu-rows" / "SKILL.md").is_file()
+    narrowed = remote("export", place / "nki", "--hardware", "trainium2", "--language", "nki")
+    assert narrowed and all("nki-" in Path(path).name for path in narrowed), narrowed
     shutil.rmtree(out / "gnu-rows")
     again = kernlore("skills", "export", out, "nobody", "--url", service_url)
     assert again.code == 2 and not (out / "nobody").exists()

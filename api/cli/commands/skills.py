@@ -178,14 +178,29 @@ def export(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of skills. Default: all that are active.")
     ] = None,
+    hardware: Hardware = None,
+    language: Language = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write skills as folders. The format is the open SKILL.md format, without scripts."""
+    """Write skills as folders. The format is the open SKILL.md format, without scripts.
+
+    What an earlier export wrote there and is no longer active is removed; other files stay.
+    """
+    if names and (hardware or language):
+        raise InvalidRequest(
+            "names and filters exclude each other",
+            hint="Give names, or --hardware and --language for all that are active and fit.",
+        )
+    active = Filters(state="active", hardware=hardware, language=language)
     with open_target(data_dir, url) as target:
-        paths = [str(path) for path in target.export_skills(names or [], folder)]
-    show(paths, as_json, "\n".join)
+        exported = target.export_skills(names or [], folder, active)
+    show([str(path) for path in exported.folders], as_json, "\n".join)
+    for name, state in exported.removed.items():
+        note(f"Removed {folder / name}: the skill is {state} now")
+    for name, state in exported.kept.items():
+        note(f"Warning: {folder / name} is left, because it was changed by hand; it is {state} now")
 
 
 @app.command("import")
