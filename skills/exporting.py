@@ -27,8 +27,8 @@ class Exported:
 
 
 def write_export(files: Sequence[SkillFile], parent: Path, states: Mapping[str, str]) -> Exported:
-    """Write skills as folders below `parent`, and remove those that an earlier export wrote and that
-    are no longer active. `states`: of every skill that the caller may see."""
+    """Write skills as folders below `parent`, and remove those of an earlier export that are no
+    longer active. `states`: of every skill that the caller may see."""
     written = tuple(write_skill(file, parent) for file in files)
     removed, kept = {}, {}
     for folder in skill_folders(parent):

@@ -34,14 +34,14 @@ from kb.errors import Conflict, InvalidRequest
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals
 from skills.conflicts import Contradiction, contradictions
-from skills.drafts import draft_of
+from skills.drafts import draft_of, read_checked
 from skills.format.schema import (
     MOVES_JSON,
     RECIPE_JSON,
     SkillFile,
     skill_file,
 )
-from skills.format.skillfile import read_skill, write_skill
+from skills.format.skillfile import write_skill
 from skills.format.warning_marks import marked
 from skills.observation import observe
 from skills.scoping import check_language, warnings_about
@@ -49,6 +49,7 @@ from skills.shipped import SyncReport, sync_shipped
 from skills.uses import Finding
 
 AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repeated here"
+REVISABLE = ("candidate", "retired")  # nobody is shown them, so their text may change
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
 
 
@@ -282,11 +283,12 @@ class SkillLibrary:
         tier: Tier = "learned",
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
-        """Import a skill folder as a candidate, without its evidence and scripts. Raises
-        InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
-        name."""
-        skill = read_skill(folder)
-        draft = draft_of(skill, tier, "import", self._registry.seen_by(access_scope))
+        """Import a skill folder as a candidate, without its evidence and scripts. One of its name
+        that is a candidate or retired gets a new version. Raises InvalidKnowledge, UnknownHardware,
+        UnknownSignal, and Conflict where a skill of its name is in use, quarantined or shipped."""
+        registry = self._registry.seen_by(access_scope)
+        skill = read_checked(folder, registry)
+        draft = draft_of(skill, tier, "import", registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         kept = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - kept))
@@ -297,11 +299,8 @@ class SkillLibrary:
             known = store.find(connection, draft.name, access_scope)
             if known is not None and known.content_sha256 == draft.content_sha256:
                 return Imported(draft.name, "unchanged", known.state, dropped, warnings)
-            if known is not None and (known.state != "candidate" or known.tier != tier):
-                raise Conflict(
-                    f"{draft.name} is already here as {known.tier} and {known.state}",
-                    hint="Give the folder and its `name` another name to import it beside that.",
-                )
+            if known is not None and (known.state not in REVISABLE or known.tier != tier):
+                raise _not_revisable(known, tier)
             stored = store.put(
                 connection,
                 draft,
@@ -311,6 +310,15 @@ class SkillLibrary:
                 details=details,
                 access_scope=access_scope,
             )
+            if known is not None and known.state == "retired":  # other text, to be judged anew
+                store.set_state(
+                    connection,
+                    draft.name,
+                    "candidate",
+                    actor=actor,
+                    reason="a new revision was imported",
+                    access_scope=access_scope,
+                )
         return Imported(draft.name, stored.outcome, "candidate", dropped, warnings)
 
     def export(
@@ -396,6 +404,21 @@ class SkillLibrary:
                 check_language(connection, language)
                 admitted.append([language])
         return admitted
+
+
+def _not_revisable(known: SkillRow, tier: Tier) -> Conflict:
+    """The error for an import under the name of a skill whose text stays; it says how to go on."""
+    name = known.name
+    hint = "Give the folder and its `name` another name to import it beside that."
+    if known.tier == tier:
+        out = "restore" if known.state == "quarantined" else "retire"
+        hint = (
+            f"To revise it: `kernlore skills {out} {name} --reason TEXT`, `kernlore skills import"
+            f" DIR`, then `kernlore skills verify {name}` or `kernlore skills approve {name}"
+            " --reason TEXT`. Until then it is not shown; its history stays, and its evidence is"
+            f" about the old text. Or: {hint[0].lower()}{hint[1:]}"
+        )
+    return Conflict(f"{name} is already here as {known.tier} and {known.state}", hint=hint)
 
 
 def _summaries(

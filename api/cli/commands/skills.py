@@ -217,7 +217,11 @@ def import_(
     """Import skill folders as candidates. What they claim about their state is ignored."""
     with open_target(data_dir, url) as target:
         paths = [path for folder in folders for path in _skill_folders(folder)]
-        imported = [target.import_skill(path, actor or login()) for path in paths]
+        broken = next((path for path in paths if not _is_valid(path)), None)
+        # Nothing is imported where a folder is broken: it comes first, and is refused with all that
+        # is wrong with it, of which only the store knows the ids.
+        ordered = paths if broken is None else [broken]
+        imported = [target.import_skill(path, actor or login()) for path in ordered]
     headers = ("name", "outcome", "state", "dropped")
     show(imported, as_json, lambda rows: table(headers, [_imported(row) for row in rows]))
     for row in imported:
@@ -231,10 +235,10 @@ def _warn(answer: Json) -> None:
 
 
 def _skill_folders(folder: Path) -> list[Path]:
-    """The folder itself, or every skill right below it. Raises InvalidKnowledge for a skill that
-    cannot be read, and where there is none.
+    """The folder itself, or every skill right below it. Raises InvalidKnowledge where there is
+    none.
     """
-    from skills.format.skillfile import SKILL_MD, read_skill, skill_folders
+    from skills.format.skillfile import SKILL_MD, skill_folders
 
     folders = [folder] if (folder / SKILL_MD).is_file() else skill_folders(folder)
     if not folders:
@@ -242,9 +246,14 @@ def _skill_folders(folder: Path) -> list[Path]:
             f"there is no {SKILL_MD} in {folder} or right below it",
             hint=f"A skill is a folder with {SKILL_MD}.",
         )
-    for skill in folders:
-        read_skill(skill)  # what is wrong with it, with the names of this machine
     return folders
+
+
+def _is_valid(folder: Path) -> bool:
+    """Whether nothing is wrong with its form. Raises what only this machine can say of it."""
+    from skills.format.skillfile import parse_skill
+
+    return not parse_skill(folder)[1].entries
 
 
 def _imported(row: Json) -> list[Any]:
