@@ -217,8 +217,8 @@ class RemoteTarget:
     def import_skill(self, folder: Path, actor: str) -> Json:
         from skills.format.folders import packed
 
-        part = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
-        return _mapping(self.call("POST", "/skills", files=[part]))
+        file = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
+        return _mapping(self.call("POST", "/skills", files=[Part("actor", actor), file]))
 
 
 def _at(*parts: str) -> str:
