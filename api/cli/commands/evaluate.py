@@ -92,12 +92,16 @@ def _short(value: float | str) -> str:
 
 
 def _timing(timing: Json) -> str:
+    from optimizer.evaluation.rough import rough_ratio, rough_times
+
     if timing["state"] == "simulator":
         return f"{timing['case']}: {timing['cycles']} cycles (simulator)"
     if timing["speedup"] is None and timing["state"] == "measured":
         calls = timing["calls"]
         return f"{timing['case']}: {timing['candidate_us']:.2f} us by its own report, {calls} runs"
     if timing["speedup"] is None:
+        if rough := rough_ratio([timing]):
+            return f"{timing['case']}: {rough}; {rough_times(timing)}. {timing['reason']}"
         return f"{timing['case']}: no figure. {timing['reason']}"
     ratio, took, reference = timing["speedup"], timing["candidate_us"], timing["baseline_us"]
     return (
