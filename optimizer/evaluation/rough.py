@@ -54,8 +54,8 @@ def too_busy(threads: int, seconds: float = LOOK_SECONDS) -> str:
         return ""
     return (
         f"other work leaves about {max(0.0, left):.1f} of {before.processors} processors, and"
-        f" timing needs {threads}: kernels are checked, but most get no figure until it ends. Stop it,"
-        " or search again, or `kernlore runs resume`, while the machine is idle"
+        f" timing needs {threads}: kernels are checked, but most get no figure until it ends."
+        " Stop it, or search again, or `kernlore runs resume`, while the machine is idle"
     )
 
 
