@@ -82,7 +82,12 @@ class _LimitedParser(MultiPartParser):
         super().on_part_data(data, start, end)
 
 
-async def read_upload(request: Request, known: Sequence[str] = _FIELDS) -> UploadForm:
+async def read_upload(request: Request) -> UploadForm:
+    """The files of an upload and what is said about them; the caller closes the files."""
+    return await read_form(request, _FIELDS)
+
+
+async def read_form(request: Request, known: Sequence[str]) -> UploadForm:
     """The files and the known fields of a multipart request; the caller closes the files."""
     settings: Settings = request.app.state.settings
     _check_type(request)

@@ -19,7 +19,7 @@ from api.bodies import Actor, SkillBody, SkillPatch, load_json, validated
 from api.http.bodies import is_json, json_body, media_type, read_json_body, signed, too_large
 from api.http.dependencies import Access, Parts
 from api.http.multipart import ACTOR as SENT_WITH
-from api.http.multipart import read_upload
+from api.http.multipart import read_form
 from api.http.openapi import json_request
 from api.services import Services
 from kb.errors import InvalidRequest
@@ -168,7 +168,7 @@ async def _folder(request: Request) -> _Folder:
     if is_json(media_type(request)):
         texts = validated(SkillBody, load_json(await read_json_body(request)))
         return _Folder(actor=signed(request, texts.actor), texts=texts)
-    form = await read_upload(request, SENT_WITH)
+    form = await read_form(request, SENT_WITH)
     try:
         if len(form.files) != 1:
             raise InvalidRequest(
