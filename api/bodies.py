@@ -8,6 +8,7 @@ Unknown fields are refused: a mistyped one would otherwise be ignored in silence
 from __future__ import annotations
 
 import json
+from functools import partial
 from typing import Annotated, Any, Literal, NoReturn, TypeVar
 
 from pydantic import (
@@ -22,6 +23,7 @@ from pydantic import (
     model_validator,
 )
 
+from api.body_fields import meant_field
 from kb.catalog.search.reviews import ReviewDecision
 from kb.errors import InvalidRequest, invalid_fields
 from kb.hardware.facts import SubjectKind
@@ -212,7 +214,7 @@ class EvaluationBody(Body):
     )
     candidate: CandidateBody
     hardware: Name = Field(
-        description="An id, name or alias. `auto`: the hardware of this machine."
+        "auto", description="An id, name or alias. `auto`: the hardware of this machine."
     )
     cases: Annotated[list[Name], Field(max_length=200)] | None = Field(
         None, description="Evaluate only these cases of the problem."
@@ -440,7 +442,7 @@ def validated(model: type[ModelT], value: Any) -> ModelT:
         return model.model_validate(value)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
-        raise invalid_fields(problems, model.model_fields) from None
+        raise invalid_fields(problems, partial(meant_field, model)) from None
 
 
 def load_json(raw: bytes) -> Any:

@@ -28,7 +28,8 @@ It does not know HTTP: `status` is the number a door should use, nothing more.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, cast
 
 
@@ -224,21 +225,27 @@ def _encodable(value: Any) -> Any:
     return _encodable(str(value))
 
 
+def _nearest_field(names: Sequence[str], loc: Sequence[Any]) -> str:
+    near = nearest(str(loc[0])[:80], names, count=1) if len(loc) == 1 else []
+    return near[0] if near else ""
+
+
 def invalid_fields(
-    problems: Sequence[Mapping[str, Any]], known: Iterable[str] = ()
+    problems: Sequence[Mapping[str, Any]],
+    known: Iterable[str] | Callable[[Sequence[Any]], str] = (),
 ) -> InvalidRequest:
     """Which fields of a request are wrong, and how. Each problem is pydantic's: `loc`, the path to
     the field, `type` and `msg`. `known` are the fields of the whole: the nearest to an unknown one
-    is named.
+    is named; or what gives, for the path of an unknown field, the one that is meant, or nothing.
     """
-    names = list(known)
+    meant = known if callable(known) else partial(_nearest_field, list(known))
     messages: dict[str, str] = {}
     for problem in problems:
         path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
         text = problem["msg"].removeprefix("Value error, ")
         if problem.get("type") == "extra_forbidden":
-            near = nearest(path, names, count=1) if len(problem["loc"]) == 1 else []
-            text = "unknown field" + (f"; did you mean {near[0]}?" if near else "")
+            near = meant(problem["loc"])
+            text = "unknown field" + (f"; did you mean {near}?" if near else "")
         messages.setdefault(path, text[:1].lower() + text[1:])
     listed = [{"path": path, "message": text} for path, text in messages.items()][:20]
     first = listed[0]

@@ -6,6 +6,8 @@ Defaults are finite and local: loopback only, bounded sizes, no key needed.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -13,8 +15,22 @@ from pydantic import Field, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from kb.addresses import listed_names
+from kb.errors import nearest
 
 MIB = 1024 * 1024
+PREFIX = "KERNLORE_"
+# Variables that are read elsewhere: by the client, containers of candidates, modules and runners.
+OTHER_VARIABLES = frozenset(
+    {
+        "KERNLORE_KEY",
+        "KERNLORE_CONTAINER_ENGINE",
+        "KERNLORE_CONTAINER_OPTIONS",
+        "KERNLORE_KERNEL_CACHE",
+        "KERNLORE_RUNNER",
+    }
+)
+# A cluster sets these for a service of the name `kernlore`, and tests those for stores.
+_FOREIGN = re.compile(r"KERNLORE_(?:SERVICE_|PORT_\d|TEST_)")
 
 
 class Settings(BaseSettings):
@@ -22,7 +38,7 @@ class Settings(BaseSettings):
     refused.
     """
 
-    model_config = SettingsConfigDict(env_prefix="KERNLORE_", extra="forbid", frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
     # Where things are
     data_dir: Path = Field(
@@ -142,6 +158,19 @@ class Settings(BaseSettings):
     def _names(cls, value: str) -> str:
         listed_names(value)
         return value
+
+
+def unknown_settings(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """A sentence for each variable that begins as a setting does and is none, with the nearest."""
+    known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
+    said = []
+    for name in sorted(environment):
+        if not name.upper().startswith(PREFIX) or name.upper() in known or _FOREIGN.match(name):
+            continue
+        near = nearest(name.upper(), known, count=1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        said.append(f"{name} is set and is no setting{meant}")
+    return tuple(said)
 
 
 def product_version() -> str:

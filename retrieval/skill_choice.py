@@ -18,7 +18,9 @@ scope: exact hardware 1.0, its family 0.8, any 0.6. freshness: 0.5 for a suspect
 its newest evidence is of another toolchain than the one in use, else 1.
 
 Diversity: maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998) over transformation,
-operators and words; two skills that claim the same (`structured_key`) are never both shown.
+operators and words; two skills that claim the same (`structured_key`, polarity) are never both
+shown. A skill and a warning of the same transformation contradict each other: the one comes right
+after the other, and each names the other.
 """
 
 from __future__ import annotations
@@ -136,9 +138,10 @@ def choose_skills(
     shown = [
         scored for scored in chosen if not _is_withheld(scored.skill.name, request, withheld_share)
     ]
+    withheld = tuple(skill.skill.name for skill in chosen if skill not in shown)
     return Choice(
-        _answers(connection, shown, scope.access_scope),
-        tuple(skill.skill.name for skill in chosen if skill not in shown),
+        _answers(connection, shown, pool, withheld, scope.access_scope),
+        withheld,
     )
 
 
@@ -276,22 +279,31 @@ def _scored(row: SkillHead, total: float, parts: Mapping[str, float]) -> _Scored
 
 def _diverse(pool: Sequence[_Scored], max_tokens: int) -> list[_Scored]:
     """The best first, then repeatedly the skill of highest score that repeats the chosen ones
-    least.
+    least. What contradicts the last one comes next.
     """
     left, chosen, spent = list(pool), list[_Scored](), 0
     best = max((entry.total for entry in pool), default=0.0) or 1.0
     while left and len(chosen) < MAX_SKILLS:
-        best_next = max(left, key=lambda entry: _worth(entry, best, chosen))
+        opposed = [entry for entry in left if chosen and _contradict(entry, chosen[-1])]
+        best_next = max(opposed or left, key=lambda entry: _worth(entry, best, chosen))
         left.remove(best_next)
         cost = count_tokens(f"- {best_next.skill.name}: {best_next.skill.description}")
         if spent + cost > max_tokens:
             continue
         spent += cost
         chosen.append(best_next)
-        left = [
-            entry for entry in left if entry.skill.structured_key != best_next.skill.structured_key
-        ]
+        left = [entry for entry in left if _claim(entry) != _claim(best_next)]
     return chosen
+
+
+def _claim(entry: _Scored) -> tuple[str, str]:
+    return entry.skill.structured_key, entry.skill.polarity
+
+
+def _contradict(entry: _Scored, other: _Scored) -> bool:
+    """Whether one warns of what the other advises; both hold for the request."""
+    mine, theirs = entry.skill, other.skill
+    return mine.transformation == theirs.transformation and mine.polarity != theirs.polarity
 
 
 def _worth(entry: _Scored, best: float, chosen: Sequence[_Scored]) -> float:
@@ -323,14 +335,25 @@ def _is_withheld(skill: str, request: RetrieveRequest, share: float) -> bool:
 
 
 def _answers(
-    connection: Connection, chosen: Sequence[_Scored], access_scope: AccessScope
+    connection: Connection,
+    chosen: Sequence[_Scored],
+    pool: Sequence[_Scored],
+    withheld: Sequence[str],
+    access_scope: AccessScope,
 ) -> tuple[SkillAnswer, ...]:
     ids = [entry.skill.id for entry in chosen]
     evidence = store.evidence_for(connection, ids, access_scope, details=False)
     return tuple(
         SkillAnswer(
             name=entry.skill.name,
-            summary=_summary(entry.skill),
+            summary=_summary(
+                entry.skill,
+                [
+                    other.skill.name
+                    for other in pool
+                    if _contradict(entry, other) and other.skill.name not in withheld
+                ],
+            ),
             tier=entry.skill.tier,
             state=entry.skill.state,
             score=entry.parts,
@@ -340,8 +363,12 @@ def _answers(
     )
 
 
-def _summary(skill: SkillHead) -> str:
-    return f"Avoid: {skill.description}" if skill.polarity == "avoid" else skill.description
+def _summary(skill: SkillHead, opposed: Sequence[str]) -> str:
+    """What it says, and the names of the skills that say the opposite."""
+    names = ", ".join(opposed)
+    if skill.polarity == "avoid":
+        return store.as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
+    return skill.description + (f" (Warned of by {names}.)" if names else "")
 
 
 def _evidence(skill: SkillHead, rows: Sequence[EvidenceRow]) -> dict[str, Any] | None:

@@ -5,14 +5,17 @@ against what is registered here.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
 from ingestion.findings.moves import moves_of
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills import SkillDraft, Tier
-from kb.errors import InvalidKnowledge
+from kb.errors import InvalidKnowledge, InvalidPredicate, KernloreError
 from kb.predicates import compile_predicate
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
@@ -24,7 +27,8 @@ from skills.format.schema import (
     advice,
     sources_of,
 )
-from skills.format.skillfile import content_sha256
+from skills.format.skillfile import content_sha256, parse_skill
+from skills.format.warning_marks import unmarked
 
 
 def draft_of(
@@ -32,6 +36,7 @@ def draft_of(
 ) -> SkillDraft:
     """The skill as it is to be stored, its ids checked against what is registered here. Raises
     UnknownHardware, UnknownSignal and InvalidKnowledge."""
+    skill = unmarked(skill)
     signals = load_signals()
     scopes = skill.scopes
     hardware = {registry.resolve(name) for name in scopes.hardware}
@@ -65,20 +70,58 @@ def draft_of(
     return replace(draft, content_sha256=content_sha256(advice(draft)))
 
 
+def read_checked(folder: Path, registry: HardwareRegistry) -> SkillFile:
+    """The skill of a folder, all of whose problems are named in one error: those of the format and
+    the ids that nobody knows. A single unknown id keeps its own error."""
+    skill, problems = parse_skill(folder)
+    errors = list(_errors(skill, registry))
+    if problems.entries or len(errors) > 1:
+        for path, error in errors:
+            near = error.details.get("nearest")
+            problems.add(path, error.message, f"did you mean {near[0]}?" if near else error.hint)
+    problems.raise_if_any()
+    return skill
+
+
+def _errors(skill: SkillFile, registry: HardwareRegistry) -> Iterator[tuple[str, KernloreError]]:
+    """What `draft_of` refuses, with its place."""
+    signals = load_signals()
+    checks: list[tuple[str, Callable[[], object]]] = [
+        *(("metadata.kb.hardware", partial(registry.resolve, n)) for n in skill.scopes.hardware),
+        *(("metadata.kb.signals", partial(signals.get, name)) for name in skill.scopes.signals),
+        *(("metadata.kb.predicate", check) for check in _predicate_checks(skill)),
+        (MOVES_JSON, partial(_moves, skill)),
+        (RECIPE_JSON, partial(_recipe, skill)),
+    ]
+    for path, check in checks:
+        try:
+            check()
+        except InvalidPredicate:  # the format's own check says it
+            continue
+        except KernloreError as error:
+            yield path, error
+
+
+def _predicate_checks(skill: SkillFile) -> Iterator[Callable[[], object]]:
+    """A check of each signal, so that a second one is named too, and one of all metrics."""
+    with suppress(InvalidPredicate):
+        names = compile_predicate(skill.predicate).names() if skill.predicate else None
+        if names is not None:
+            yield from (partial(load_signals().get, name) for name in names.signals)
+            yield partial(_check_metrics, skill.name, names.metrics)
+
+
 def _check_predicate(skill: SkillFile) -> None:
-    if skill.predicate is None:
-        return
-    names, signals, metrics = (
-        compile_predicate(skill.predicate).names(),
-        load_signals(),
-        load_metrics(),
-    )
-    for signal in names.signals:
-        signals.get(signal)
-    unknown = [name for name in names.metrics if name not in metrics]
+    for check in _predicate_checks(skill):
+        check()
+
+
+def _check_metrics(name: str, read: Iterable[str]) -> None:
+    known = load_metrics()
+    unknown = [metric for metric in read if metric not in known]
     if unknown:
         raise InvalidKnowledge(
-            f"the predicate of {skill.name} reads unknown metrics: {', '.join(unknown)}",
+            f"the predicate of {name} reads unknown metrics: {', '.join(unknown)}",
             hint="Use the names of the metric registry.",
         )
 

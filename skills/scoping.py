@@ -1,16 +1,25 @@
-"""What the scopes of a skill leave open or name in vain: said to whoever imports or approves it."""
+"""What a skill leaves open, names in vain or says of both sides: for whoever takes it in."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 from sqlalchemy import Connection
 
 from kb.catalog import skills as store
-from kb.catalog.skills import SkillScopes
+from kb.catalog.skills import SkillDraft, SkillHead
 from kb.errors import InvalidRequest, nearest
+from kb.problem_terms import problem_terms
 
 UNSCOPED = (
     "It names neither hardware, language nor signal (kb.hardware, kb.languages, kb.signals in its"
     " metadata), so it is shown for a request that has its operator or its words, and for no other."
+)
+
+
+ADVISING = (
+    "It is a warning (kb.polarity: avoid), and its description says when to use it: let the"
+    " description say what to avoid, and why."
 )
 
 
@@ -32,11 +41,15 @@ def check_language(connection: Connection, language: str) -> None:
         )
 
 
-def warnings_about(connection: Connection, scopes: SkillScopes) -> tuple[str, ...]:
-    """Sentences about scopes that will not do what their author may think; empty for most."""
-    warnings = []
+def warnings_about(connection: Connection, skill: SkillDraft | SkillHead) -> tuple[str, ...]:
+    """Sentences about what will not do what its author may think; empty for most."""
+    warnings, scopes = [], skill.scopes
     if not (scopes.hardware or scopes.languages or scopes.signals):
         warnings.append(UNSCOPED)
+    if skill.polarity == "avoid" and skill.description.lower().startswith("use when"):
+        warnings.append(ADVISING)
+    if skill.origin == "import":  # a run names the operators of its problems
+        warnings += _unknown_ops(scopes.ops)
     if scopes.languages:
         known = known_languages(connection)
         warnings += [
@@ -48,6 +61,17 @@ def warnings_about(connection: Connection, scopes: SkillScopes) -> tuple[str, ..
     return tuple(warnings)
 
 
-def _meant(language: str, known: frozenset[str]) -> str:
-    near = nearest(language, known)
+def _unknown_ops(ops: Sequence[str]) -> list[str]:
+    terms = problem_terms()
+    known = frozenset({*terms.ops, *terms.families})
+    return [
+        f"No operator here is called {op!r}, so it holds for problems that name it so and for no"
+        f" other. {_meant(op, known)}".rstrip()
+        for op in ops
+        if op not in known
+    ]
+
+
+def _meant(name: str, known: frozenset[str]) -> str:
+    near = nearest(name, known)
     return f"Did you mean {' or '.join(near)}? " if near else ""

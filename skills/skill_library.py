@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,33 +30,27 @@ from kb.catalog.skills import (
     State,
     Tier,
 )
-from kb.errors import Conflict, InvalidKnowledge, InvalidRequest, UnknownHardware
+from kb.errors import Conflict, InvalidRequest
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals
-from skills.drafts import draft_of
+from skills.conflicts import Contradiction, contradictions
+from skills.drafts import draft_of, read_checked
 from skills.format.schema import (
     MOVES_JSON,
     RECIPE_JSON,
     SkillFile,
     skill_file,
 )
-from skills.format.skillfile import read_skill, skill_folders, write_skill
+from skills.format.skillfile import write_skill
+from skills.format.warning_marks import marked
 from skills.observation import observe
 from skills.scoping import check_language, warnings_about
+from skills.shipped import SyncReport, sync_shipped
 from skills.uses import Finding
 
-BUILTIN_ACTOR = "builtin"
 AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repeated here"
+REVISABLE = ("candidate", "retired")  # nobody is shown them, so their text may change
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
-
-
-@dataclass(frozen=True)
-class SyncReport:
-    """How many skills ship, and how many of them changed or were retired."""
-
-    skills: int
-    changed: int
-    retired: int
 
 
 @dataclass(frozen=True)
@@ -94,7 +87,7 @@ class SkillSummary:
 @dataclass(frozen=True)
 class SkillDetail:
     """A skill with all that backs it. `front_matter` is that of its export, `warnings` are those of
-    its import.
+    its import. `conflicts`: skills that say the opposite of the same transformation.
     """
 
     summary: SkillSummary
@@ -110,7 +103,9 @@ class SkillDetail:
     events: tuple[SkillEvent, ...]
     evidence: tuple[EvidenceRow, ...]
     links: tuple[Link, ...]
+    transformation: str
     warnings: tuple[str, ...] = ()
+    conflicts: tuple[Contradiction, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -241,8 +236,9 @@ class SkillLibrary:
             evidence = store.evidence_of(connection, row.id, access_scope)
             events = store.events(connection, row.id, access_scope)
             links = store.links_of(connection, name, access_scope)
-            warnings = warnings_about(connection, row.scopes)
-        exported = skill_file(row, evidence)
+            warnings = warnings_about(connection, row)
+            opposed = contradictions(connection, row, self._registry.lineages(), access_scope)
+        exported = marked(skill_file(row, evidence))
         return SkillDetail(
             summary=_summary(row, _backing(row, evidence)),
             id=row.id,
@@ -257,7 +253,9 @@ class SkillLibrary:
             events=tuple(events),
             evidence=tuple(evidence),
             links=tuple(links),
+            transformation=row.transformation,
             warnings=warnings,
+            conflicts=opposed,
         )
 
     def warnings(
@@ -267,33 +265,15 @@ class SkillLibrary:
         if event.to_state != "active":
             return ()
         with self._catalog.read() as connection:
-            return warnings_about(connection, store.get(connection, name, access_scope).scopes)
+            row = store.get(connection, name, access_scope)
+            return self._warnings(connection, row, access_scope)
 
     # -- in and out
 
     def sync_builtin(self, folder: Path) -> SyncReport:
         """Bring the shipped skills up to the folders below `folder`; those gone are retired, those
         about a chip that is not registered here left out. A state that somebody else set stays."""
-        drafts = []
-        for path in skill_folders(folder):
-            with suppress(UnknownHardware):  # a knowledge folder of a team's own has its own chips
-                drafts.append(draft_of(read_skill(path), "curated", "shipped", self._registry))
-        changed = 0
-        with self._catalog.write() as connection:
-            shipped = {row.name: row for row in store.listed(connection, origin="shipped")}
-            for draft in drafts:
-                if _as_shipped(shipped.get(draft.name), draft):
-                    continue
-                if not draft.sources:
-                    raise InvalidKnowledge(
-                        f"the shipped skill {draft.name} names no source",
-                        hint="List where it comes from under `## Sources`.",
-                    )
-                changed += self._sync_one(connection, draft)
-            kept = {draft.name for draft in drafts}
-            gone = [row for name, row in shipped.items() if name not in kept]
-            retired = self._retire(connection, gone)
-        return SyncReport(len(drafts), changed, retired)
+        return sync_shipped(self._catalog, self._registry, folder)
 
     def import_folder(
         self,
@@ -303,26 +283,24 @@ class SkillLibrary:
         tier: Tier = "learned",
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
-        """Import a skill folder as a candidate, without its evidence and scripts. Raises
-        InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where another skill has its
-        name."""
-        skill = read_skill(folder)
-        draft = draft_of(skill, tier, "import", self._registry.seen_by(access_scope))
+        """Import a skill folder as a candidate, without its evidence and scripts. One of its name
+        that is a candidate or retired gets a new version. Raises InvalidKnowledge, UnknownHardware,
+        UnknownSignal, and Conflict where a skill of its name is in use, quarantined or shipped."""
+        registry = self._registry.seen_by(access_scope)
+        skill = read_checked(folder, registry)
+        draft = draft_of(skill, tier, "import", registry)
         claims = [key for key in ("kb.status", "kb.evidence") if key in skill.metadata]
         kept = {*draft.metadata["files"], MOVES_JSON, RECIPE_JSON}
         dropped = tuple(claims + sorted(skill.files.keys() - kept))
         claimed_sha = skill.metadata.get("kb.content-sha256")
         details = {"dropped": list(dropped), "claimed_sha256": claimed_sha}
         with self._catalog.write() as connection:
-            warnings = warnings_about(connection, draft.scopes)
+            warnings = self._warnings(connection, draft, access_scope)
             known = store.find(connection, draft.name, access_scope)
             if known is not None and known.content_sha256 == draft.content_sha256:
                 return Imported(draft.name, "unchanged", known.state, dropped, warnings)
-            if known is not None and (known.state != "candidate" or known.tier != tier):
-                raise Conflict(
-                    f"{draft.name} is already here as {known.tier} and {known.state}",
-                    hint="Give the folder and its `name` another name to import it beside that.",
-                )
+            if known is not None and (known.state not in REVISABLE or known.tier != tier):
+                raise _not_revisable(known, tier)
             stored = store.put(
                 connection,
                 draft,
@@ -332,6 +310,15 @@ class SkillLibrary:
                 details=details,
                 access_scope=access_scope,
             )
+            if known is not None and known.state == "retired":  # other text, to be judged anew
+                store.set_state(
+                    connection,
+                    draft.name,
+                    "candidate",
+                    actor=actor,
+                    reason="a new revision was imported",
+                    access_scope=access_scope,
+                )
         return Imported(draft.name, stored.outcome, "candidate", dropped, warnings)
 
     def export(
@@ -342,13 +329,19 @@ class SkillLibrary:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Sequence[Path]:
         """Write skills as folders below `parent`: the named ones, else all that are active."""
+        return [write_skill(file, parent) for file in self.files(names, access_scope=access_scope)]
+
+    def files(
+        self, names: Iterable[str] | None = None, *, access_scope: AccessScope = ALL_ACCESS
+    ) -> Sequence[SkillFile]:
+        """Skills as they are exported: the named ones, else all that are active."""
         with self._catalog.read() as connection:
             if names is not None:
                 rows = [store.get(connection, name, access_scope) for name in names]
             else:
                 rows = store.listed(connection, states=("active",), access_scope=access_scope)
             evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
-        return [write_skill(skill_file(row, evidence.get(row.id, [])), parent) for row in rows]
+        return [marked(skill_file(row, evidence.get(row.id, []))) for row in rows]
 
     def set_state(
         self,
@@ -373,6 +366,13 @@ class SkillLibrary:
         return observe(self._catalog, names, access_scope=access_scope)
 
     # -- parts
+
+    def _warnings(
+        self, connection: Connection, skill: SkillDraft | SkillHead, access_scope: AccessScope
+    ) -> tuple[str, ...]:
+        lineages = self._registry.lineages()
+        opposed = contradictions(connection, skill, lineages, access_scope)
+        return (*warnings_about(connection, skill), *map(str, opposed))
 
     def _scopes(self, hardware: str, access_scope: AccessScope) -> tuple[str, ...]:
         registry = self._registry.seen_by(access_scope)
@@ -405,48 +405,20 @@ class SkillLibrary:
                 admitted.append([language])
         return admitted
 
-    @staticmethod
-    def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
-        before = store.find(connection, draft.name)
-        stored = store.put(
-            connection, draft, state="active", actor=BUILTIN_ACTOR, reason="ships with the product"
+
+def _not_revisable(known: SkillRow, tier: Tier) -> Conflict:
+    """The error for an import under the name of a skill whose text stays; it says how to go on."""
+    name = known.name
+    hint = "Give the folder and its `name` another name to import it beside that."
+    if known.tier == tier:
+        out = "restore" if known.state == "quarantined" else "retire"
+        hint = (
+            f"To revise it: `kernlore skills {out} {name} --reason TEXT`, `kernlore skills import"
+            f" DIR`, then `kernlore skills verify {name}` or `kernlore skills approve {name}"
+            " --reason TEXT`. Until then it is not shown; its history stays, and its evidence is"
+            f" about the old text. Or: {hint[0].lower()}{hint[1:]}"
         )
-        row = store.get(connection, draft.name, ALL_ACCESS)
-        if before is not None and before.origin != "shipped" and row.state != "active":
-            # What was imported under this name before does not hold back the shipped skill.
-            store.set_state(
-                connection,
-                draft.name,
-                "active",
-                actor=BUILTIN_ACTOR,
-                reason="ships with the product, in place of what was imported",
-            )
-            return True
-        last = store.events(connection, row.id, ALL_ACCESS)[-1]
-        if row.state == "retired" and last.event == "state" and last.actor == BUILTIN_ACTOR:
-            store.set_state(
-                connection, draft.name, "active", actor=BUILTIN_ACTOR, reason="ships again"
-            )
-        return stored.outcome != "unchanged"
-
-    @staticmethod
-    def _retire(connection: Connection, gone: Sequence[SkillRow]) -> int:
-        """Retire skills that no longer ship; how many were not before."""
-        in_use = [row for row in gone if row.state != "retired"]
-        for row in in_use:
-            store.set_state(
-                connection, row.name, "retired", actor=BUILTIN_ACTOR, reason="no longer ships"
-            )
-        return len(in_use)
-
-
-def _as_shipped(row: SkillRow | None, draft: SkillDraft) -> bool:
-    """Whether there is nothing to do about a shipped skill, which is so at almost every start."""
-    return (
-        row is not None
-        and row.state != "retired"
-        and (row.tier, row.content_sha256) == (draft.tier, draft.content_sha256)
-    )
+    return Conflict(f"{name} is already here as {known.tier} and {known.state}", hint=hint)
 
 
 def _summaries(

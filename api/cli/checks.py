@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import os
 import platform
 import shutil
 from collections.abc import Callable, Iterator
@@ -26,7 +27,7 @@ from kb.index.chroma_client import Server
 from kb.private import open_to_others
 from kb.scope import ALL_ACCESS
 from kb.service_lock import ServiceLock, running_service
-from kb.settings import MIB, Settings
+from kb.settings import MIB, Settings, unknown_settings
 
 FREE_MIB = 512
 PROBES = 5  # a scope, about
@@ -63,6 +64,7 @@ def of_service(url: str) -> Iterator[Check]:
 def of_directory(settings: Settings) -> Iterator[Check]:
     """Check a data directory and this installation."""
     yield _versions()
+    yield _variables()
     yield from _parsers()
     yield from _guarded("isolation", _isolation)
     try:
@@ -81,6 +83,13 @@ def of_directory(settings: Settings) -> Iterator[Check]:
         yield from _guarded("vector index", lambda: _index(services))
     finally:
         services.close()
+
+
+def _variables() -> Check:
+    unknown = unknown_settings(os.environ)
+    hint = "docs/reference/settings.md lists every setting."
+    detail = "; ".join(unknown) or "no variable is a mistyped setting"
+    return Check("settings", not unknown, detail, hint)
 
 
 def _guarded(name: str, check: Callable[[], Check]) -> Iterator[Check]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer
 
+from api.cli.command_hints import in_commands
 from kb.errors import KernloreError
 from kb.plain import plain
 
@@ -55,11 +56,12 @@ def confirm(question: str, undone: str) -> None:
 
 def report_error(error: KernloreError, as_json: bool) -> None:
     """Print what went wrong and what to do next; as JSON too, in the shape of all errors."""
+    hint = in_commands(error.hint)
     print(f"error: {error.message}", file=sys.stderr)
-    if error.hint:
-        print(f"hint: {error.hint}", file=sys.stderr)
+    if hint:
+        print(f"hint: {hint}", file=sys.stderr)
     if as_json:
-        write_json(error.as_json())
+        write_json({**error.as_json(), "hint": hint})
 
 
 def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.records import Node
+from optimizer.search.rough import rough_best
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.tree import Tree
 
@@ -132,7 +133,8 @@ def status(tree: Tree, goal: Goal, seconds: float, elsewhere: Words | None = Non
     tried = tree.nodes[1:]
     counts = Counter(node.verdict for node in tried)
     best = tree.best
-    leader = "none yet" if best is None or best.speedup is None else str(best.speedup)
+    untimed = rough_best(tried) or "none yet"
+    leader = untimed if best is None or best.speedup is None else str(best.speedup)
     if best is not None and best.proposal is not None:
         leader += f" ({best.proposal.recipe or best.proposal.synthesizer})"
     leader = f"best {leader}"

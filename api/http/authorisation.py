@@ -22,7 +22,7 @@ from starlette.datastructures import Headers
 from starlette.routing import Mount
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from api.http.bodies import read_limited
+from api.http.bodies import SIGNER, read_limited
 from api.http.errors import known_fault, respond
 from api.http.limits import Limits
 from api.http.roles import SAFE, Need, is_tools, need_of, need_of_tools
@@ -54,6 +54,7 @@ class Caller:
     access: AccessScope
     with_key: bool
     by_cookie: bool = False
+    name: str = ""  # of the key
 
 
 def caller_of(scope: Mapping[str, Any]) -> Caller:
@@ -116,7 +117,7 @@ class Authorisation:
             answer = self._refusal(scope, known_fault(error))
             await answer(scope, receive, audited.of(need, caller or _unknown(scope)))
             return
-        scope[_CALLER] = caller
+        scope[_CALLER], scope[SIGNER] = caller, caller.name
         await self._app(scope, receive, audited.of(need, caller))
 
     async def _identify(self, services: Services, scope: Scope, need: Need) -> Caller:
@@ -145,7 +146,8 @@ class Authorisation:
             raise _no_key(headers)
         self._limits.take(key.id, need.kind, with_key=True)
         services.keys.used(key)
-        return Caller(key.id, key.role, known.access, True, known.by_cookie)
+        name = key.name or key.id
+        return Caller(key.id, key.role, known.access, True, known.by_cookie, name)
 
     def _refusal(self, scope: Scope, error: KernloreError) -> Response:
         root = scope.get("root_path", "")

@@ -25,12 +25,16 @@ __all__ = [
     "media_type",
     "read_json_body",
     "read_limited",
+    "signed",
     "too_large",
     "validated",
 ]
 
 # Read and dropped beyond a limit, so that the sender gets to see the answer and not a reset.
 DRAIN = 64 * MIB
+# In the scope of a request with a key: the key's name.
+SIGNER = "kernlore.signer"
+UNSIGNED = ("api", "http", "web")  # actors of changes that name nobody
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 
@@ -83,11 +87,23 @@ async def read_json_body(request: Request) -> bytes:
     return await read_limited(request, limit, "body", "KERNLORE_MAX_BODY_BYTES")
 
 
-def json_body(model: type[ModelT]) -> Callable[[bytes], ModelT]:
+def signed(request: Request, claimed: str) -> str:
+    """Who is stored as the actor of a change: who the request says, and where it came with a key,
+    the key's name with the claim beside it."""
+    key: str = request.scope.get(SIGNER, "")
+    if not key:
+        return claimed
+    return key if claimed in (*UNSIGNED, key) else f"{key} (as {claimed})"
+
+
+def json_body(model: type[ModelT]) -> Callable[..., ModelT]:
     """A dependency that gives the body as this model."""
 
     # Apart from reading, so that decoding megabytes does not hold up other requests.
-    def checked(raw: Annotated[bytes, Depends(read_json_body)]) -> ModelT:
-        return validated(model, load_json(raw))
+    def checked(request: Request, raw: Annotated[bytes, Depends(read_json_body)]) -> ModelT:
+        body = validated(model, load_json(raw))
+        if "actor" not in model.model_fields:
+            return body
+        return body.model_copy(update={"actor": signed(request, str(vars(body)["actor"]))})
 
     return checked

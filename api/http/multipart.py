@@ -5,7 +5,7 @@ A file over its limit does not spoil the others of the same upload. Knows nothin
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import BinaryIO
 
@@ -21,7 +21,8 @@ from kb.settings import Settings
 # Spooled files live on the temporary disk until they are stored.
 TOTAL_FILES = 16
 _FIELDS = ("hardware", "category", "languages", "title", "source_key", "group")
-_SINGLE = ("category", "title", "source_key", "group")
+ACTOR = ("actor",)  # what stands beside a skill
+_SINGLE = ("category", "title", "source_key", "group", "actor")
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,12 @@ class _LimitedParser(MultiPartParser):
 
 
 async def read_upload(request: Request) -> UploadForm:
-    """The files and fields of a multipart request; the caller closes the files."""
+    """The files of an upload and what is said about them; the caller closes the files."""
+    return await read_form(request, _FIELDS)
+
+
+async def read_form(request: Request, known: Sequence[str]) -> UploadForm:
+    """The files and the known fields of a multipart request; the caller closes the files."""
     settings: Settings = request.app.state.settings
     _check_type(request)
     parser = _LimitedParser(request.headers, request.stream(), settings)
@@ -95,7 +101,7 @@ async def read_upload(request: Request) -> UploadForm:
             details={"max_files": settings.max_files_per_upload},
         ) from None
     try:
-        return _sorted(form.multi_items(), parser.oversized)
+        return _sorted(form.multi_items(), parser.oversized, known)
     except InvalidRequest:
         await form.close()
         raise
@@ -120,30 +126,31 @@ def _check_type(request: Request) -> None:
         raise UnsupportedFormat("the form's charset is not UTF-8", hint="Send it in UTF-8.")
 
 
-def _sorted(items: list[tuple[str, str | UploadFile]], oversized: set[int]) -> UploadForm:
+def _sorted(
+    items: list[tuple[str, str | UploadFile]], oversized: set[int], known: Sequence[str]
+) -> UploadForm:
     files: list[Incoming] = []
     fields: dict[str, list[str]] = {}
     for name, value in items:
         if isinstance(value, UploadFile):
             if name != "file":
-                raise _misplaced(f"a file in the field {name[:80]!r}", "file")
+                raise _misplaced(f"a file in the field {name[:80]!r}", known, "file")
             label = check_text(value.filename or "", "the file name")
             files.append(Incoming(label, value.file, id(value) in oversized))
-        elif name in _FIELDS:
+        elif name in known:
             fields.setdefault(name, []).append(check_text(value, name))
         elif name == "file":
-            raise _misplaced("the field `file` without a file name", "file")
+            raise _misplaced("the field `file` without a file name", known, "file")
         else:
-            raise _misplaced(f"unknown field {name[:80]!r}", *nearest(name[:80], _FIELDS, 1))
+            near = nearest(name[:80], known, 1)
+            raise _misplaced(f"unknown field {name[:80]!r}", known, *near)
     _check(files, fields)
     return UploadForm(tuple(files), fields)
 
 
-def _misplaced(what: str, *meant: str) -> InvalidRequest:
+def _misplaced(what: str, known: Sequence[str], *meant: str) -> InvalidRequest:
     near = f"Did you mean {meant[0]}? " if meant else ""
-    return InvalidRequest(
-        what, hint=f"{near}Files go into `file`; fields are {', '.join(_FIELDS)}."
-    )
+    return InvalidRequest(what, hint=f"{near}Files go into `file`; fields are {', '.join(known)}.")
 
 
 def _check(files: list[Incoming], fields: dict[str, list[str]]) -> None:

@@ -8,6 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import PassagePatch, validated
+from api.http.bodies import signed
 from api.http.dependencies import Access, Counters, Parts
 from api.http.multipart import UploadForm, read_upload
 from api.http.observability import Metrics
@@ -210,7 +211,7 @@ def correct(
             text=body.text,
             tags=body.tag_pairs,
             hardware=body.hardware,
-            actor=body.actor,
+            actor=signed(request, body.actor),
             access_scope=access,
         )
     return see_other(request, f"/passages/{passage_id}")

@@ -9,6 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from api.bodies import FactsPatch, HardwareBody, validated
 from api.http.admission import admitted
+from api.http.bodies import signed
 from api.http.dependencies import Access, Parts
 from api.http.routes.retrieve import answer_of
 from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
@@ -84,7 +85,7 @@ def decide(hardware_id: str, request: Request, parts: Parts, form: SentForm) -> 
     """Accept or reject the marked facts."""
     chip = chips.show_hardware(parts.registry, hardware_id)["id"]
     fields = {"status": form.text("status"), "ids": form.values("ids"), "include_unclear": True}
-    body = validated(FactsPatch, {**fields, "actor": ACTOR})
+    body = validated(FactsPatch, {**fields, "actor": signed(request, ACTOR)})
     chips.decide_facts(parts.registry, chip, where=None, **body.model_dump(exclude={"where"}))
     return see_other(request, f"/hardware/{chip}?facts=proposed#facts")
 

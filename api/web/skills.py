@@ -9,6 +9,7 @@ from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import SkillPatch, validated
+from api.http.bodies import signed
 from api.http.dependencies import Access, Parts
 from api.services import Services
 from api.web.pages import (
@@ -124,7 +125,7 @@ def decide(name: str, request: Request, parts: Parts, access: Access, form: Sent
             parts,
             name,
             body.state,
-            actor=body.actor,
+            actor=signed(request, body.actor),
             reason=body.reason,
             # The tick stands beside every button, and is about one of them.
             force=body.force and body.state == "active",

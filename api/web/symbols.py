@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import SymbolPatch, validated
+from api.http.bodies import signed
 from api.http.dependencies import Access, Parts
 from api.web.pages import PageRoute, SentForm, page, see_other
 from retrieval.vocabulary import correct_symbol, show_symbol
@@ -42,5 +43,5 @@ def correct(
             changes["limits"] = limits
     fix = validated(SymbolPatch, changes).model_dump(exclude_none=True)
     if fix:
-        correct_symbol(parts, symbol_id, fix, ACTOR, access)
+        correct_symbol(parts, symbol_id, fix, signed(request, ACTOR), access)
     return see_other(request, f"/symbols/{symbol_id}")

@@ -233,12 +233,12 @@ def first_prompt_parts(
 
 
 def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[Part]:
-    """Those that hardware.toml itself holds. The entry is needed: without it a kernel has to be
-    called `kernlore_run`, which no manual says."""
+    """Those that hardware.toml itself holds. Without an entry a kernel is called `kernlore_run`,
+    which no manual says."""
     table = f"[toolchains.{language}]"
     interface = f'{table} interface = """how a kernel is launched, what its arguments are"""'
     rows = (
-        ("entry", toolchain.entry, f'{table} entry = "main"', True),
+        ("entry", toolchain.entry, f'{table} entry = "main"', False),
         ("interface", toolchain.interface, interface, True),
         ("suffix", toolchain.suffix, f'{table} suffix = ".xyz"', False),
         (
@@ -263,6 +263,8 @@ def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[Part]:
             parts.append(Part(name, "present", summary, needed=needed))
         else:
             message = "not stated" if needed else "not stated (optional)"
+            if name == "entry":
+                message += ": kernels are called kernlore_run"
             parts.append(Part(name, "missing", message, fix, needed))
     return parts
 

@@ -17,6 +17,7 @@ from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
+from optimizer.search.rough import rough_best
 from optimizer.search.tree import BY_COMMANDS, Tree
 
 FINALISTS = 2
@@ -193,9 +194,11 @@ def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]
             " (--models) or a proposer of your own (POST /runs) may bring one that is"
         )
     if not any(node.speedup is not None for node in right):
+        rough = rough_best(right)
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
-            " timed; repeat it with more time (--minutes) or while the machine is idle"
+            f" timed{f', {rough}' if rough else ''}; repeat it with more time (--minutes) or while"
+            " the machine is idle"
         )
     if chosen:
         at = chosen[0].speedup

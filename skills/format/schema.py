@@ -229,7 +229,8 @@ def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
 
 
 def advice(skill: SkillDraft | SkillRow) -> SkillFile:
-    """What a skill advises, as a file that says nothing about its state."""
+    """What a skill advises, as a file that says nothing about its state, without a warning's
+    marks."""
     lists = {key: ",".join(sorted(getattr(skill.scopes, name))) for key, name in LISTS.items()}
     kb = {
         "kb.polarity": skill.polarity,

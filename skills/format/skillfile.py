@@ -43,6 +43,13 @@ VOLATILE = frozenset(
 def read_skill(folder: Path) -> SkillFile:
     """The skill of a folder. Raises InvalidKnowledge, which lists everything that is wrong with it,
     NotFound without a SKILL.md, and PayloadTooLarge."""
+    skill, problems = parse_skill(folder)
+    problems.raise_if_any()
+    return skill
+
+
+def parse_skill(folder: Path) -> tuple[SkillFile, Problems]:
+    """As `read_skill`, with what is wrong with it in place of an error, so that more can be added."""
     folder = folder.resolve()
     text = _skill_md(folder)
     problems = Problems(f"{folder.name}/{SKILL_MD}")
@@ -65,8 +72,7 @@ def read_skill(folder: Path) -> SkillFile:
     for key in metadata.keys() - skill.metadata.keys():
         problems.add(f"metadata.{key}", "is not text", 'quote it: "a,b"')
     check(skill, folder.name, problems)
-    problems.raise_if_any()
-    return skill
+    return skill, problems
 
 
 def render(skill: SkillFile) -> str:

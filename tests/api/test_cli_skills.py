@@ -121,6 +121,9 @@ def test_a_service_carries_out_the_same(place: Path, service_url: str) -> None:
     out = place / "from-service"
     remote("export", out, "gnu-rows", SHIPPED)
     assert (out / "gnu-rows" / "SKILL.md").is_file()
+    narrowed = remote("export", place / "nki", "--hardware", "trainium2", "--language", "nki")
+    kinds = {Path(path).name.partition("-")[0] for path in narrowed}
+    assert "nki" in kinds and not kinds & {"triton", "cpp", "cuda"}
     shutil.rmtree(out / "gnu-rows")
     again = kernlore("skills", "export", out, "nobody", "--url", service_url)
     assert again.code == 2 and not (out / "nobody").exists()

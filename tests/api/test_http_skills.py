@@ -83,6 +83,20 @@ def test_the_same_again_is_unchanged(client: TestClient, candidate: str) -> None
     assert (first["event"], first["actor"], first["to_state"]) == ("created", "ann", "candidate")
 
 
+def test_a_zip_is_sent_by_somebody(client: TestClient) -> None:
+    page = PAGE.format(name="zebra-zip")
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr("zebra-zip/SKILL.md", page)
+    file = ("file", ("s.zip", buffer.getvalue()))
+    refused = client.post("/skills", data={"title": "x"}, files=[file])
+    assert refused.status_code == 400 and "fields are actor" in refused.json()["hint"]
+    assert client.post("/skills", data={"actor": "ann"}, files=[file]).status_code == 201
+    (first,) = client.get("/skills/zebra-zip/history").json()["events"]
+    assert first["actor"] == "ann"
+    client.patch("/skills/zebra-zip", json={**SIGNED, "state": "retired"})
+
+
 def test_filters_narrow_what_is_listed(client: TestClient, candidate: str) -> None:
     every = names(client)
     assert candidate in every and SHIPPED in every

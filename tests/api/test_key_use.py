@@ -77,6 +77,19 @@ def test_a_key_over_its_limit_is_told_when_to_come_back(limited: TestClient) -> 
     assert [answer.status_code for answer in guesses] == [401] * 5 + [429]
 
 
+def test_a_change_with_a_key_is_signed_with_its_name(limited: TestClient) -> None:
+    services = limited.app.state.services  # type: ignore[attr-defined]
+    secret = services.keys.create("admin", name="compiler team").secret
+    headers = {"authorization": f"Bearer {secret}"}
+    page = "---\nname: load-early\ndescription: Use when.\n---\nDo.\n"
+    body = {"name": "load-early", "files": {"SKILL.md": page}}
+    assert limited.post("/skills", json=body, headers=headers).status_code == 201
+    patch = {"state": "retired", "actor": "ann", "reason": "old"}
+    assert limited.patch("/skills/load-early", json=patch, headers=headers).status_code == 200
+    events = limited.get("/skills/load-early/history", headers=headers).json()["events"]
+    assert [event["actor"] for event in events] == ["compiler team", "compiler team (as ann)"]
+
+
 async def _echo(scope: Scope, receive: Receive, send: Send) -> None:
     """In place of the tools of agents: says who called, and what came."""
     body = await Request(scope, receive).body()

@@ -209,8 +209,22 @@ def test_what_to_avoid_is_marked(catalog: Catalog) -> None:
 
 def test_two_skills_that_claim_the_same_are_never_both_shown(catalog: Catalog) -> None:
     put(catalog, "first", transformation="vectorise")
-    put(catalog, "second", transformation="vectorise", polarity="avoid")
+    put(catalog, "second", transformation="vectorise")
     assert len(choose(catalog).answers) == 1
+
+
+def test_a_warning_hides_no_skill_that_it_contradicts(catalog: Catalog) -> None:
+    put(catalog, "first", transformation="vectorise", description="Widen the loads.")
+    put(catalog, "other")
+    put(catalog, "third")
+    warns = {"polarity": "avoid", "description": "Widen the loads."}
+    put(catalog, "warning", transformation="vectorise", **warns)
+    for _ in range(6):
+        measure(catalog, "first")
+    by_name = {answer.name: answer.summary for answer in choose(catalog).answers}
+    assert by_name["first"] == "Widen the loads. (Warned of by warning.)"
+    assert by_name["warning"] == "Avoid: Widen the loads. (Advised by first.)"
+    assert len(by_name) == 3
 
 
 def test_a_different_skill_comes_before_a_slightly_better_double(catalog: Catalog) -> None:

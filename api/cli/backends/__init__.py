@@ -48,10 +48,11 @@ def read_settings(data_dir: Path | None = None, **given: Any) -> Settings:
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])
+        option = "--" + {"allowed_hosts": "allowed-host"}.get(name, name.replace("_", "-"))
+        wrong = option if name in chosen else f"KERNLORE_{name.upper()}"
         raise InvalidRequest(
             f"setting {name}: {first['msg']} (it is {first.get('input')!r})",
-            hint=f"Correct --{name.replace('_', '-')} or KERNLORE_{name.upper()};"
-            " `kernlore config show` lists every setting.",
+            hint=f"Correct {wrong}; docs/reference/settings.md lists every setting.",
         ) from error
 
 

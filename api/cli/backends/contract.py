@@ -6,7 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from skills.exporting import Exported
 
 Json = Mapping[str, Any]
 
@@ -178,8 +181,8 @@ class Target(Protocol):
         """Change the state of a skill; the new entry of its history."""
         ...
 
-    def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
-        """Write skills as folders below `parent`; without names, all that are active."""
+    def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
+        """Write skills as folders below `parent`; without names, those that fit the filters."""
         ...
 
     def import_skill(self, folder: Path, actor: str) -> Json:

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.proposed_symbols import SymbolStatus
     from kb.cluster.connection import Cluster
+    from skills.exporting import Exported
     from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
@@ -449,8 +450,13 @@ class LocalTarget:
             "warnings": [*warnings],
         }
 
-    def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
-        return [*self._library().export(parent, names or None)]
+    def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
+        from skills.exporting import write_export
+
+        chosen = names or [skill["name"] for skill in self.skills(filters)]
+        library = self._library()
+        states = {skill.name: skill.state for skill in library.list()}
+        return write_export(library.files(chosen), parent, states)
 
     def import_skill(self, folder: Path, actor: str) -> Json:
         library = self._library_with_hardware()

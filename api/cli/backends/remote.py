@@ -10,12 +10,16 @@ import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from api.cli.backends.contract import About, Filters, Json
 from kb.errors import KernloreError, Unavailable
 from retrieval.client import HttpBackend, KernloreClientError, Part
+
+if TYPE_CHECKING:
+    from skills.exporting import Exported
+    from skills.format.schema import SkillFile
 
 TIMEOUT = 120.0  # seconds; an upload of the largest file through a slow disk
 
@@ -188,13 +192,17 @@ class RemoteTarget:
     def change_skill(self, name: str, patch: Json) -> Json:
         return _mapping(self.call("PATCH", _at("/skills", name), json=dict(patch)))
 
-    def export_skills(self, names: Sequence[str], parent: Path) -> list[Path]:
-        chosen = names or [skill["name"] for skill in self.skills(Filters(state="active"))]
-        return [self._export_skill(name, parent) for name in chosen]
+    def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
+        from skills.exporting import write_export
 
-    def _export_skill(self, name: str, parent: Path) -> Path:
+        chosen = names or [skill["name"] for skill in self.skills(filters)]
+        files = [self._exported(name) for name in chosen]
+        states = {skill["name"]: skill["state"] for skill in self.skills(Filters())}
+        return write_export(files, parent, states)
+
+    def _exported(self, name: str) -> SkillFile:
         from skills.format.folders import unpacked
-        from skills.format.skillfile import read_skill, write_skill
+        from skills.format.skillfile import read_skill
 
         self.skill(name)  # an unknown one is refused in the service's own words
         answer = self._http.download(_at("/skills", name, "export"))
@@ -204,13 +212,13 @@ class RemoteTarget:
                 hint="Check that the URL is Kernlore's and that both are of one version.",
             )
         with unpacked(answer.content) as folder:
-            return write_skill(read_skill(folder), parent)
+            return read_skill(folder)
 
     def import_skill(self, folder: Path, actor: str) -> Json:
         from skills.format.folders import packed
 
-        part = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
-        return _mapping(self.call("POST", "/skills", files=[part]))
+        file = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
+        return _mapping(self.call("POST", "/skills", files=[Part("actor", actor), file]))
 
 
 def _at(*parts: str) -> str:

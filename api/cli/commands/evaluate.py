@@ -92,12 +92,16 @@ def _short(value: float | str) -> str:
 
 
 def _timing(timing: Json) -> str:
+    from optimizer.evaluation.rough import rough_ratio, rough_times
+
     if timing["state"] == "simulator":
         return f"{timing['case']}: {timing['cycles']} cycles (simulator)"
     if timing["speedup"] is None and timing["state"] == "measured":
         calls = timing["calls"]
         return f"{timing['case']}: {timing['candidate_us']:.2f} us by its own report, {calls} runs"
     if timing["speedup"] is None:
+        if rough := rough_ratio([timing]):
+            return f"{timing['case']}: {rough}; {rough_times(timing)}. {timing['reason']}"
         return f"{timing['case']}: no figure. {timing['reason']}"
     ratio, took, reference = timing["speedup"], timing["candidate_us"], timing["baseline_us"]
     return (
@@ -113,6 +117,14 @@ def _knowledge(known: Json) -> list[str]:
     # A kernel that somebody wrote has none of the parameters that a move's change is about.
     for move in known["moves"]:
         lines.append(f"  move {move['name']}: {move['why']} ({move['source']['section']})")
-    sections = dict.fromkeys(excerpt["section"] for excerpt in known["excerpts"])
-    lines += [f"  read {section}" for section in sections]
-    return lines
+    places = dict.fromkeys(map(_place, known["excerpts"]))
+    lines += [f"  read {place}" for place in places if place]
+    return lines if len(lines) > 2 else []
+
+
+def _place(excerpt: Json) -> str:
+    """Where to read it: the document and the section, which a document without headings lacks."""
+    title, section = str(excerpt["document"]["title"]).strip(), str(excerpt["section"]).strip()
+    if section == title or section.startswith(f"{title} > "):
+        return section
+    return " > ".join(part for part in (title, section) if part)

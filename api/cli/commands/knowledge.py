@@ -90,6 +90,11 @@ def recipes(
 
 def _recipe_lines(recipes: list[Json]) -> str:
     """Each recipe with its source, the values of its parameters, and its constraints."""
+    if not recipes:
+        return (
+            "no recipe is proposed: they come from code samples of uploaded manuals"
+            " (`kernlore ingest`); `kernlore skills list` has those of skills"
+        )
     lines = []
     for recipe in recipes:
         lines.append(

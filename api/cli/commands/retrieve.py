@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from api.cli.backends import open_target
+from api.cli.command_hints import in_commands
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, write_json
 from kb.errors import InvalidRequest
@@ -197,7 +198,7 @@ def render(answer: Json) -> str:
         )
     for skill in answer.get("skills") or ():
         parts.append(f"skill {skill['name']} ({skill['tier']}): {skill['summary']}")
-    parts += [f"hint: {hint}" for hint in answer.get("hints") or ()]
+    parts += [f"hint: {in_commands(hint)}" for hint in answer.get("hints") or ()]
     parts.append(f"retrieval {answer['retrieval_id']}; `--context` prints the text for a prompt")
     return "\n\n".join(part for part in parts if part)
 

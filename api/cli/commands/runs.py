@@ -149,7 +149,7 @@ def _tree_text(rows: Any) -> str:
         children[row["parent"]].append(row)
 
     def lines(row: Json, depth: int) -> list[str]:
-        figure = "baseline" if row["baseline"] else row["speedup"]
+        figure = "baseline" if row["baseline"] else row["speedup"] or row.get("rough", "")
         figure = ", ".join(text for text in (figure, row["took"]) if text)
         head = f"{'  ' * depth}{row['number']} {row['verdict']} {figure}".rstrip()
         below = [line for child in children[row["number"]] for line in lines(child, depth + 1)]

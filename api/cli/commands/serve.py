@@ -7,6 +7,7 @@ reported at once; requests that arrive while the application loads wait in the s
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import socket
 import sys
@@ -58,9 +59,12 @@ def serve(
 ) -> None:
     """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
     from kb.service_lock import ServiceLock
+    from kb.settings import unknown_settings
 
     names = ",".join(allowed_host) if allowed_host else None
     settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names)
+    for unknown in unknown_settings(os.environ):
+        print(f"Warning: {unknown}", file=sys.stderr, flush=True)
     send_logs_to_stderr(settings.log_level)  # checks the level
     configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:

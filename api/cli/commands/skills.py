@@ -178,14 +178,29 @@ def export(
     names: Annotated[
         list[str] | None, typer.Argument(help="Names of skills. Default: all that are active.")
     ] = None,
+    hardware: Hardware = None,
+    language: Language = None,
     data_dir: DataDir = None,
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write skills as folders. The format is the open SKILL.md format, without scripts."""
+    """Write skills as folders. The format is the open SKILL.md format, without scripts.
+
+    What an earlier export wrote there and is no longer active is removed; other files stay.
+    """
+    if names and (hardware or language):
+        raise InvalidRequest(
+            "names and filters exclude each other",
+            hint="Give names, or --hardware and --language for all that are active and fit.",
+        )
+    active = Filters(state="active", hardware=hardware, language=language)
     with open_target(data_dir, url) as target:
-        paths = [str(path) for path in target.export_skills(names or [], folder)]
-    show(paths, as_json, "\n".join)
+        exported = target.export_skills(names or [], folder, active)
+    show([str(path) for path in exported.folders], as_json, "\n".join)
+    for name, state in exported.removed.items():
+        note(f"Removed {folder / name}: the skill is {state} now")
+    for name, state in exported.kept.items():
+        note(f"Warning: {folder / name} is left, because it was changed by hand; it is {state} now")
 
 
 @app.command("import")
@@ -202,7 +217,11 @@ def import_(
     """Import skill folders as candidates. What they claim about their state is ignored."""
     with open_target(data_dir, url) as target:
         paths = [path for folder in folders for path in _skill_folders(folder)]
-        imported = [target.import_skill(path, actor or login()) for path in paths]
+        broken = next((path for path in paths if not _is_valid(path)), None)
+        # Nothing is imported where a folder is broken: it comes first, and is refused with all that
+        # is wrong with it, of which only the store knows the ids.
+        ordered = paths if broken is None else [broken]
+        imported = [target.import_skill(path, actor or login()) for path in ordered]
     headers = ("name", "outcome", "state", "dropped")
     show(imported, as_json, lambda rows: table(headers, [_imported(row) for row in rows]))
     for row in imported:
@@ -216,10 +235,10 @@ def _warn(answer: Json) -> None:
 
 
 def _skill_folders(folder: Path) -> list[Path]:
-    """The folder itself, or every skill right below it. Raises InvalidKnowledge for a skill that
-    cannot be read, and where there is none.
+    """The folder itself, or every skill right below it. Raises InvalidKnowledge where there is
+    none.
     """
-    from skills.format.skillfile import SKILL_MD, read_skill, skill_folders
+    from skills.format.skillfile import SKILL_MD, skill_folders
 
     folders = [folder] if (folder / SKILL_MD).is_file() else skill_folders(folder)
     if not folders:
@@ -227,9 +246,14 @@ def _skill_folders(folder: Path) -> list[Path]:
             f"there is no {SKILL_MD} in {folder} or right below it",
             hint=f"A skill is a folder with {SKILL_MD}.",
         )
-    for skill in folders:
-        read_skill(skill)  # what is wrong with it, with the names of this machine
     return folders
+
+
+def _is_valid(folder: Path) -> bool:
+    """Whether nothing is wrong with its form. Raises what only this machine can say of it."""
+    from skills.format.skillfile import parse_skill
+
+    return not parse_skill(folder)[1].entries
 
 
 def _imported(row: Json) -> list[Any]:
@@ -253,7 +277,14 @@ def _listed(rows: Any) -> str:
 
 
 def _skill_text(skill: Json) -> str:
-    head = {**skill["summary"], "origin": skill["origin"], "predicate": skill["predicate"]}
+    conflicts = [f"{c['name']} ({c['state']}, {c['polarity']})" for c in skill.get("conflicts", ())]
+    head = {
+        **skill["summary"],
+        "origin": skill["origin"],
+        "transformation": skill.get("transformation"),
+        "predicate": skill["predicate"],
+        "conflicts with": ", ".join(conflicts),
+    }
     return f"{pairs(head)}\n\n{skill['body']}".rstrip()
 
 

@@ -103,8 +103,9 @@ def candidate(run_id: str, number: str, parts: Parts) -> dict[str, Any]:
     dependencies=[Depends(from_this_machine)],
 )
 def cancel(run_id: str, processes: Processes) -> dict[str, Any]:
-    """When the request returns, every process of the run has ended; those of a run that another
-    replica carries out end within a few seconds."""
+    """When the request returns, every process of a run that this service started has ended; those
+    of another replica end within a few seconds, those of a command or of a service that was killed
+    after their candidate. `note` says where processes may still be ending."""
     return processes.cancel(run_id)
 
 

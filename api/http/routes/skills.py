@@ -13,11 +13,13 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
+from pydantic import BaseModel
 
-from api.bodies import SkillBody, SkillPatch, load_json, validated
-from api.http.bodies import is_json, json_body, media_type, read_json_body, too_large
+from api.bodies import Actor, SkillBody, SkillPatch, load_json, validated
+from api.http.bodies import is_json, json_body, media_type, read_json_body, signed, too_large
 from api.http.dependencies import Access, Parts
-from api.http.multipart import read_upload
+from api.http.multipart import ACTOR as SENT_WITH
+from api.http.multipart import read_form
 from api.http.openapi import json_request
 from api.services import Services
 from kb.errors import InvalidRequest
@@ -43,7 +45,8 @@ def _import_request() -> dict[str, Any]:
                     "type": "string",
                     "format": "binary",
                     "description": "A zip of the skill's folder.",
-                }
+                },
+                "actor": {"type": "string", "description": "Who sends it."},
             },
         }
     }
@@ -146,29 +149,38 @@ def export(name: str, parts: Parts, access: Access) -> Response:
     return Response(data, media_type="application/zip", headers=headers)
 
 
+class _Sender(BaseModel):
+    """What stands beside the zip of a skill."""
+
+    actor: Actor
+
+
 @dataclass(frozen=True)
 class _Folder:
     """A skill's folder as it was sent: zipped, or as texts."""
 
     zipped: bytes = b""
+    actor: str = ACTOR
     texts: SkillBody | None = None
 
 
 async def _folder(request: Request) -> _Folder:
     if is_json(media_type(request)):
-        return _Folder(texts=validated(SkillBody, load_json(await read_json_body(request))))
-    form = await read_upload(request)
+        texts = validated(SkillBody, load_json(await read_json_body(request)))
+        return _Folder(actor=signed(request, texts.actor), texts=texts)
+    form = await read_form(request, SENT_WITH)
     try:
-        if len(form.files) != 1 or form.fields:
+        if len(form.files) != 1:
             raise InvalidRequest(
                 "a skill is sent alone",
-                hint="Send one zip in the field `file`, and no other field.",
+                hint="Send one zip in the field `file`, and no other field but `actor`.",
             )
         (file,) = form.files
         data = file.file.read(MAX_BYTES + 1)
         if file.oversized or len(data) > MAX_BYTES:
             raise too_large("zip", MAX_BYTES, "nothing: a skill is one page")
-        return _Folder(data)
+        actor = validated(_Sender, {"actor": form.text("actor") or ACTOR}).actor
+        return _Folder(data, signed(request, actor))
     finally:
         for file in form.files:
             file.close()
@@ -190,9 +202,9 @@ def add_skill(
     """What the folder claims about state and evidence is ignored, and its scripts are left out."""
     if folder.texts is None:
         with unpacked(folder.zipped) as path:
-            return _imported(parts, path, ACTOR, access)
+            return _imported(parts, path, folder.actor, access)
     with placed(folder.texts.name, folder.texts.files) as path:
-        return _imported(parts, path, folder.texts.actor, access)
+        return _imported(parts, path, folder.actor, access)
 
 
 def _imported(parts: Services, folder: Path, actor: str, access: AccessScope) -> JSONResponse:

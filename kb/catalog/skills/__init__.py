@@ -34,6 +34,7 @@ from kb.catalog.skills.reading import (
     search,
 )
 from kb.catalog.skills.rows import (
+    AVOIDING,
     EVIDENCE_KINDS,
     LINK_KINDS,
     ROLES,
@@ -57,6 +58,7 @@ from kb.catalog.skills.rows import (
     Stored,
     Tier,
     UseRow,
+    as_warning,
     structured_key,
 )
 from kb.catalog.skills.support import FAILURES, TRIALS, Bounds, measured, tested, wilson
@@ -64,6 +66,7 @@ from kb.catalog.skills.uses import lift_of, nth_last_retrieval, record_uses, use
 from kb.catalog.skills.writing import link, links_of, narrow, put, set_state
 
 __all__ = [
+    "AVOIDING",
     "EVIDENCE_KINDS",
     "FAILURES",
     "LINK_KINDS",
@@ -94,6 +97,7 @@ __all__ = [
     "UseRow",
     "about",
     "add_evidence",
+    "as_warning",
     "candidate_skills",
     "count",
     "error_words",

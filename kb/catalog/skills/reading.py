@@ -241,9 +241,9 @@ def count(connection: Connection, **narrowing: Any) -> int:
 def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
     """Whole skills, sorted by name.
 
-    `states`, `tier` and `origin` keep only skills with these values, `hardware_scopes` those that
-    hold for one of the scopes, `signal` those that name the signal. `languages` has sets of
-    languages, of each of which the skills must name one, or no language at all.
+    `states`, `tier`, `origin` and `transformation` keep only skills with these values,
+    `hardware_scopes` those that hold for one of the scopes, `signal` those that name the signal.
+    `languages` has sets of languages, of each of which the skills must name one, or none at all.
     """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _rows(connection, _narrowed(_whole(scope), **narrowing))
@@ -258,6 +258,7 @@ def _narrowed(
     languages: Sequence[Sequence[str]] = (),
     signal: str | None = None,
     origin: str | None = None,
+    transformation: str | None = None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> sa.Select[Any]:
     del access_scope  # of the query already
@@ -267,6 +268,8 @@ def _narrowed(
         query = query.where(t.skills.c.tier == tier)
     if origin is not None:
         query = query.where(t.skills.c.origin == origin)
+    if transformation is not None:
+        query = query.where(t.skills.c.transformation == transformation)
     if hardware_scopes is not None:
         query = query.where(_admits("hardware", [*hardware_scopes, ANY]))
     for admitted in languages:

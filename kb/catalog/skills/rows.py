@@ -24,6 +24,7 @@ STATES: tuple[State, ...] = ("candidate", "active", "suspect", "retired", "quara
 EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("ablation", "pair", "lift", "simulator")
 LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with",)
 ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
+AVOIDING = "Avoid: "  # before what a warning warns of
 WRITTEN = ("created", "revised")  # events that change what a skill says
 TRANSITIONS: Mapping[str, frozenset[str]] = {
     "candidate": frozenset({"active", "retired", "quarantined"}),
@@ -232,6 +233,11 @@ def structured_key(scopes: SkillScopes, transformation: str) -> str:
         scopes.languages,
     )
     return "|".join(",".join(sorted(part)) for part in parts)
+
+
+def as_warning(description: str) -> str:
+    """The description of a skill to avoid, so that it cannot be read as advice."""
+    return description if description.lower().startswith("avoid") else f"{AVOIDING}{description}"
 
 
 def one_of(value: str, known: Sequence[str], what: str) -> None:

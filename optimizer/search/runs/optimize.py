@@ -19,6 +19,7 @@ from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.rough import too_busy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
@@ -170,7 +171,11 @@ def _bench(
     listener: Listener,
 ) -> RunBench:
     if elsewhere is None:
-        return bench_for(base, problem, places)
+        bench = bench_for(base, problem, places)
+        on_processors = isinstance(bench, LocalBench) and bench.device == "cpu"
+        if on_processors and (busy := too_busy(bench.settings.threads)):
+            listener.log(f"Warning: {busy}")
+        return bench
     return elsewhere.bench(base, problem, listener.log)
 
 

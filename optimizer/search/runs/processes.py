@@ -32,6 +32,10 @@ GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 CANCEL_SECONDS = 5.0  # within which another replica ends a run that it has started
 LOOK_SECONDS = 1.0  # between two looks at what was cancelled elsewhere
 ENDED_ELSEWHERE = "its process ended before the run began; the replica that started it has its log"
+STILL_ENDING = (
+    "it was asked to end; a process that this service did not start (of a command, or of a service"
+    " that was killed) still works on it and ends after the candidate that it is measuring"
+)
 MAX_RUNNING = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -218,7 +222,8 @@ class RunProcesses:
     def cancel(self, run_id: str) -> dict[str, Any]:
         """End a run and show it. It is asked to end first; nothing of one that this service has
         started is alive when this returns. Of another replica, its processes end within a few
-        seconds; one of a command ends after its candidate. Raises NotFound.
+        seconds; one of a command, or of a service that was killed, ends after its candidate, and
+        the answer has a `note` while it has not. Raises NotFound.
         """
         with self._changing:
             child = self._children.get(run_id)
@@ -235,7 +240,8 @@ class RunProcesses:
             deadline = time.monotonic() + CANCEL_SECONDS
             while self.alive(run_id) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS / 10)
-        return self.show(run_id)
+        still = {"note": STILL_ENDING} if self.alive(run_id) else {}
+        return {**self.show(run_id), **still}
 
     def _end(self, run_id: str, child: ChildProcess) -> None:
         """End the process of a cancelled run, and record that where it could not do so itself."""

@@ -22,6 +22,7 @@ from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.confirm import UNTRIED
 from optimizer.search.records import Node, time_text
+from optimizer.search.rough import rough_best, rough_of
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import BY_COMMANDS, Tree
@@ -102,7 +103,7 @@ def run_account(base: KnowledgeBase, run_id: str) -> Json:
 
 def _best_text(tree: Tree) -> str:
     if tree.best is None:
-        return "none"
+        return rough_best(tree.nodes[1:]) or "none"
     return "the baseline" if tree.best is tree.baseline else str(tree.best.speedup)
 
 
@@ -267,7 +268,8 @@ def _problem_name(path: Path) -> str:
 
 def _candidate_row(tree: Tree, node: Node) -> Json:
     """`took` is its time where only the chip's own commands run: there is no other figure of the
-    baseline. `message` says what is wrong with a candidate that is not right."""
+    baseline. `message` says what is wrong with a candidate that is not right, `rough` what is
+    known of one that could not be timed."""
     proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
     wrong = evaluation is not None and not evaluation.correct
     return {
@@ -276,6 +278,7 @@ def _candidate_row(tree: Tree, node: Node) -> Json:
         "verdict": node.verdict,
         "message": evaluation.message if wrong and evaluation is not None else node.problem,
         "speedup": str(node.speedup) if node.speedup is not None else "",
+        "rough": rough_of(node),
         "baseline": baseline is not None and node is baseline,
         "took": time_text(node) if baseline is not None else "",
         "signals": list(node.signals),

@@ -39,6 +39,7 @@ np.save(path.parent / named["out"]["file"], out.astype(np.float32))
 report = {"time_us": 5.0, "metrics": {"toy_stalls": 3, "toy_beats": 4, "toy_other": 1}}
 (path.parent / manifest["report"]).write_text(json.dumps(report))
 """
+NAMED = 'assert manifest["entry"] == "main"\n'
 TENSOR = {"dtype": "float32", "shape": [4, 8]}
 TOY: dict[str, Any] = {
     "id": "toy",
@@ -106,12 +107,6 @@ def test_a_complete_description(local: LocalTarget) -> None:
 @pytest.mark.parametrize(
     ("changes", "name", "state", "fix"),
     [
-        (
-            {"entry": None, "sample": KERNEL.replace("main", "kernlore_run")},
-            "entry",
-            "missing",
-            "entry = ",
-        ),
         ({"interface": None}, "interface", "missing", "interface = "),
         ({"sample_reference": "x + w"}, "right", "failed", "Correct the sample"),
         ({"sample_reference": "x.sum()"}, "right", "failed", "Correct the sample"),
@@ -139,6 +134,16 @@ def test_what_is_missing_or_fails_is_said_with_the_line_to_add(
     found = part(check.languages[0], name)
     assert not check.ok
     assert (found.state, found.needed) == (state, True) and fix in found.fix
+
+
+def test_a_toolchain_that_works_without_an_entry_is_complete(local: LocalTarget) -> None:
+    check = checked(local, entry=None, sample=KERNEL.replace(NAMED, ""))
+    found = part(check.languages[0], "entry")
+    one = check.languages[0]
+    rows = (*one.tools, *one.sample, *one.prompt)
+    wrong = [p for p in rows if p.needed and p.state != "present"]
+    assert check.ok and not found.needed, wrong
+    assert "optional" in found.message and "kernlore_run" in found.message
 
 
 def test_a_sample_without_a_reference_runs_and_is_not_judged(local: LocalTarget) -> None:

@@ -1,0 +1,36 @@
+"""An unknown field gets the one that is meant, wherever it stands; a hardware may be left out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from api.bodies import EvaluationBody, RunBody, StepBody, validated
+from kb.errors import InvalidRequest
+
+KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}
+
+
+@pytest.mark.parametrize(
+    ("model", "body", "said"),
+    [
+        (RunBody, {"problem": "softmax", "candidates": 3}, "did you mean goal.candidates?"),
+        (RunBody, {"problem": "softmax", "hardwares": "h100"}, "did you mean hardware?"),
+        (RunBody, {"problem": "softmax", "goal": {"minuts": 3}}, "goal.minuts: unknown field; did"),
+        (RunBody, {"problem": "softmax", "goal": {"minuts": 3}}, "did you mean minutes?"),
+        (EvaluationBody, {"problem": "x", "candidate": {**KERNEL, "fils": {}}}, "mean files?"),
+        (StepBody, {"step": 1, "candidate": {**KERNEL, "parameter": {}}}, "mean parameters?"),
+        (RunBody, {"problem": "softmax", "zzzz": 3}, "zzzz: unknown field"),
+    ],
+)
+def test_an_unknown_field_gets_the_one_that_is_meant(
+    model: type[Any], body: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(InvalidRequest) as error:
+        validated(model, body)
+    assert said in error.value.message
+
+
+def test_an_evaluation_is_on_this_machine_unless_it_says_where() -> None:
+    assert validated(EvaluationBody, {"problem": "x", "candidate": KERNEL}).hardware == "auto"

@@ -1,0 +1,122 @@
+"""A skill and a warning about the same: each names the other, and an export cannot be misread."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from skills.format.schema import SkillFile
+from skills.format.skillfile import read_skill, write_skill
+from skills.skill_library import Imported, SkillLibrary
+from tests.catalogs import fresh_data_dir
+
+pytestmark = pytest.mark.slow(seconds=3)
+
+ADVICE = SkillFile(
+    name="double-buffer",
+    description="Begin the load of the next block first.",
+    body="## Steps\n\n1. Load early.",
+    metadata={"kb.signals": "memory_latency", "kb.ops": "matmul"},
+)
+WARNING = replace(
+    ADVICE,
+    name="no-double-buffer",
+    metadata={
+        "kb.polarity": "avoid",
+        "kb.transformation": "double-buffer",
+        "kb.signals": "memory_latency",
+    },
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    yield opened
+    opened.close()
+
+
+def bring(catalog: Catalog, tmp_path: Path, skill: SkillFile) -> Imported:
+    return SkillLibrary(catalog).import_folder(write_skill(skill, tmp_path), actor="ann")
+
+
+def test_each_names_the_other_without_any_evidence(catalog: Catalog, tmp_path: Path) -> None:
+    library = SkillLibrary(catalog)
+    assert bring(catalog, tmp_path, ADVICE).warnings == ()
+    (said,) = bring(catalog, tmp_path, WARNING).warnings
+    assert said == "It conflicts with double-buffer (candidate), which advises it. Both are shown."
+    for name, other in (
+        ("double-buffer", "no-double-buffer"),
+        ("no-double-buffer", "double-buffer"),
+    ):
+        (conflict,) = library.show(name).conflicts
+        assert conflict.name == other
+    event = library.set_state("double-buffer", "retired", actor="ann", reason="old")
+    assert library.warnings("double-buffer", event) == ()
+    assert library.show("no-double-buffer").conflicts == ()
+
+
+def test_approval_names_what_a_skill_conflicts_with(catalog: Catalog, tmp_path: Path) -> None:
+    from kb.catalog import skills as store
+
+    library = SkillLibrary(catalog)
+    bring(catalog, tmp_path, ADVICE)
+    bring(catalog, tmp_path, WARNING)
+    with catalog.write() as connection:
+        event = store.set_state(
+            connection, "no-double-buffer", "active", actor="ann", reason="known", force=True
+        )
+    (said,) = library.warnings("no-double-buffer", event)
+    assert said.startswith("It conflicts with double-buffer (candidate)")
+
+
+def test_other_operators_or_transformations_are_no_conflict(
+    catalog: Catalog, tmp_path: Path
+) -> None:
+    bring(catalog, tmp_path, ADVICE)
+    elsewhere = {**WARNING.metadata, "kb.ops": "softmax"}
+    another = {**WARNING.metadata, "kb.transformation": "unroll"}
+    for metadata in (elsewhere, another):
+        assert bring(catalog, tmp_path, replace(WARNING, metadata=metadata)).warnings == ()
+
+
+def test_an_exported_warning_reads_as_one_and_comes_back(catalog: Catalog, tmp_path: Path) -> None:
+    bring(catalog, tmp_path / "in", WARNING)
+    library = SkillLibrary(catalog)
+    (folder,) = library.export(tmp_path / "out", [WARNING.name])
+    exported = read_skill(folder)
+    assert exported.description == "Avoid: Begin the load of the next block first."
+    assert exported.body.splitlines()[0] == exported.description
+    assert library.import_folder(folder, actor="bob").outcome == "unchanged"
+    detail = library.show(WARNING.name)
+    assert (detail.summary.description, detail.body) == (WARNING.description, WARNING.body)
+    assert len(detail.events) == 1
+
+
+def test_a_warning_that_says_when_to_use_it_is_warned_of(catalog: Catalog, tmp_path: Path) -> None:
+    advising = replace(WARNING, description="Use when a kernel waits: load early.")
+    (said,) = bring(catalog, tmp_path, advising).warnings
+    assert "let the description say what to avoid" in said
+    (folder,) = SkillLibrary(catalog).export(tmp_path / "out", [WARNING.name])
+    assert read_skill(folder).description.startswith("Avoid: Use when")
+
+
+def test_an_operator_that_nobody_knows_is_warned_of(catalog: Catalog, tmp_path: Path) -> None:
+    odd = replace(ADVICE, metadata={"kb.signals": "memory_latency", "kb.ops": "sofmax,matmul"})
+    (said,) = bring(catalog, tmp_path, odd).warnings
+    assert "'sofmax'" in said and "Did you mean softmax" in said
+
+
+def test_a_long_warning_is_marked_in_its_body_alone(catalog: Catalog, tmp_path: Path) -> None:
+    long = replace(WARNING, description="Load " + "very " * 202 + "early.")
+    assert len(long.description) > 1020
+    bring(catalog, tmp_path / "in", long)
+    library = SkillLibrary(catalog)
+    (folder,) = library.export(tmp_path / "out", [long.name])
+    assert read_skill(folder).description == long.description
+    assert read_skill(folder).body.startswith("Avoid: Load very")
+    assert library.import_folder(folder, actor="bob").outcome == "unchanged"

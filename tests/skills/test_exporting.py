@@ -1,0 +1,85 @@
+"""An export leaves no withdrawn skill in an agent's folder, and touches nothing of anybody else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kb.catalog import Catalog, open_catalog
+from skills.exporting import Exported, write_export
+from skills.format.schema import SkillFile
+from skills.format.skillfile import write_skill
+from skills.skill_library import SkillLibrary
+from tests.catalogs import fresh_data_dir
+
+pytestmark = pytest.mark.slow(seconds=2)
+
+SKILL = SkillFile(
+    name="load-early",
+    description="Begin the load of the next block first.",
+    body="1. Load early.",
+    metadata={"kb.signals": "memory_latency", "team": "kernels"},
+    files={"references/notes.md": b"Notes.\n"},
+)
+WARNING = replace(
+    SKILL, name="no-unroll", metadata={**SKILL.metadata, "kb.polarity": "avoid"}, files={}
+)
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = open_catalog(fresh_data_dir(tmp_path / "data"))
+    library = SkillLibrary(opened)
+    for skill in (SKILL, WARNING):
+        folder = write_skill(skill, tmp_path / "in")
+        library.import_folder(folder, actor="ann")
+    yield opened
+    opened.close()
+
+
+def export(catalog: Catalog, parent: Path, names: list[str]) -> Exported:
+    library = SkillLibrary(catalog)
+    states: Mapping[str, str] = {skill.name: skill.state for skill in library.list()}
+    return write_export(library.files(names), parent, states)
+
+
+def names(parent: Path) -> list[str]:
+    return sorted(path.name for path in parent.iterdir())
+
+
+def test_what_was_withdrawn_is_removed_and_nothing_else(catalog: Catalog, tmp_path: Path) -> None:
+    out, library = tmp_path / "agent", SkillLibrary(catalog)
+    assert export(catalog, out, ["load-early", "no-unroll"]).removed == {}
+    own = out / "team-rules"
+    own.mkdir()
+    (own / "SKILL.md").write_text("---\nname: team-rules\ndescription: Ours.\n---\nBe kind.\n")
+    assert export(catalog, out, []).removed == {}  # candidates that stay candidates
+    for name in ("load-early", "no-unroll"):
+        library.set_state(name, "retired", actor="ann", reason="wrong")
+    exported = export(catalog, out, [])
+    assert exported.removed == {"load-early": "retired", "no-unroll": "retired"}
+    assert names(out) == ["team-rules"]
+
+
+@pytest.mark.parametrize("changed", ["SKILL.md", "references/mine.md"])
+def test_what_was_changed_by_hand_stays_and_is_named(
+    catalog: Catalog, tmp_path: Path, changed: str
+) -> None:
+    out = tmp_path / "agent"
+    export(catalog, out, ["load-early"])
+    file = out / "load-early" / changed
+    text = file.read_text() if file.exists() else ""
+    file.write_text(text + "My own remark.\n")
+    SkillLibrary(catalog).set_state("load-early", "quarantined", actor="ann", reason="wrong")
+    exported = export(catalog, out, [])
+    assert (exported.removed, exported.kept) == ({}, {"load-early": "quarantined"})
+    assert file.read_text() == text + "My own remark.\n"
+
+
+def test_a_folder_that_another_store_wrote_is_left(catalog: Catalog, tmp_path: Path) -> None:
+    out = tmp_path / "agent"
+    export(catalog, out, ["load-early"])
+    assert write_export([], out, {}).removed == {} and names(out) == ["load-early"]
