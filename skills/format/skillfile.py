@@ -49,7 +49,7 @@ def read_skill(folder: Path) -> SkillFile:
 
 
 def parse_skill(folder: Path) -> tuple[SkillFile, Problems]:
-    """As `read_skill`, with what is wrong with it in place of an error, so that more can be added."""
+    """As `read_skill`, with what is wrong with it in place of an error, so that more can come."""
     folder = folder.resolve()
     text = _skill_md(folder)
     problems = Problems(f"{folder.name}/{SKILL_MD}")
