@@ -14,13 +14,14 @@ from ingestion.findings.proposals import Source, proposals
 from ingestion.job_report import progress_of
 from ingestion.read import ReadDocument
 from ingestion.shipped_samples import believed
-from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
+from kb.catalog.hardware import Fact, HardwareRegistry
 from kb.catalog.jobs import Job
 from kb.catalog.knowledge import likeness, versions
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
+from kb.catalog.read_facts import withdraw_proposals
 from kb.catalog.tables import knowledge as t
 
 

@@ -115,11 +115,18 @@ def delete_document(
     base: KnowledgeBase, document_id: str, *, access_scope: AccessScope = ALL_ACCESS
 ) -> Json:
     """Remove a document with its passages, facts and stored files, also from the files that the
-    catalog is made of.
+    catalog is made of. Accepted facts go too; `facts_stated_elsewhere` counts those whose value
+    holds still, by another source.
     """
     document = base.documents.get(document_id, access_scope=access_scope)
-    base.documents.delete(document_id, access_scope=access_scope)
-    answer: Json = {"id": document_id, "deleted": True}
+    facts = base.documents.delete(document_id, access_scope=access_scope).facts
+    answer: Json = {
+        "id": document_id,
+        "deleted": True,
+        "facts_removed": facts.removed,
+        "accepted_facts_removed": facts.accepted,
+        "facts_stated_elsewhere": facts.stated_elsewhere,
+    }
     try:
         erased = erase(base.catalog, base.blobs)
     except StoreAway as error:

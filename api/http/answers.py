@@ -124,6 +124,11 @@ class DeletedDocument(BaseModel):
 
     id: str
     deleted: Literal[True]
+    facts_removed: int = Field(description="Facts read from it, which went with it.")
+    accepted_facts_removed: int = Field(description="How many of them had been accepted.")
+    facts_stated_elsewhere: int = Field(
+        description="How many of the accepted values hold still, as another source states them."
+    )
     note: str | None = Field(None, description="Only for one that the next start loads again.")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -93,13 +94,30 @@ def delete(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a document and everything read from it."""
+    """Delete a document and everything read from it, accepted facts included.
+
+    An accepted value that another source states too stays by that source. A value that a person
+    entered stays, without its source.
+    """
     with open_target(data_dir, url) as target:
         title = target.document(document_id).get("title")
         if not yes and not as_json:
             confirm(f"Delete {title!r}?", "nothing was deleted")
         deleted = target.delete_document(document_id)
-    show(deleted, as_json, lambda _: f"deleted {document_id}")
+    show(deleted, as_json, lambda answer: "\n".join(_deleted_lines(document_id, answer)))
+
+
+def _deleted_lines(document_id: str, answer: Json) -> Iterator[str]:
+    removed, accepted = answer["facts_removed"], answer["accepted_facts_removed"]
+    yield f"deleted {document_id}"
+    if removed:
+        noun = "fact that was" if removed == 1 else "facts that were"
+        yield f"{removed} {noun} read from it went too, {accepted} of them accepted"
+    if answer["facts_stated_elsewhere"]:
+        count = answer["facts_stated_elsewhere"]
+        yield f"{count} of the accepted values hold still: another source states them"
+    if answer.get("note"):
+        yield str(answer["note"])
 
 
 @app.command("passages")
