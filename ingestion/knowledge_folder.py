@@ -1,7 +1,7 @@
 """Whether a folder holds built-in knowledge at all.
 
-A folder that is not there, such as an unmounted volume or a mistyped name, looks like one from which
-every document was taken away. Nothing is loaded from it then, and nothing removed."""
+A folder that is not there, such as an unmounted volume or a mistyped name, looks like one from
+which every document was taken away. Nothing is loaded from it then, and nothing removed."""
 
 from __future__ import annotations
 

@@ -200,7 +200,8 @@ class Stated:
 @dataclass(frozen=True)
 class Outdated:
     """An accepted fact of a version that another one has replaced. `now` is what the current
-    version states of the same key: other values, or nothing.
+    version states of the same key: other values, or nothing. `subject` is None for the hardware
+    itself.
     """
 
     hardware_id: str
@@ -253,11 +254,12 @@ def _outdated(connection: Connection, row: sa.Row[Any]) -> Outdated:
         )
         .order_by(facts.c.id)
     )
+    itself = row.subject_kind in ("chip", "family")
     return Outdated(
         row.hardware_id,
         row.key,
         row.unit,
-        row.subject,
+        None if itself else row.subject,
         row.document_id,
         row.called,
         Stated(row.id, row.number, row.text, row.status),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +11,7 @@ import typer
 from api.cli.backends import actor, open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, confirm, pairs, shortened, show, table
+from api.cli.reading import report_lines
 from kb.errors import InvalidRequest
 
 app = typer.Typer(help="Documents: list, show, correct, delete.")
@@ -76,14 +77,29 @@ def _document_text(document: Json) -> str:
             "state": document.get("job_state"),
             "job": document.get("job_id"),
             "passages": document.get("passages"),
-            "report": document.get("report"),
         }
     )
+    report = {k: v for k, v in document.get("report", {}).items() if k != "corrections_unmatched"}
     headings = [
         f"{'  ' * max(int(s['level']) - 1, 0)}{s['heading']}  ({s['passages']})"
         for s in document.get("sections") or ()
     ]
-    return "\n".join([head, "", *headings]).rstrip()
+    unfit = list(_unfit_lines(document.get("corrections_unfit") or ()))
+    read = ["", "what was read", *report_lines(report)] if report else []
+    return "\n".join([head, *unfit, *read, "", *headings]).rstrip()
+
+
+def _unfit_lines(entries: Sequence[Json]) -> Iterator[str]:
+    """Corrections of earlier versions, with their text, so that they can be made again."""
+    if not entries:
+        return
+    fit = "correction no longer fits" if len(entries) == 1 else "corrections no longer fit"
+    yield ""
+    yield f"{len(entries)} {fit} this version; make again what is still right:"
+    for entry in entries:
+        place = f" under {' > '.join(entry['path'])}" if entry["path"] else ""
+        yield f"    {entry['field']}{place}, by {entry['actor']}:"
+        yield from (f"        {line}" for line in entry["text"].splitlines())
 
 
 @app.command("delete")

@@ -99,7 +99,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Deleted:
-    """What went with a document: keys of stored files that nothing refers to any more, and facts."""
+    """What went with a document: keys of stored files that nothing refers to any more; facts."""
 
     blob_keys: list[str]
     facts: Withdrawn
