@@ -24,6 +24,11 @@ PAGE = 500  # jobs that ended since the last request
 # files has taken them over.
 POLLED_AT_ONCE = 32
 ROWS_SHOWN = 6
+UNREAD_ROWS = "rows with a number that were not read as facts"
+WHY_UNREAD = (
+    "where no reason stands there, no known fact is called so; a table with columns key, value and"
+    " unit gives facts under any name"
+)
 
 
 @dataclass
@@ -143,7 +148,8 @@ def remarks(result: Json) -> list[str]:
     if rows:
         more = f"; and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else ""
         listed = "; ".join(map(str, rows[:ROWS_SHOWN]))
-        said.append(f"rows with a number that were not read as facts: {listed}{more}")
+        said.append(f"{UNREAD_ROWS}: {listed}{more}")
+        said.append(f"    ({WHY_UNREAD})")
     return said
 
 
@@ -162,7 +168,7 @@ def report_lines(report: Json) -> Iterator[str]:
 
 
 _TITLES = {
-    "rows_not_read": "rows with a number that were not read as facts",
+    "rows_not_read": f"{UNREAD_ROWS} ({WHY_UNREAD})",
     "samples_left_out": "samples that are no whole kernel or no recipe",
     "pages_failed": "pages that could not be read",
     "headings_without_card": "headings that look like instructions and gave no card",
