@@ -47,14 +47,8 @@ def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> int:
     same fact, with the place where it stands now, also where that is another page.
     """
     added = 0
-    for row in rows:
-        place = {name: row[name] for name in ("title", "locator", "version_id", "cell")}
-        place |= {name: row[name] for name in ("page_index", "page_label")}
-        known = connection.execute(
-            facts.update().where(facts.c.id == row["id"]).values(**place)
-        ).rowcount
-        if known:
-            continue
+    # Those at their old place first, so that none of them is taken for one that has moved.
+    for row in [row for row in rows if not _stays(connection, row)]:
         moved = connection.execute(
             sa.select(facts.c.id, facts.c.actor)
             .where(*_states_the_same(row), facts.c.version_id != row["version_id"])
@@ -69,6 +63,13 @@ def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> int:
         connection.execute(facts.insert().values(**values))
         added += moved is None
     return added
+
+
+def _stays(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Whether a fact is stored already; it is of this version from now on."""
+    names = ("title", "locator", "version_id", "cell", "page_index", "page_label")
+    stored = facts.update().where(facts.c.id == row["id"])
+    return bool(connection.execute(stored.values(**{name: row[name] for name in names})).rowcount)
 
 
 def _states_the_same(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
@@ -224,7 +225,8 @@ def outdated(
     access: AccessScope = ALL_ACCESS,
 ) -> list[Outdated]:
     """The accepted facts, of one hardware or document or of all, that stand on a version of their
-    document that another one has replaced; by hardware and key.
+    document that another one has replaced, and that this one does not state too; by hardware and
+    key.
     """
     of, current = document_versions.alias("of"), document_versions.alias("current")
     query = (
@@ -240,7 +242,8 @@ def outdated(
         query = query.where(facts.c.hardware_id == hardware_id)
     if document_id is not None:
         query = query.where(facts.c.document_id == document_id)
-    return [_outdated(connection, row) for row in connection.execute(query).all()]
+    entries = (_outdated(connection, row) for row in connection.execute(query).all())
+    return [e for e in entries if all(now.value != e.accepted.value for now in e.now)]
 
 
 def _outdated(connection: Connection, row: sa.Row[Any]) -> Outdated:

@@ -110,9 +110,9 @@ def delete(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a document and everything read from it, accepted facts included.
+    """Delete a document and everything read from it.
 
-    An accepted value that another source states too stays by that source. A value that a person
+    Its facts go too, accepted ones included. An accepted value that another source states too stays by that source. A value that a person
     entered stays, without its source.
     """
     with open_target(data_dir, url) as target:

@@ -125,3 +125,12 @@ def test_what_a_new_version_states_differently_is_said(orbis: Store) -> None:
     assert [entry.key for entry in orbis.registry.outdated("orbis-3")] == ["power"]
     [old] = [f for f in orbis.registry.facts("orbis-3", status="rejected")]
     assert (old.value, old.actor) == (8.2e11, "ben")
+
+
+def test_a_value_that_the_new_version_states_in_other_words_is_not_outdated(orbis: Store) -> None:
+    twice = SHEET + "\nThe L2 cache of the Orbis-3 is 48 MiB.\n"
+    ingest(orbis, "sheet.md", twice)
+    accept_all(orbis)
+    ingest(orbis, "sheet.md", twice.replace("is 48 MiB", "is 48 MiB large"))
+    assert orbis.registry.outdated("orbis-3") == []
+    assert orbis.registry.effective_facts("orbis-3")["l2_size"].value == 48 * 2**20
