@@ -364,7 +364,7 @@ class OutdatedFact(BaseModel):
     unit: str
     subject: str | None
     document_id: str
-    title: str = Field(description="Title of the document.")
+    title: str = Field(description="Title of the version that states it.")
     fact_id: str
     value: float | str = Field(description="What was accepted; it holds until it is rejected.")
     version: int = Field(description="The version that states it.")

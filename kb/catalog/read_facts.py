@@ -202,7 +202,7 @@ class Stated:
 class Outdated:
     """An accepted fact of a version that another one has replaced. `now` is what the current
     version states of the same key: other values, or nothing. `subject` is None for the hardware
-    itself.
+    itself, `title` that of the earlier version.
     """
 
     hardware_id: str
@@ -231,7 +231,7 @@ def outdated(
     of, current = document_versions.alias("of"), document_versions.alias("current")
     query = (
         sa.select(facts, of.c.number.label("version"), current.c.number.label("current_version"))
-        .add_columns(current.c.id.label("current_id"), documents.c.title.label("called"))
+        .add_columns(current.c.id.label("current_id"))
         .join(of, of.c.id == facts.c.version_id)
         .join(documents, documents.c.id == facts.c.document_id)
         .join(current, current.c.id == documents.c.current_version_id)
@@ -264,7 +264,7 @@ def _outdated(connection: Connection, row: sa.Row[Any]) -> Outdated:
         row.unit,
         None if itself else row.subject,
         row.document_id,
-        row.called,
+        row.title,
         Stated(row.id, row.number, row.text, row.status),
         row.version,
         row.current_version,

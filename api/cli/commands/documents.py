@@ -112,8 +112,8 @@ def delete(
 ) -> None:
     """Delete a document and everything read from it.
 
-    Its facts go too, accepted ones included. An accepted value that another source states too stays by that source. A value that a person
-    entered stays, without its source.
+    Its facts go too, accepted ones included. An accepted value that another source states too stays
+    by that source. A value that a person entered stays, without its source.
     """
     with open_target(data_dir, url) as target:
         title = target.document(document_id).get("title")
