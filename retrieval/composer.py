@@ -35,7 +35,6 @@ from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
 from retrieval.language_words import (
-    is_alone,
     is_common,
     is_for_others,
     machine_words,
@@ -46,6 +45,7 @@ from retrieval.missing_names import language_named, missing_names, vocabulary
 from retrieval.name_choice import MOST_TOKENS, chosen_names
 from retrieval.ranking import Ranked
 from retrieval.request import RetrieveRequest, Task
+from retrieval.signal_sections import NAMED, is_guide_to_absent
 from retrieval.stages import stage
 from retrieval.symbols import (
     Embed,
@@ -65,6 +65,7 @@ from retrieval.target_context import (
     texts_of,
     usable_symbols,
 )
+from retrieval.titles import Titles
 
 LOG_SHARE = 0.6  # of the block of errors; the rest is for the cards of their codes
 CHARS_PER_TOKEN = 3.0  # a log has at least as many characters a token
@@ -99,7 +100,8 @@ class Material:
     signal is all that is known, else 0: the scores then say how much a section has to do with the
     signal, and what has little is left out. It is 0 too on a chip whose language no model has seen:
     there most of the general text is left out anyway. `first` are ids of the
-    passages that the answer ranks first; `spoken` are all languages of the chip.
+    passages that the answer ranks first; `spoken` are all languages of the chip. `titles` say which
+    signals a heading names.
     """
 
     request: RetrieveRequest
@@ -119,6 +121,7 @@ class Material:
     signal_best: float = 0.0
     first: tuple[str, ...] = ()
     spoken: tuple[str, ...] = ()
+    titles: Titles | None = None
 
     @property
     def at_hand(self) -> bool:
@@ -152,43 +155,6 @@ def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry)
     if request.metrics or verdict.signal_ids:
         return "speed_up"
     return "ask" if request.query else "write"
-
-
-def own_chains(
-    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], spoken: Sequence[str] = ()
-) -> dict[str, ToolchainSpec]:
-    """The toolchain of each language of a chip; an empty one for what a chip with languages of its
-    own alone only names: what its manuals say does not depend on how a kernel is compiled.
-    """
-    chains: dict[str, ToolchainSpec] = {}
-    known = [specs[place] for place in lineage if place in specs]
-    for spec in reversed(known):  # the chip's own description wins
-        chains |= spec.toolchains
-    declared = next((spec.languages for spec in known if spec.languages), ())
-    named = tuple(dict.fromkeys((*declared, *spoken)))
-    if is_alone(named):
-        chains = dict.fromkeys(named, ToolchainSpec()) | chains
-    return chains
-
-
-def own_toolchain(
-    language: str | None,
-    lineage: Sequence[str],
-    specs: Mapping[str, HardwareSpec],
-    layout: Layout,
-    spoken: Sequence[str] = (),
-) -> tuple[str, ToolchainSpec] | None:
-    """The language and toolchain of a chip that models cannot know: the named language, else the
-    only one of its own. None where there is none. `spoken` are languages that its documents name.
-    """
-    own = {
-        name: chain
-        for name, chain in own_chains(lineage, specs, spoken).items()
-        if name not in layout.known_languages and not chain.builtin
-    }
-    if language is None and len(own) == 1:
-        return next(iter(own.items()))
-    return (language, own[language]) if language in own else None
 
 
 @stage("context")
@@ -338,7 +304,7 @@ def _sections(
         most=OFFERED * material.request.k if material.toolchain is None else HITS,
         floor=_floor(material, category, ranked),
         merge=not material.signal_best,  # the siblings are about other signals
-        admits=partial(_is_for_here, material, category),
+        admits=partial(_is_asked_for, material, category),
     )
     blocks = (block for block in blocks if _is_of_use(material, layout, block))
     return islice(blocks, material.request.k)
@@ -388,6 +354,23 @@ def _is_for_here(material: Material, category: str, section: WholeSection) -> bo
     if _is_forward(material.request.op) and "backward" in whole.lower():
         return False
     return not is_for_others(whole, section.text, material.spoken)
+
+
+def _is_asked_for(material: Material, category: str, section: WholeSection) -> bool:
+    """Whether a section is of use here and, beside a kernel in a language that models know, not
+    titled for other signals than those of the verdict, nor for an operator that the reference has
+    not: readers who were to repair one failure were shown linking, races and NaN, whatever it was.
+    """
+    if not _is_for_here(material, category, section):
+        return False
+    signals, titles = material.verdict.signal_ids, material.titles
+    others = material.toolchain is not None or not material.at_hand or material.signal_best
+    title, request = section.passages[0].document_title, material.request
+    if not others and is_guide_to_absent(title, request.op, request.operators):
+        return False
+    if others or titles is None or not signals or not section.path:
+        return True
+    return min(titles.of_another(section.path[-1], signal) for signal in signals) < NAMED
 
 
 def _is_forward(op: str | None) -> bool:

@@ -28,9 +28,9 @@ from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.composer import own_chains
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.layout import load_layout
+from retrieval.request_scope import own_chains
 from retrieval.symbols import unknown_names
 
 State = Literal["covered", "thin", "missing"]

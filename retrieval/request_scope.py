@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from kb.catalog.hardware import Fact, HardwareRegistry
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.composer import own_toolchain
+from retrieval.language_words import is_alone
 from retrieval.layout import Layout
 from retrieval.request import RetrieveRequest
 
@@ -87,6 +87,43 @@ def _languages(
     chains = (name for h in lineage for name in specs[h].toolchains)
     own = documented(lineage[0])
     return tuple(dict.fromkeys((*declared, *chains, *own, *RUN_EVERYWHERE)))
+
+
+def own_chains(
+    lineage: Sequence[str], specs: Mapping[str, HardwareSpec], spoken: Sequence[str] = ()
+) -> dict[str, ToolchainSpec]:
+    """The toolchain of each language of a chip; an empty one for what a chip with languages of its
+    own alone only names: what its manuals say does not depend on how a kernel is compiled.
+    """
+    chains: dict[str, ToolchainSpec] = {}
+    known = [specs[place] for place in lineage if place in specs]
+    for spec in reversed(known):  # the chip's own description wins
+        chains |= spec.toolchains
+    declared = next((spec.languages for spec in known if spec.languages), ())
+    named = tuple(dict.fromkeys((*declared, *spoken)))
+    if is_alone(named):
+        chains = dict.fromkeys(named, ToolchainSpec()) | chains
+    return chains
+
+
+def own_toolchain(
+    language: str | None,
+    lineage: Sequence[str],
+    specs: Mapping[str, HardwareSpec],
+    layout: Layout,
+    spoken: Sequence[str] = (),
+) -> tuple[str, ToolchainSpec] | None:
+    """The language and toolchain of a chip that models cannot know: the named language, else the
+    only one of its own. None where there is none. `spoken` are languages that its documents name.
+    """
+    own = {
+        name: chain
+        for name, chain in own_chains(lineage, specs, spoken).items()
+        if name not in layout.known_languages and not chain.builtin
+    }
+    if language is None and len(own) == 1:
+        return next(iter(own.items()))
+    return (language, own[language]) if language in own else None
 
 
 def with_own_toolchain(

@@ -189,6 +189,7 @@ class Retriever:
             remember=self._remembered(connection),
             first=tuple(excerpt.id for excerpt in excerpts),
             spoken=scope.spoken,
+            titles=self._titles,
             signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
         )
         task = task_of(request, verdict, self._signals)

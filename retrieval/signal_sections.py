@@ -32,7 +32,7 @@ from functools import lru_cache
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge.section_marks import Mark, section_marks
-from kb.problem_terms import op_family, problem_terms
+from kb.problem_terms import canonical_op, op_family, problem_terms
 from retrieval.diagnose.signals import BROKEN, Signal
 from retrieval.language_words import foreign_words, is_alone, is_common, is_foreign_heading
 from retrieval.ranking import Ranked
@@ -49,6 +49,8 @@ LEAST_GENERAL = 0.45  # of the best score, below which text about no chip is far
 LEAST_OWN = 0.5  # of the best score, below which a section of the chip only mentions the signal
 AHEAD = 1.001  # on the score of what it is put before
 LONG_ALIAS = 8  # letters; shorter ones ("sum", "max", "copy") are words of any title
+# Families whose operators always have numbers among their arguments, so that they are seen.
+OWN_ALGORITHMS = frozenset({"attention", "conv", "pooling", "scan"})
 FOLLOWING = 0.1  # share of a passage's score that one behind its section's first keeps
 
 
@@ -131,7 +133,7 @@ def by_sections(
         aside = weights.aside if signal.id in heading.aside else 1.0
         words = entries[0].score / best * aside
         near = _nearness(members[0], lineage, chips, weights)
-        if near == 1.0 and any(calls(m.text, signal.id) for m in members):
+        if near == 1.0 and _calls_it(members, title, signal.id, op):
             spoken.add(entries[0].seq)
         general = near == weights.general
         score = math.sqrt(max(0.0, words + near * speaks))
@@ -197,10 +199,31 @@ def speaks_of_other_machines(members: Sequence[Mark], languages: tuple[str, ...]
     return foreign_words(texts, languages) >= enough
 
 
+def _calls_it(members: Sequence[Mark], title: str, signal: str, op: str | None) -> bool:
+    """Whether a section's text calls the signal by name, and it is not titled for an operator that
+    was not asked for ("Attention: exponentials cost half").
+    """
+    return not _is_guide_to_other((title,), op) and any(calls(m.text, signal) for m in members)
+
+
 def _is_guide_to_other(path: Sequence[str], op: str | None) -> bool:
     """Whether a text is titled for operators, and the one asked for is none of their family."""
     families = _families_in(path[0]) if path else frozenset()
     return bool(families) and (op is None or op_family(op) not in families)
+
+
+def is_guide_to_absent(title: str, op: str | None, operators: Sequence[str]) -> bool:
+    """Whether a text is titled for operators with algorithms of their own that a reference, which
+    runs these `operators` by torch's names, has none of. Softmax may be that of an attention.
+    """
+    families = _families_in(title)
+    if not operators or not families or not families <= OWN_ALGORITHMS:
+        return False
+    names = [name.strip("_") for name in operators]
+    present = {op_family(canonical_op(name)) for name in (*names, *filter(None, (op,)))}
+    if "softmax" in present or any("attention" in name for name in names):
+        present.add("attention")
+    return families.isdisjoint(present)
 
 
 @lru_cache(maxsize=REMEMBERED)

@@ -5,9 +5,11 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +60,12 @@ from optimizer.evaluation.toolchains.triton.compile import CaseSetup, write_setu
 
 # Calls in a block where a candidate may know it (without defence 9).
 KNOWN_CALLS = 15
+UNVARIED = "not tested whether it reads {}: the same values in every call (see problem check)"
+LONG_CALL_US = 1000.0  # ten times what moving too few bytes to time takes on two cores
+UNDECIDED = (
+    "{output}: {count} of the compared elements differ from the reference's and are right by"
+    " another rounding of it (values at the edge of a comparison)"
+)
 CHANCE = random.SystemRandom()  # its numbers cannot be known beforehand
 
 
@@ -86,6 +94,7 @@ class Attempt:
     metrics: dict[str, float | str] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    undecided: Counter[str] = field(default_factory=Counter)  # elements by output
     loader: Loader | None = None
     processes: CandidateProcesses = field(init=False)
 
@@ -204,6 +213,7 @@ class Attempt:
         if not processes.settle():
             self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
         self.seconds["calls"] = processes.called_ns / 1e9
+        self.notes += [UNDECIDED.format(count=n, output=o) for o, n in self.undecided.items() if n]
         self.notes = list(dict.fromkeys([*self.notes, *processes.notes]))
 
     def _guarded(self, loader: Loader) -> None:
@@ -215,6 +225,9 @@ class Attempt:
                 self._in_fresh_processes(loader)
         except KernelFailed as failed:
             kind: Validity = "incorrect" if failed.kind == "refused" else "crashed"
+            if kind == "incorrect":  # as the reference's would be, if their shapes are not fixed
+                for case in self.cases:
+                    self.context.problem.case(case).expected(self.seeds[0])
             self._end(kind, failed.message, failed.log)
         except RunnerHung as hung:
             self._end("timed_out", str(hung), hung.log)
@@ -287,14 +300,22 @@ class Attempt:
                 )
             finally:
                 self.processes.leave(case, kernel)
+            if unread := self.context.problem.case(case).unvaried:
+                self.notes.append(UNVARIED.format(", ".join(unread)))
             self.checks += result.checks
             self.flags += result.flags
+            self._count_undecided(result.checks)
             if result.message:
                 self._end("rejected" if result.flags else "incorrect", result.message)
                 return
         self.validity = "correct"
         left = {"checks": [asdict(check) for check in self.checks]}
         self.context.journal.stage(self.key, "correctness", left)
+
+    def _count_undecided(self, checks: Sequence[CaseCheck]) -> None:
+        for check in checks:
+            for error in check.errors:
+                self.undecided[error.output] += error.undecided
 
     def _checkable(self, loader: Loader) -> list[Case]:
         """Triton's interpreter computes bfloat16 wrongly (errors of 1e10 were seen), so it is never
@@ -396,6 +417,7 @@ class Attempt:
                 baseline=theirs,
                 tensors=lambda: kernel.mirror.tensors,
                 seed=seed,
+                undecided=self.undecided,
             )
 
         return compare
@@ -413,7 +435,8 @@ class Attempt:
             changed = on(43) and ours.inputs != theirs.inputs
             if changed and reference.keeps_inputs(kernel.mirror):
                 return "it changed its inputs in a timed call"
-            return prepared.looks_disagree(ours, theirs, seed)
+            held = partial(kernel.held, ours)
+            return prepared.looks_disagree(ours, theirs, seed, held, self.undecided)
 
         return compare
 
@@ -440,7 +463,10 @@ def _first_error(log: str) -> str:
 
 
 def with_size(timing: CaseTiming, work: Work) -> CaseTiming:
-    """A timing that has to be repeated says so where the case itself is too small to time."""
+    """A timing that has to be repeated says so where the case itself is too small to time: where
+    little is moved and counted, and a call of the reference shows no other work."""
+    if (timing.rough_baseline_us or 0.0) >= LONG_CALL_US:
+        return timing
     little = too_little(work.read_bytes + work.written_bytes, work.flops)
     if not little:
         return timing

@@ -81,7 +81,8 @@ class Block:
     counts Python threads before and after. `patched` says that timers or comparison functions were
     replaced. `worked_ns` is processor time of all of the runner's threads. `inputs` has the bytes
     of some elements of what each call left in its inputs, and `late` counts calls whose outputs
-    changed after they had ended; both are there only where the supervisor looked itself.
+    changed after they had ended; both are there only where the supervisor looked itself. `seeds`
+    decided each call's fresh values.
     """
 
     times: tuple[int, ...]
@@ -101,6 +102,7 @@ class Block:
     inputs: tuple[bytes, ...] = ()
     late: int = 0
     worked_ns: int = 0
+    seeds: tuple[int, ...] = ()
 
     @property
     def mean_ns(self) -> float:
@@ -160,6 +162,16 @@ class Mirror:
             self._missing = [*seeds[-1:]]
         else:
             self._missing += seeds
+
+    def of(self, seed: int) -> Sequence[torch.Tensor] | None:
+        """Inputs, then weights, as in the call with this seed; None where they depend on the calls
+        before it."""
+        if not self._whole:
+            return None
+        values = [value.clone() for value in self._sample.tensors]
+        if self._fresh:
+            refresh(values, self._sample.banks, seed, 0, self._spread, True, moved=self._moved)
+        return values
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
@@ -229,6 +241,10 @@ class LoadedKernel:
         assert self._mirror is not None, "a kernel that is not followed has no mirror"
         return self._mirror
 
+    def held(self, block: Block, call: int) -> Sequence[torch.Tensor] | None:
+        """What the inputs held in a call of a block; None where that is not known."""
+        return self.mirror.of(block.seeds[call]) if block.seeds else None
+
     def _write(self, sample: Sample, fresh: bool = False) -> None:
         count = len(self._case.scalars)
         for number, shared in enumerate(self._shared["inputs"].arrays.tensors):
@@ -270,6 +286,7 @@ class LoadedKernel:
             "state": [t.name for t in self._case.signature.of("parameter", "buffer")],
             "fresh": [bank is not None for bank in self._banks],
             "expected": self._expected,
+            "keys": list(self._case.output_keys),
             "arrays": [[places_json(a.places), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),
             "cache": str(cache) if cache is not None else None,
@@ -376,6 +393,7 @@ class LoadedKernel:
                 inputs=() if looks is None else tuple(looks.inputs),
                 late=0 if looks is None else looks.late,
                 worked_ns=worked,
+                seeds=tuple(drawn.seeds),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             # A candidate can replace what writes the answer; it does not end the supervisor.

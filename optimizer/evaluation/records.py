@@ -36,7 +36,8 @@ class OutputError:
     `where` is the worst index.
 
     `quantile` is the 99.9 % quantile of the errors, or the largest error where that is within the
-    quantile's bound.
+    quantile's bound. `undecided` counts elements that differ from the reference's and are right:
+    its own rounding decides them (see correctness/undecided.py).
     """
 
     output: str
@@ -46,6 +47,7 @@ class OutputError:
     quantile: float
     quantile_allowed: float
     where: tuple[int, ...] = ()
+    undecided: int = 0
 
     @property
     def ok(self) -> bool:
@@ -60,8 +62,9 @@ class OutputError:
         if self.kind != "float" and self.worst <= 1:
             place = f", one of them{at}," if at else ""
             most = f"{self.allowed:.3g}" if self.allowed else "none"
+            beside = f", beside {self.undecided} that rounding decides" if self.undecided else ""
             return f"{what} is wrong in a share of {self.worst:.3g} of its elements{place}" + (
-                f" where {most} may be"
+                f" where {most} may be{beside}"
             )
         if self.worst <= self.allowed:
             return (

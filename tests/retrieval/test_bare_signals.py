@@ -59,6 +59,13 @@ bursts of 256 bytes.
 
 Run the installer twice.
 """
+OF_AN_OPERATOR = """\
+# Notes on another chip
+
+## Attention: keys share the port
+
+`memory_bound` decoding reads a key once for the queries of a group.
+"""
 GENERAL = """\
 # Memory bound
 
@@ -95,6 +102,7 @@ def retriever(
     store.register_hardware()
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("notes.md", NOTES, hardware=("a100",))
+    store.submit("keys.md", OF_AN_OPERATOR, hardware=("mi300x",))
     store.submit("general.md", GENERAL, category="guidance")
     store.submit("attention.md", ATTENTION, category="guidance")
     for language, advice in LANGUAGES.items():
@@ -121,6 +129,7 @@ def answered(retriever: Retriever, **given: object) -> Answer:
         ("memory_bound", "The HBM of this chip", 0.4, 0.6),
         ("memory_bound", "How to install it", 0.0, 0.0),
         ("bank_conflict", "Swizzles against bank conflicts", 0.9, 0.9),
+        ("link_error", "The host link is 32 GB/s", 0.2, 0.4),
     ],
 )
 def test_a_heading_names_a_signal(signal: str, heading: str, least: float, most: float) -> None:
@@ -188,6 +197,15 @@ def test_who_has_no_section_about_the_signal_is_told(retriever: Retriever) -> No
     assert not any(sentence in h for h in answered(retriever, signal="memory_bound").hints)
     (hint,) = answered(retriever, signal="at_roofline").hints
     assert hint.startswith(sentence) and "kernlore ingest --hardware h100 FILE" in hint
+
+
+@pytest.mark.parametrize("op", [None, "attention"])
+def test_the_chips_own_remedy_for_an_operator_is_first_for_who_asks_for_it(
+    retriever: Retriever, op: str | None
+) -> None:
+    excerpts = answered(retriever, hardware="mi300x", signal="memory_bound", op=op).excerpts
+    first = excerpts[0].section.rpartition(" > ")[2]
+    assert (first == "Attention: keys share the port") is (op == "attention")
 
 
 def test_the_chips_own_remedy_is_first_where_only_its_text_calls_the_signal_by_name(

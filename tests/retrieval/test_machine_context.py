@@ -41,6 +41,24 @@ A softmax reads each row once while the row is in the cache of its core.
 
 A softmax gives each OpenMP thread whole rows, and g++ makes vectors of it.
 """
+FAILURES = """\
+# Failures of softmax kernels
+
+## Linking of a softmax
+
+A softmax kernel of rows that is loaded by name needs C linkage in g++.
+
+## Wrong results of a softmax
+
+A softmax kernel of rows whose results differ sums in another order.
+"""
+ATTENTION = """\
+# Attention
+
+## Rows of a softmax in attention
+
+Attention gives rows of a softmax to OpenMP threads, and sums rows in g++ vectors.
+"""
 BACKWARD = """\
 # Softmax and norm backward
 
@@ -90,7 +108,12 @@ def retriever(
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
         store.registry.put(parse_hardware(toml, name), "builtin")
-    for name, text in (("rows", ROWS), ("backward", BACKWARD)):
+    for name, text in (
+        ("rows", ROWS),
+        ("backward", BACKWARD),
+        ("failures", FAILURES),
+        ("attention", ATTENTION),
+    ):
         store.submit(f"{name}.md", text, category="guidance")
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
@@ -154,6 +177,26 @@ def test_the_other_pass_of_an_operator_is_left_out(retriever: Retriever) -> None
     assert said not in asked(retriever).context
     assert said in asked(retriever, op="softmax_backward").context
     assert said in asked(retriever, op="loss").context
+
+
+def test_a_repair_is_not_shown_the_section_of_another_failure(retriever: Retriever) -> None:
+    wrong, linking = "whose results differ sums in another order", "needs C linkage in g++"
+    log = "case declared: output0 is off by 0.5 where 0.01 is allowed: a softmax of rows"
+    context = asked(retriever, task=None, log=log, signals=("correctness_mismatch",)).context
+    assert wrong in context and linking not in context
+    both = ("correctness_mismatch", "link_error")
+    assert linking in asked(retriever, task=None, log=log, signals=both).context
+    assert linking in asked(retriever).context  # nothing has failed
+
+
+def test_a_guide_to_an_operator_that_the_reference_has_not_is_left_out(
+    retriever: Retriever,
+) -> None:
+    said = "Attention gives rows of a softmax"
+    assert said in asked(retriever, op="reduction").context  # what it runs is not known
+    assert said not in asked(retriever, op="reduction", operators=("sum", "amax")).context
+    assert said in asked(retriever, op="reduction", operators=("_softmax", "sum")).context
+    assert said in asked(retriever, op="attention", operators=("sum",)).context
 
 
 def test_what_is_refused_is_not_replaced_by_what_is_ranked_far_below(

@@ -1,6 +1,8 @@
 // One decoding step of attention over a paged cache, grouped queries, split over the keys.
 // Q[B][H][128]; K pages [P][KV][16][128]; V pages [P][KV][128][16] (keys innermost);
 // table[B][max_pages]; lengths[B]; H / KV <= 16. All bfloat16, FP32 inside. gfx942 and gfx950.
+// Pointers: aligned to 16 bytes. V behind a sequence's end in its last page: finite, since NaN
+// survives a weight of 0.
 // Launch: decode_part<<<dim3(splits, KV, B), 256>>>, then decode_join<<<dim3(H, B), 128>>>.
 #include <hip/hip_runtime.h>
 

@@ -1,7 +1,7 @@
 // C[M][N] = A[M][K] * B[N][K]^T in bf16 with float32 sums for compute capability 8.0 and later:
 // cp.async into a ring of swizzled stages, ldmatrix into fragments, mma.sync m16n8k16. A block of
 // 256 threads has a tile of 128 x 128, each of its 2 x 4 warps 64 x 32 of it. M, N: multiples of
-// 128; K: of 32.
+// 128; K: of 32. Pointers: aligned to 16 bytes.
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 #include <stdint.h>

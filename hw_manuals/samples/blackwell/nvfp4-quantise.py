@@ -3,7 +3,8 @@ and one float32 scale for the tensor. The scales leave in the order that tcgen05
 
 x[rows][K] becomes values[rows][K/2] uint8, the even column in the low half of the byte, and
 scales[1][rows/128][K/64][2][256] float8_e4m3fn, where byte 16 r + 4 g + s of 512 is scale s of row
-32 g + r. K: a multiple of 64. x is about value * scale * tensor_scale.
+32 g + r. K: a multiple of 64. x is contiguous and about value * scale * tensor_scale. A NaN in it
+becomes 0 without a word where the tensor's scale is given; a computed one is NaN itself.
 """
 
 import torch
@@ -66,7 +67,7 @@ def nvfp4_quantise(x, tensor_scale=None, columns=64):
     """Values, packed scales and the tensor's scale, a float32 on the device. The default scale
     makes the largest value 6 * 448, which costs a pass over x: state one from calibration."""
     rows, K = x.shape
-    assert K % 64 == 0
+    assert K % 64 == 0 and x.is_contiguous()
     if tensor_scale is None:
         tensor_scale = (x.abs().amax().float() / LARGEST).clamp(min=1e-30).reshape(1)
     blocks = triton.cdiv(rows, 128)

@@ -81,6 +81,7 @@ def join_kernel(sums_ptr, logs_ptr, out_ptr, parts, PARTS: tl.constexpr, WIDTH: 
 def paged_decode(query, key_cache, value_cache, table, lengths, parts=None):
     batch, heads, width = query.shape
     pages, page, kv_heads, _ = key_cache.shape
+    assert query.is_contiguous() and heads % kv_heads == 0
     share = heads // kv_heads
     if parts is None:  # two blocks a multiprocessor, and at least one page each
         units = torch.cuda.get_device_properties(query.device).multi_processor_count

@@ -85,7 +85,8 @@ def _check_seed(
     first = [output.clone() for output in kernel.call(settings.call_seconds)]
     changed = kernel.inputs_changed(settings.call_seconds)
     if changed and settings.on(6):
-        return CaseCheck(prepared.name, seed, False, (), f"it changed {', '.join(changed)}")
+        message = f"it changed {', '.join(changed)}, which a candidate may only read"
+        return CaseCheck(prepared.name, seed, False, (), message)
     # Without defence 6 the reference gets the inputs as the candidate left them.
     changed_inputs = [value.clone() for value in kernel.current] if changed else None
     errors = tuple(prepared.errors(first, seed, changed_inputs))

@@ -6,9 +6,10 @@ Runs only the reference, in the supervisor; nothing of it is ever seen by a cand
 
 from __future__ import annotations
 
+import math
 import random
-from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -16,9 +17,12 @@ from typing import TypeVar
 import torch
 
 from optimizer.evaluation.correctness.needed_bytes import needed_read_bytes
+from optimizer.evaluation.correctness.undecided import OtherRoundings, settled
 from optimizer.evaluation.loaded_kernel import Block, Sample
-from optimizer.evaluation.problem.bounds import Bound, agree, compare, plainly_equal
+from optimizer.evaluation.problem.bounds import Bound, agree, compare, plainly_equal, shares
+from optimizer.evaluation.problem.check import unvaried
 from optimizer.evaluation.problem.operators import traits_of
+from optimizer.evaluation.problem.outputs import check_shapes
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 from optimizer.evaluation.records import OutputError
@@ -28,6 +32,8 @@ from optimizer.evaluation.settings import EvaluationSettings
 
 T = TypeVar("T")
 KEPT_SAMPLES = 4
+# Calls of a block whose inputs are made again, where a few of their elements differ.
+MOST_LOOKED_INTO = 4
 # Elements of a second draw that values are replaced from: many times what one call replaces, and
 # little beside the inputs.
 BANK = 1 << 20
@@ -67,6 +73,7 @@ class PreparedCase:
         self._lenient = leniency or Leniency()
         self._sensitivities: list[float] | None = None
         self._banks: tuple[torch.Tensor | None, ...] | None = None
+        self.unvaried: tuple[str, ...] = ()  # inputs, known once a sample was drawn
         self._samples: OrderedDict[int, Sample] = OrderedDict()
         self._expected: OrderedDict[int, Expected] = OrderedDict()
 
@@ -94,6 +101,7 @@ class PreparedCase:
     def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
         other = self.open.banks(seed)
         fresh = self.open.fresh_of(drawn, other)
+        self.unvaried = unvaried(self.open, drawn, other)
         pairs = zip(fresh, (*other.inputs, *other.state.values()), strict=True)
         return tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
 
@@ -115,6 +123,7 @@ class PreparedCase:
         names = [t.name for t in case.signature.of("parameter", "buffer")]
         inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
         golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
+        check_shapes(case.problem, case.outputs, golden)
         reference = case.reference(inputs, state, device=self._device)
         if self._sensitivities is None:  # it hardly depends on the seed
             self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
@@ -141,10 +150,15 @@ class PreparedCase:
         """Each output's error beside its bound. `tensors` are the values to expect the results of,
         where they are not the seed's."""
         expected = self.expected(seed) if tensors is None else self._compute(tensors)
-        return [
-            compare(self._seen(output, golden), golden, bound)
-            for output, golden, bound in zip(outputs, expected.golden, expected.bounds, strict=True)
-        ]
+        values = self.sample(seed).tensors if tensors is None else tensors
+        others = OtherRoundings(self.open, values, self._device, expected.golden)
+        errors = []
+        for number, output in enumerate(outputs):
+            golden, bound = expected.golden[number], expected.bounds[number]
+            seen = self._seen(output, golden)
+            error = compare(seen, golden, bound)
+            errors.append(_as_rounded(error, seen, bound, others.of(number)))
+        return errors
 
     def _seen(self, output: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
         here = output.to(self._device)
@@ -159,14 +173,17 @@ class PreparedCase:
         baseline: Sequence[torch.Tensor],
         tensors: Callable[[], Sequence[torch.Tensor]],
         seed: int,
+        undecided: Counter[str],
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
         `tensors` gives what the inputs held in that call. Both may be off the golden by the bound
-        of the case, so they may differ by twice that.
+        of the case, so they may differ by twice that. `undecided` is told of elements, by output,
+        that differ and are right by another rounding.
         """
-        for ours, theirs, bound in zip(
-            candidate, baseline, self.expected(seed).bounds, strict=True
+        bounds = self.expected(seed).bounds
+        for number, (ours, theirs, bound) in enumerate(
+            zip(candidate, baseline, bounds, strict=True)
         ):
             output, reference = ours.to(self._device), theirs.to(self._device)
             if plainly_equal(output, reference, bound):
@@ -185,14 +202,27 @@ class PreparedCase:
                     pointed=self.open.pointed(tensors(), self._device) if bound.pointed else None,
                 ),
             )
+            if not error.ok and _is_whole(bound):
+                others = OtherRoundings(self.open, tensors(), self._device)
+                held = replace(bound, reference=reference)
+                error = _as_rounded(error, output, held, others.of(number))
+                undecided[error.output] += error.undecided
             if not error.ok:
                 return error.in_words(f"{error.output} of a timed call")
         return None
 
-    def looks_disagree(self, ours: Block, theirs: Block, seed: int) -> str | None:
+    def looks_disagree(
+        self,
+        ours: Block,
+        theirs: Block,
+        seed: int,
+        tensors: Callable[[int], Sequence[torch.Tensor] | None],
+        undecided: Counter[str],
+    ) -> str | None:
         """Why the elements that were read of two sides' calls cannot all be right, or None. Whole
         outputs are compared too, but only of one call in each block. Indices are left out: what
-        they point into was there during the call only."""
+        they point into was there during the call only. `tensors` gives what the inputs held in a
+        call of the block, None where that is not known; `undecided` is as for `disagreement`."""
         if not ours.looks and not theirs.looks:
             return None
         bounds = self.expected(seed).bounds
@@ -204,10 +234,52 @@ class PreparedCase:
         read, expected = _elements(bounds, ours), _elements(bounds, theirs)
         if read is None or expected is None:
             return "its process did not read the outputs of every timed call"
-        for bound, at, mine, wanted in zip(bounds, each, read, expected, strict=True):
-            if bound.kind != "index" and not agree(mine, wanted, at, bound):
+        for number, (bound, at, mine, wanted) in enumerate(
+            zip(bounds, each, read, expected, strict=True)
+        ):
+            if bound.kind == "index" or agree(mine, wanted, at, bound):
+                continue
+            if not (_is_whole(bound) and self._looks_rounded(number, at, mine, wanted, tensors)):
                 return f"{bound.name} of a timed call is wrong at some of the elements looked at"
+            undecided[bound.name] += int((mine != wanted).sum())
         return None
+
+    def _looks_rounded(
+        self,
+        number: int,
+        at: torch.Tensor,
+        mine: torch.Tensor,
+        wanted: torch.Tensor,
+        tensors: Callable[[int], Sequence[torch.Tensor] | None],
+    ) -> bool:
+        """Whether each element of an output that differs, in a few calls, is right by another
+        rounding. All but the last argument have a row for each call."""
+        calls = (mine != wanted).any(dim=1).nonzero().flatten().tolist()
+        if len(calls) > MOST_LOOKED_INTO:
+            return False
+        for call in calls:
+            held = tensors(call)
+            if held is None:
+                return False
+            others = OtherRoundings(self.open, held, self._device).of(number)
+            rows = (other.cpu().flatten()[at[call]] for other in others)
+            if bool(settled(mine[call], wanted[call], rows)[0].any()):
+                return False
+        return True
+
+
+def _is_whole(bound: Bound) -> bool:
+    """Whether an output is compared exactly and holds no floats: counts, indices, truths."""
+    return bound.kind == "exact" and not bound.reference.dtype.is_floating_point
+
+
+def _as_rounded(
+    error: OutputError, output: torch.Tensor, bound: Bound, others: Iterator[torch.Tensor]
+) -> OutputError:
+    """The error without what the reference's own rounding decides."""
+    if error.ok or not _is_whole(bound) or not math.isfinite(error.worst):
+        return error
+    return shares(bound, *settled(output, bound.reference, others))
 
 
 def _elements(bounds: Sequence[Bound], block: Block) -> list[torch.Tensor] | None:

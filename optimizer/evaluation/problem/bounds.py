@@ -2,7 +2,7 @@
 
 Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
 of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
-for K terms in a sum (eps of float32 at most, see `_rounding`), whichever is more; that must hold
+for K terms in a sum (eps of float32 at most, see `rounding`), whichever is more; that must hold
 for the largest error and for the 99.9 % quantile. All other outputs are exact, indices by the
 values they point to. The constants are the same for every problem. Knows tensors, not problems or
 candidates.
@@ -11,7 +11,7 @@ candidates.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -115,8 +115,8 @@ def allowed(
     scale = _scale(golden64, rows)
     unit = _unit(golden64, scale, rows)
     own = _errors(reference, golden64, unit)
-    rounding = _rounding(dtype, reduction_length, relaxed)
-    floor = C_EPS * max(rounding, sensitivity * math.sqrt(reduction_length))
+    lost = rounding(dtype, reduction_length, relaxed)
+    floor = C_EPS * max(lost, sensitivity * math.sqrt(reduction_length))
     return Bound(
         name,
         kind,
@@ -130,7 +130,7 @@ def allowed(
     )
 
 
-def _rounding(dtype: str, terms: int, relaxed: bool) -> float:
+def rounding(dtype: str, terms: int, relaxed: bool) -> float:
     """What an honest kernel may lose, relative to the result.
 
     16-bit results are rounded once and summed in float32, as every matrix unit and the reference
@@ -165,7 +165,7 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     if bound.kind == "index":
         return _compare_index(output, bound)
     if bound.kind == "exact":
-        return _shares(bound, _differ(output, bound.reference))
+        return shares(bound, _differ(output, bound.reference))
     if not (bound.finite and _all_finite(output)):
         wrong = _not_finite_where_it_should_be(output, golden64, bound.reference)
         if bool(wrong.any()):
@@ -239,7 +239,7 @@ def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:
             bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape)
         )
     ours = _pointed_values(output, bound.pointed)
-    return _shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
+    return shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
 
 
 def _pointed_values(index: torch.Tensor, into: Pointed) -> torch.Tensor:
@@ -325,10 +325,12 @@ def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return differ
 
 
-def _shares(bound: Bound, differ: torch.Tensor) -> OutputError:
+def shares(bound: Bound, differ: torch.Tensor, undecided: int = 0) -> OutputError:
+    """The error of an output that is compared exactly, by which of its elements are wrong.
+    `undecided` more are right by another rounding."""
     share = float(differ.double().mean()) if differ.numel() else 0.0
     where = _place(differ.flatten().float(), differ.shape) if share else ()
-    return _output_error(bound, share, share, where)
+    return replace(_output_error(bound, share, share, where), undecided=undecided)
 
 
 def _output_error(

@@ -16,8 +16,9 @@ import torch
 from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.bounds import Bound, within
 from optimizer.evaluation.problem.least import MIN_BYTES, MIN_FLOPS, too_little
+from optimizer.evaluation.problem.outputs import check_shapes
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
 
 # Of its RMS: an output that varies less is a single number with noise on it.
 MIN_SPREAD = 1e-6
@@ -61,6 +62,10 @@ def check_problem(
 def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
     """The faults of one case. `device` is where the reference runs."""
     run = _run(case, device)
+    try:
+        check_shapes(case.problem, case.outputs, run.references)
+    except InvalidRequest as problem:
+        return [_invalid(run, problem.message, problem.hint)]
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]
     findings = list(_repeatable(run))
@@ -68,7 +73,7 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
         return findings
     findings = [*_controls(run), *_constant(run)]
     if not findings:  # on an invalid bound nothing would be seen to change
-        findings = list(_sensitivity(run))
+        findings = [*_sensitivity(run), *_unvaried(run)]
     return [*findings, *_size(run)]
 
 
@@ -83,6 +88,7 @@ def check_reference(case: OpenCase, device: str = "cpu") -> None:
         )
     inputs, state = case.inputs(SEED), case.state(SEED)
     first = case.reference(inputs, state, device=device)
+    check_shapes(case.problem, case.outputs, first)
     other = case.reference(inputs, state, device=device, noise=1)
     if all(torch.equal(a, b) for a, b in zip(first, other, strict=True)):
         return
@@ -217,6 +223,31 @@ def _sensitivity(run: _Run) -> Iterator[Finding]:
             continue
         if not _moves(run, run.inputs, {**run.state, name: other}):
             yield _invalid(run, f"no output depends on the weight {name}", _SENSITIVITY_HINT)
+
+
+def unvaried(case: OpenCase, first: Banks, other: Banks) -> tuple[str, ...]:
+    """Inputs that are the same in two draws, although nothing says that they are fixed: whether a
+    kernel reads them is not tested.
+    """
+    known = zip(case.input_names, case.scalars, first.inputs, other.inputs, strict=True)
+    fixed = case.problem.policy.fixed
+    return tuple(
+        name
+        for name, scalar, a, b in known
+        if not scalar and name not in fixed and a.numel() and torch.equal(a, b)
+    )
+
+
+def _unvaried(run: _Run) -> Iterator[Finding]:
+    first = Banks(run.inputs, run.state)
+    for name in unvaried(run.case, first, run.case.banks(SEED)):
+        yield Finding(
+            run.case.case.name,
+            "warning",
+            f"the input {name} is the same in every draw: a kernel that never reads it would pass",
+            "Draw it at random in get_inputs, or name it under policy.fixed where its values are"
+            " part of the problem.",
+        )
 
 
 _SENSITIVITY_HINT = (

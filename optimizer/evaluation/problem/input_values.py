@@ -1,15 +1,12 @@
-"""Values of tensors: seeds, distributions, and which tensors may be changed piecewise.
+"""Values of tensors: draws, distributions, and which tensors may be changed piecewise.
 
 Knows tensors, not problems.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from functools import cache
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -21,8 +18,6 @@ from optimizer.evaluation.problem.spec import Distribution
 _OFFSETS = {torch.float64: 1e6, torch.float32: 1e3, torch.float16: 32.0, torch.bfloat16: 8.0}
 _DECADES = {torch.float64: 6.0, torch.float32: 6.0, torch.float16: 3.0, torch.bfloat16: 3.0}
 _SPREAD_SEED = 0x5EED
-# What the drivers of NVIDIA, AMD and WSL make.
-_DEVICES = tuple(map(Path, ("/dev/nvidiactl", "/dev/kfd", "/dev/dxg")))
 MOST_KEPT = 2 * 2**30  # bytes of a draw that is kept
 DRAWN_SHARE = 1 / 8  # of a GPU's memory, which the values take with all that leads to them
 
@@ -35,55 +30,6 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 def scalar_dtype(value: Any) -> torch.dtype | None:
     """That of a tensor for a Python number; None for what has one."""
     return torch.float64 if isinstance(value, float) else None
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Every generator that a problem file may draw from starts at `seed`, and is restored
-    afterwards."""
-    ours = random.getstate()
-    with torch.random.fork_rng(devices=[]), _numpy_seeded(seed):
-        _seed_torch(seed)
-        random.seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(ours)
-
-
-def _seed_torch(seed: int) -> None:
-    """As torch.manual_seed, which formats a stack for each kind of device that is not in use, a
-    millisecond in all; an evaluation asks a hundred times. Where there is no such device, nothing
-    can draw from its generators.
-    """
-    if _may_have_devices():
-        torch.manual_seed(seed)
-    else:
-        torch.default_generator.manual_seed(seed)
-
-
-@cache
-def _may_have_devices() -> bool:
-    # Asking a driver would make it unusable in forks.
-    if torch.cuda._is_compiled() and any(place.exists() for place in _DEVICES):
-        return True
-    return torch.backends.mps.is_built() or torch.xpu._is_compiled()
-
-
-@contextmanager
-def _numpy_seeded(seed: int) -> Iterator[None]:
-    """Numpy's global generator, where there is numpy: torch does without it."""
-    try:
-        from numpy import random as numpys
-    except ModuleNotFoundError:
-        yield
-        return
-    before = numpys.get_state()
-    numpys.seed(seed % 2**32)
-    try:
-        yield
-    finally:
-        numpys.set_state(before)
 
 
 class LatestDraw:

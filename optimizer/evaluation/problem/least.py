@@ -12,4 +12,6 @@ def too_little(moved_bytes: int, flops: int) -> str:
     """That a case is too small to time, in words; empty where it is not."""
     if moved_bytes >= MIN_BYTES or flops >= MIN_FLOPS:
         return ""
+    if not flops:  # torch's counter knows products alone
+        return f"{moved_bytes:,} bytes, and no operation that is counted, are too little to time"
     return f"{moved_bytes:,} bytes and {flops:,} floating-point operations are too little to time"

@@ -34,9 +34,10 @@ from optimizer.evaluation.problem.input_values import (
     lively,
     replaceable,
     scalar_dtype,
-    seeded,
 )
 from optimizer.evaluation.problem.operators import counted_flops, formula_value
+from optimizer.evaluation.problem.outputs import Untouched, keys_of, outputs_of
+from optimizer.evaluation.problem.seeds import drawn_apart, seeded
 from optimizer.evaluation.problem.spec import Case, OutputKind, Problem
 
 _NUDGE_SEED = 0xE9
@@ -78,6 +79,7 @@ class OpenCase:
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
         self.init_args: list[Any] = self._init_args()
         self._buffers: frozenset[str] = frozenset()  # names, known once a model was built
+        self._keys: tuple[str, ...] = ()  # of outputs, known once a result was seen
         self._latest = LatestDraw(device)
 
     # -- the model
@@ -169,7 +171,8 @@ class OpenCase:
 
     def _values(self, seed: int) -> list[Any]:
         """What get_inputs() makes, in the order of forward's arguments."""
-        with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad():
+        apart = drawn_apart(seed, self._module)
+        with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad(), apart:
             returned = self._module.__dict__["get_inputs"]()
             forward = self._class().forward
         with running(self.problem, "matching get_inputs() with Model.forward"):
@@ -300,25 +303,23 @@ class OpenCase:
             try:
                 if dtype is not None:
                     torch.set_default_dtype(dtype)  # what forward itself makes is as precise
+                untouched = Untouched(self.input_names, arguments)
                 result = model(*arguments)
             finally:
                 torch.set_default_dtype(before)
-        return self._outputs(result)
+        outputs = self._outputs(result)
+        untouched.check(self.problem, outputs)
+        return outputs
 
     def _outputs(self, result: Any) -> list[torch.Tensor]:
-        values = [result]
-        if isinstance(result, dict):
-            values = list(result.values())
-        elif isinstance(result, tuple | list):
-            values = list(result)
-        for number, value in enumerate(values):
-            if not isinstance(value, torch.Tensor):
-                raise InvalidRequest(
-                    f"{self.problem.path.name}: output {number} is {type(value).__name__}",
-                    hint="forward returns a tensor, or one flat tuple, list or dict of tensors.",
-                )
-            check_value(self.problem, f"output {number}", value)
-        return [value.detach() for value in values]
+        self._keys = keys_of(result)
+        return outputs_of(self.problem, result)
+
+    @property
+    def output_keys(self) -> tuple[str, ...]:
+        """The keys of the outputs, in their order, where forward returns a dict; else none."""
+        _ = self.signature  # known once the reference ran, or its shapes were found
+        return self._keys
 
     @cached_property
     def signature(self) -> Signature:
@@ -424,9 +425,8 @@ class OpenCase:
         goldens: Sequence[torch.Tensor],
         device: str = "cpu",
     ) -> list[float]:
-        """How far each golden moves when the inputs do, by at most one last place of float32. What
-        does not fit into the device's memory is computed on the CPU.
-        """
+        """How far each golden moves when the inputs do, by at most one last place of float32; on
+        the CPU where the device's memory does not suffice."""
         try:
             return self._moved(inputs, state, goldens, device)
         except torch.OutOfMemoryError:

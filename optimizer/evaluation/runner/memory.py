@@ -259,15 +259,32 @@ def listed(result: Any) -> list[Any]:
     return [result]
 
 
+def by_key(result: Any, keys: Sequence[str]) -> list[Any]:
+    """As `listed`, a mapping in the order of `keys`, if there are any. Raises OutputRefused for one
+    with other keys.
+    """
+    if not keys or not isinstance(result, dict):
+        return listed(result)
+    own = dict(dict.items(result))  # of the mapping itself, whatever its class does
+    if own.keys() != set(keys):
+        shown = ", ".join(sorted(map(str, own)))[:200]
+        raise OutputRefused(f"outputs named {shown} instead of {', '.join(keys)}")
+    return [own[key] for key in keys]
+
+
 def check(
-    result: Any, expected: Sequence[tuple[str, Sequence[int]]], plain: bool = True
+    result: Any,
+    expected: Sequence[tuple[str, Sequence[int]]],
+    plain: bool = True,
+    keys: Sequence[str] = (),
 ) -> list[torch.Tensor]:
-    """The outputs as plain tensors of the expected (dtype, shape) pairs. Raises OutputRefused.
+    """The outputs as plain tensors of the expected (dtype, shape) pairs; those of a dict are told
+    apart by `keys`. Raises OutputRefused.
 
     A tensor subclass could compute when it is looked at, which is after the clock has stopped;
     `plain=False` lets it (`--without 3`).
     """
-    values = listed(result)
+    values = by_key(result, keys)
     if len(values) != len(expected):
         raise OutputRefused(f"{len(values)} outputs instead of {len(expected)}")
     for number, (value, (dtype, shape)) in enumerate(zip(values, expected, strict=True)):

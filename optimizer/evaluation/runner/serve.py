@@ -83,6 +83,7 @@ class Runner:
         self._targets: list[torch.Tensor | None] = []
         self._banks: list[torch.Tensor | None] = []
         self._expected: list[tuple[str, list[int]]] = []
+        self._keys: tuple[str, ...] = ()
         self._mapped: dict[str, Arrays] = {}
         self._pinned = False  # the outputs' memory
         self._last: Any = None
@@ -170,6 +171,7 @@ class Runner:
             os.close(fd)
         self._pinned = self._device == "cuda" and pin(self._mapped["outputs"])
         self._expected = [(dtype, shape) for dtype, shape in message["expected"]]
+        self._keys = tuple(message["keys"])
         tensors = [self._here(t) for t in self._mapped["inputs"].tensors]
         count = message["inputs"]
         inputs = [
@@ -366,7 +368,7 @@ class Runner:
 
     def _checked(self) -> list[torch.Tensor]:
         """The outputs of the last call, as they can be read."""
-        return resolved(check(self._last, self._expected, 3 not in self._without))
+        return resolved(check(self._last, self._expected, 3 not in self._without, self._keys))
 
     def _shown(self, chance: int) -> bytes:
         """What the next request shows of them. `chance` is a number that nobody knew before."""
@@ -377,7 +379,7 @@ class Runner:
         if 2 in self._without:
             join_threads()
         plain = 3 not in self._without
-        store(check(result, self._expected, plain), self._mapped["outputs"].tensors)
+        store(check(result, self._expected, plain, self._keys), self._mapped["outputs"].tensors)
 
     def _leave_behind(self) -> None:
         """What the outputs' memory holds when the candidate gets it from the allocator.

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
 
 from kb.hardware.extensions import extensions_of, lacking
+from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
 from optimizer.evaluation.isolation.processors import processor, usable_processors
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.search.synthesizers.base import MachineView
+from optimizer.search.synthesizers.base import MachineView, RatesView
+
+HIGHEST = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")  # in kHz
+CPUINFO = Path("/proc/cpuinfo")
 
 
 def machine_here(lineage: Sequence[str]) -> MachineView:
@@ -20,6 +26,7 @@ def machine_here(lineage: Sequence[str]) -> MachineView:
         processor(),
         processors=usable_processors(),
         threads=EvaluationSettings().threads,
+        megahertz=clock(),
     )
 
 
@@ -30,6 +37,7 @@ def machine_of(
     *,
     processors: int,
     threads: int,
+    megahertz: float | None = None,
 ) -> MachineView:
     """A CPU as its probe and the operating system describe it."""
     return MachineView(
@@ -40,4 +48,34 @@ def machine_of(
         caches=dict(identity.caches),
         extensions=extensions_of(lineage, identity.flags),
         lacks=lacking(lineage, identity.flags),
+        megahertz=megahertz,
     )
+
+
+def rates_of(ceilings: Ceilings | None) -> RatesView | None:
+    """Rates of memory and of the caches, and of arithmetic, as a quiet machine measured them; None
+    where there are none."""
+    if ceilings is None or not ceilings.trusted or not ceilings.copy:
+        return None
+    fastest = max(ceilings.copy, key=lambda point: point.value)
+    moving = [("copying", ceilings.copy[-1])]
+    if fastest is not ceilings.copy[-1]:
+        moving.append(("copying", fastest))
+    if ceilings.read:
+        moving.append(("reading", ceilings.read[-1]))
+    return RatesView(
+        moving=tuple((how, point.bytes, point.value) for how, point in moving),
+        flops={dtype: figure.value for dtype, figure in ceilings.matmul.items()},
+    )
+
+
+def clock() -> float | None:
+    """The processor's highest clock in MHz where Linux gives it, else the one that it has now; None
+    where it gives neither."""
+    with suppress(OSError, ValueError):
+        return int(HIGHEST.read_text(encoding="ascii")) / 1e3
+    with suppress(OSError, ValueError):
+        lines = CPUINFO.read_text(encoding="utf-8").splitlines()
+        now = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
+        return max(now, default=None)
+    return None

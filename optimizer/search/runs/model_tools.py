@@ -22,12 +22,12 @@ from optimizer.search.bench.local import Place
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from retrieval.blocks import symbol_line
-from retrieval.composer import own_toolchain
 from retrieval.diagnose.log_digest import digest
 from retrieval.excerpts import citation
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
+from retrieval.request_scope import own_toolchain
 from retrieval.symbols import search_symbols, unknown_line, unknown_names
 from retrieval.target_context import (
     Target,

@@ -15,6 +15,7 @@ from kb.catalog.search.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
+from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
@@ -35,7 +36,7 @@ from optimizer.search.records import REFERENCE, Cost, Proposal
 from optimizer.search.runs.archive import keep_right_kernels
 from optimizer.search.runs.cluster_places import ClusterPlaces
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.machine import machine_here
+from optimizer.search.runs.machine import machine_here, rates_of
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.models import asked_models, check_keys, language_models
 from optimizer.search.runs.places import bench_for, places_for, target_of
@@ -147,7 +148,8 @@ def _views(
     """Problem and hardware as proposers see them. Raises InvalidRequest, see `check_launch`."""
     view = problem_view(problem, bench.device, _is_elsewhere(bench))
     here = not isinstance(bench, ClusterBench)
-    hardware = hardware_view_of(target_of(places), places, goal.language, here)
+    ceilings = bench.ceilings if isinstance(bench, LocalBench) else None
+    hardware = hardware_view_of(target_of(places), places, goal.language, here, ceilings)
     check_launch(view, hardware)
     return view, hardware
 
@@ -307,11 +309,12 @@ def hardware_view_of(
     places: Mapping[str, Place],
     language: str | None = None,
     here: bool = True,
+    ceilings: Ceilings | None = None,
 ) -> HardwareView:
     """The target as proposers see it.
 
     `language` is the only one that candidates may be in; torch is then among the places only for
-    the reference. `here` is whether this machine measures them.
+    the reference. `here` is whether this machine measures them, by these `ceilings`.
     """
     ordered = tuple(sorted(places, key=lambda name: name == "torch"))
     offered = (language,) if language is not None and language in places else ordered
@@ -328,6 +331,7 @@ def hardware_view_of(
         dict(target.facts),
         toolchains,
         machine_here(target.lineage) if here and target.device == "cpu" else None,
+        rates_of(ceilings) if here else None,
     )
 
 

@@ -62,7 +62,8 @@ class MachineView:
     where the name does not, `processors` counts the logical ones that may be used and `threads`
     those that a kernel runs with. `caches` are in bytes by level: a core's own ones, and of the
     last level what the core sees. `extensions` and `lacks` are ids of kb/hardware/extensions.toml,
-    both empty where it does not say what it has."""
+    both empty where it does not say what it has. `megahertz` is its clock, None where the operating
+    system does not say."""
 
     name: str
     identification: str
@@ -71,6 +72,16 @@ class MachineView:
     caches: Mapping[str, int] = field(default_factory=dict)
     extensions: tuple[str, ...] = ()
     lacks: tuple[str, ...] = ()
+    megahertz: float | None = None
+
+
+@dataclass(frozen=True)
+class RatesView:
+    """What the device was measured to reach (optimizer/evaluation/collectors/ceilings.py). `moving`
+    has what was done, over how many bytes, and bytes a second; `flops` are flop/s by dtype."""
+
+    moving: tuple[tuple[str, int, float], ...]
+    flops: Mapping[str, float]
 
 
 @dataclass(frozen=True)
@@ -79,7 +90,7 @@ class HardwareView:
     first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine.
     `toolchains` are the command templates of its own languages, with what they say of a kernel's
     entry, file ending, arguments and launch. `machine` is the processor where that is the target
-    and is here, else None."""
+    and is here, else None; `rates` are those of the device, None where it was not measured."""
 
     id: str
     lineage: tuple[str, ...]
@@ -88,6 +99,7 @@ class HardwareView:
     facts: Mapping[str, float | str]
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=dict)
     machine: MachineView | None = None
+    rates: RatesView | None = None
 
     @property
     def lacks(self) -> tuple[str, ...]:

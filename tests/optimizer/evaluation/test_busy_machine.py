@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -108,6 +109,8 @@ def test_a_machine_that_calms_down_in_time_gives_a_figure() -> None:
 def test_a_case_that_is_too_small_to_time_says_so_first() -> None:
     busy = measured(set(range(24)))[0].timing
     small = with_size(busy, Work("softmax", "float32", 200_000, 100_596))
-    assert small.reason.startswith("300,596 bytes and 0 floating-point operations are too little")
+    assert small.reason.startswith("300,596 bytes, and no operation that is counted, are too")
+    slow = replace(busy, rough_baseline_us=17_000.0)  # a call shows work that nobody counts
+    assert with_size(slow, Work("softmax", "float32", 200_000, 100_596)) == slow
     assert small.reason.endswith(busy.reason) and small.state == "repeat"
     assert with_size(busy, Work("softmax", "float32", 1 << 20, 1 << 20)) == busy

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kb.hardware.extensions import in_words, macros
 from kb.hardware.facts import readable
-from optimizer.search.synthesizers.base import HardwareView, MachineView
+from optimizer.search.synthesizers.base import HardwareView, MachineView, RatesView
 
 WIDTH = "prefer_vector_width"  # the parameter whose values are bits of a vector
 SAME = "the reference has as many"
@@ -21,6 +21,8 @@ def lines(view: MachineView) -> list[str]:
     if view.caches:
         sizes = ", ".join(f"{level} {readable(b, 'B')}" for level, b in sorted(view.caches.items()))
         rows.append(f"caches, as one core sees them: {sizes}")
+    if view.megahertz:
+        rows.append(f"clock, as the operating system gives it: {view.megahertz / 1e3:.2f} GHz")
     rows.append(
         f"processors that may be used: {view.processors}; a kernel runs with {_count(view.threads)}"
     )
@@ -29,6 +31,17 @@ def lines(view: MachineView) -> list[str]:
     if view.lacks:
         rows.append(f"it lacks, whatever else is said of its family: {_listed(view.lacks)}")
     return rows
+
+
+def rates(view: RatesView) -> str:
+    """What the device was measured to reach."""
+    moved = [
+        f"{how} {readable(size, 'B')} at {rate / 1e9:.3g} GB/s" for how, size, rate in view.moving
+    ]
+    done = [f"{dtype} {rate / 1e9:.4g} GFLOP/s" for dtype, rate in sorted(view.flops.items())]
+    products = [f"products or multiply-adds: {', '.join(done)}"] if done else []
+    reached = "; ".join([*moved, *products])
+    return f"measured on this device, with all of a kernel's threads: {reached}"
 
 
 def _count(threads: int) -> str:

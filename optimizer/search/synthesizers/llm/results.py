@@ -44,7 +44,11 @@ FROM_EARLIER = (
 )
 REPEAT = "timing must be repeated: "
 # Other work only adds to a time, but how much is left in the fastest call nobody knows.
-ROUGH = "roughly, the fastest of calls that other work disturbed, good for a factor of two at best"
+ROUGH = (
+    "roughly, the fastest of calls that other work disturbed, good for a factor of two at best and"
+    " not to be compared with times of other candidates"
+)
+QUIET = ", processors quiet"
 NO_FIGURE = "no figure yet"
 NO_SIGNAL = "no signal: nothing that was measured names what holds it up"
 MENDABLE = ("not_compiled", "incorrect", "crashed", "timed_out", "rejected")
@@ -127,9 +131,26 @@ def _speed(node: Node, baseline: Node | None) -> list[str]:
         elif timing.candidate_us is not None:
             beside = timing.baseline_us if node.number != REFERENCE else None
             other = _name(baseline).removeprefix("the ")
-            compared = "" if beside is None else f" ({other} {_us(beside)} us)"
-            lines.append(f"case {timing.case}: {_us(timing.candidate_us)} us a call{compared}")
-    return lines
+            compared = "" if beside is None else f" ({other} {_us(beside)} us in turns with it)"
+            took = f"{_us(timing.candidate_us)} us a call{compared}"
+            quiet = QUIET if timing.state == "measured" else ""
+            lines.append(f"case {timing.case}: {took}{quiet}")
+    return [*lines, *_roof(evaluation.verdict.metrics)]
+
+
+def _roof(metrics: Mapping[str, float | str]) -> list[str]:
+    """How much of its time the measured rates of the device account for; nothing where they were
+    not measured or nothing was counted."""
+    shares = {
+        "copy_bandwidth_pct": "moving inputs, weights and outputs once",
+        "matmul_peak_pct": "its counted products",
+    }
+    known = [(what, metrics.get(name)) for name, what in shares.items()]
+    parts = [f"{what} {share:.2g} %" for what, share in known if isinstance(share, float) and share]
+    if not parts:
+        return []
+    rest = "" if metrics.get("matmul_peak_pct") else "; other arithmetic is not counted"
+    return [f"of its time, at the measured rates of this device: {', '.join(parts)}{rest}"]
 
 
 def _rough(evaluation: Evaluation, alone: bool = False) -> str:
@@ -349,13 +370,37 @@ def worth_showing(context: Context) -> tuple[Node, ...]:
     if best is not None and best.proposal is not None and best.number != context.parent.number:
         chosen.append(best)
     elif right and context.parent.number == REFERENCE:
-        chosen.append(max(right, key=lambda node: (node.merit, node.number)))
+        chosen.append(max(right, key=lambda node: (node.merit, rough_gain(node), node.number)))
+    elif unmeasured := _promising(context):
+        chosen.append(unmeasured)
     if failed:
         last = max(failed, key=lambda node: node.number)
         # A failure that something right has followed is history.
         if all(last.number > node.number for node in right):
             chosen.append(last)
     return tuple(chosen)
+
+
+def _promising(context: Context) -> Node | None:
+    """The right kernel without a figure that seems the fastest, beside a parent that has none or
+    seems slower; None where there is none."""
+    if not context.with_memory:
+        return None
+    parent = context.parent
+    written = [n for n in context.tried if n.correct and n.proposal and n.number != parent.number]
+    untimed = [n for n in written if n.speedup is None]
+    seems = max(untimed, key=lambda n: (rough_gain(n), n.number), default=None)
+    before = parent.speedup.value if parent.speedup is not None else rough_gain(parent)
+    return seems if seems is not None and rough_gain(seems) > before else None
+
+
+def rough_gain(node: Node) -> float:
+    """The reference's time over the kernel's in its first case that could not be timed, for
+    choosing what to show; 0 where no call of it was timed."""
+    for timing in node.evaluation.timings if node.evaluation is not None else ():
+        if timing.rough_us and timing.rough_baseline_us:
+            return timing.rough_baseline_us / timing.rough_us
+    return 0.0
 
 
 def _mendable(node: Node) -> bool:

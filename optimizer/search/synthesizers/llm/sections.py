@@ -7,7 +7,7 @@ Every text that did not come from a template goes through the fence.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from kb.hardware.extensions import is_about_lacking, is_lacking_fact
@@ -35,6 +35,7 @@ JUDGED: Mapping[str, str] = {
     "c_eps": "2",
     "call_seconds": "30",
     "load_seconds": "120",
+    "share": "1",
 }
 MEMORY_GIB = 8  # of a candidate on a CPU, beyond what is mapped before it is loaded
 MAX_TRAITS = 16  # of one case
@@ -122,6 +123,8 @@ def policy(view: ProblemView, fence: Fence, language: str) -> str:
     for name, value in view.policy.items():
         if name == "library" and language not in (*PYTHON_LIKE, *C_LIKE):
             continue
+        if name == "outputs":
+            continue  # `judging` says it of each output
         sentence = sentences.get(name, {}).get(value)
         if sentence is not None:
             lines.append(f"- {sentence}")
@@ -139,8 +142,33 @@ def judging(context: Context) -> str:
     timed = MEASURED if context.hardware.device else REPORTED
     timed += ON_A_GPU if context.hardware.device == "cuda" else ""
     hidden = HIDDEN[context.problem.hidden_cases]
-    values = {**JUDGED, "memory": memory, "timed": timed, "hidden": hidden}
+    outputs = "\n".join(_judged(context.problem))
+    values = {**JUDGED, "memory": memory, "timed": timed, "hidden": hidden, "outputs": outputs}
     return rendered("judging.md", values).strip()
+
+
+def _judged(problem: ProblemView) -> Iterator[str]:
+    """How each output is compared, those that are compared alike together."""
+    alike: dict[str, list[str]] = {}
+    outputs = problem.main.signature.of("output")
+    for output, kind in zip(outputs, _kinds(problem, len(outputs)), strict=False):
+        floats = "float" in output.dtype
+        if kind == "index":
+            way = "judged_index.md"
+        elif floats:
+            way = "judged_bits.md" if kind == "exact" else "judged_float.md"
+        else:
+            way = "judged_whole.md"
+        alike.setdefault(way, []).append(f"{output.name} ({output.dtype})")
+    for way, names in alike.items():
+        into = "the input that the problem names, by default the first"
+        yield rendered(way, {**JUDGED, "names": ", ".join(names), "into": into}).strip()
+
+
+def _kinds(problem: ProblemView, outputs: int) -> list[str]:
+    """As the problem states them; one stands for all."""
+    named = [kind.strip() for kind in problem.policy.get("outputs", "float").split(",")]
+    return named * outputs if len(named) == 1 else named
 
 
 def hardware(context: Context, fence: Fence) -> str:
@@ -152,6 +180,8 @@ def hardware(context: Context, fence: Fence) -> str:
         lines.append(f"device: {view.device}")
     if view.machine is not None:
         lines += machine.lines(view.machine)
+    if view.rates is not None:
+        lines.append(machine.rates(view.rates))
     # Only a first compilation tells it, and it would change a prompt's beginning, which provider
     # caches keep: with packed knowledge behind it, that costs more than the line says.
     packed = context.with_knowledge and context.knowledge.target

@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from importlib.resources import files
 from math import prod
 
 from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
 from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
+from optimizer.search.synthesizers.traced.header import header_for
 from optimizer.search.synthesizers.traced.index import (
     Atom,
     Index,
@@ -25,7 +25,6 @@ from optimizer.search.synthesizers.traced.index import (
 from optimizer.search.synthesizers.traced.nests import Nest, lane_of, nests
 from optimizer.search.synthesizers.traced.program import Buffer, Program, Stage
 
-HEADER = files(__package__).joinpath("cpp_header.h").read_text(encoding="utf-8")
 TYPES = {
     "float32": "float",
     "float64": "double",
@@ -79,7 +78,7 @@ _CALLED = {
 
 def written(programs: Sequence[tuple[Signature, Program]]) -> str:
     """The source of a candidate that serves these cases."""
-    parts = [HEADER]
+    parts = []
     for number, (signature, program) in enumerate(programs):
         body = _Case(program).text()
         parts.append(f"namespace case{number} {{\n{_fits(signature)}\n{body}\n}}\n")
@@ -90,7 +89,8 @@ def written(programs: Sequence[tuple[Signature, Program]]) -> str:
         "KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {\n"
         f"  (void)c;\n{rows}  return 1;  // a shape that this kernel was not written for\n}}\n"
     )
-    return "\n".join(parts)
+    body = "\n".join(parts)
+    return f"{header_for(body)}\n{body}"
 
 
 def _fits(signature: Signature) -> str:

@@ -1,13 +1,13 @@
-// Elementary functions without branches or calls, so that a loop over them becomes vector code.
-// exp, log, tanh and erf of float follow the Cephes library (expf.c, logf.c, tanhf.c, ndtrf.c).
 #pragma GCC optimize("no-math-errno", "no-trapping-math")
 #include "kernlore_abi.h"
 #include <cmath>
 #include <cstdlib>
 #include <cstring>
 #define KL static inline __attribute__((always_inline))
+
 template <class T, class F> KL T kl_bits(F from) { T to; std::memcpy(&to, &from, sizeof to); return to; }
 
+// Without branches or calls, so that a loop over it becomes vector code; after Cephes, expf.c.
 KL float kl_exp(float x) {
   const float bounded = x < -87.3f ? -87.3f : (x > 88.7f ? 88.7f : x);
   const float shifted = bounded * 1.44269504088896341f + 12582912.0f;
@@ -25,6 +25,9 @@ KL float kl_exp(float x) {
   const float y = p * kl_bits<float>((power + 127) << 23);
   return x != x ? x : (x > 88.72f ? INFINITY : (x < -103.97f ? 0.0f : y));
 }
+KL double kl_exp(double x) { return std::exp(x); }
+
+// After Cephes, logf.c.
 KL float kl_log(float x) {
   int32_t bits = kl_bits<int32_t>(x);
   const int32_t small = x < 1.17549435e-38f;
@@ -48,6 +51,9 @@ KL float kl_log(float x) {
   y = m + y + 0.693359375f * e;
   return x != x || x < 0.0f ? NAN : (x == 0.0f ? -INFINITY : (x == INFINITY ? x : y));
 }
+KL double kl_log(double x) { return std::log(x); }
+
+// After Cephes, tanhf.c.
 KL float kl_tanh(float x) {
   const float a = x < 0.0f ? -x : x, z = x * x;
   float p = -5.70498872745e-3f;
@@ -58,6 +64,9 @@ KL float kl_tanh(float x) {
   const float large = 1.0f - 2.0f / (kl_exp(a + a) + 1.0f);
   return a < 0.625f ? p * z * x + x : (x < 0.0f ? -large : large);
 }
+KL double kl_tanh(double x) { return std::tanh(x); }
+
+// After Cephes, ndtrf.c.
 KL float kl_erf(float x) {
   const float a = x < 0.0f ? -x : x, z = x * x;
   float p = 7.853861353153693e-5f;
@@ -77,18 +86,20 @@ KL float kl_erf(float x) {
   const float large = 1.0f - q * t * kl_exp(-a * a);
   return x != x ? x : (a < 1.0f ? p * x : (x < 0.0f ? -large : large));
 }
-KL double kl_exp(double x) { return std::exp(x); }
-KL double kl_log(double x) { return std::log(x); }
-KL double kl_tanh(double x) { return std::tanh(x); }
 KL double kl_erf(double x) { return std::erf(x); }
+
 KL float kl_fmod(float a, float b) { return std::fmod(a, b); }
 KL double kl_fmod(double a, double b) { return std::fmod(a, b); }
-// Integers: torch refuses a divisor of 0, and the quotient by -1 may not fit.
+// Of integers: torch refuses a divisor of 0.
 template <class T> KL T kl_fmod(T a, T b) { return b == 0 || b == (T)-1 ? (T)0 : (T)(a % b); }
+
+// Torch refuses a divisor of 0, and the quotient by -1 may not fit.
 template <class T> KL T kl_quotient(T a, T b) {
   return b == 0 ? (T)0 : (b == (T)-1 ? (T)(0 - (uint64_t)a) : (T)(a / b));
 }
+
 template <class T> KL T kl_lgamma(T x) { int sign; return (T)lgamma_r((double)x, &sign); }
+
 // The recurrence up to 10, then the asymptotic series; negative numbers by reflection. Abramowitz
 // and Stegun, 6.3.5, 6.3.7 and 6.3.18.
 template <class T> KL T kl_digamma(T of) {
@@ -110,6 +121,7 @@ template <class T> KL T kl_digamma(T of) {
   p = p * z + 8.33333333333333333333e-2;
   return (T)(y + std::log(x) - 0.5 / x - z * p);
 }
+
 // M. Giles, Approximating the erfinv function (GPU Computing Gems, 2011), then two Newton steps.
 template <class T> KL T kl_erfinv(T of) {
   const double x = of;
@@ -142,21 +154,27 @@ template <class T> KL T kl_erfinv(T of) {
   for (int step = 0; step < 2; step++) y -= (std::erf(y) - x) * 0.886226925452758 * std::exp(y * y);
   return (T)y;
 }
+
 template <class T> KL T kl_sigmoid(T x) { return (T)1 / ((T)1 + kl_exp(-x)); }
+
 template <class T> KL T kl_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
+
 template <class T> KL T kl_max(T a, T b) { return a > b || a != a ? a : b; }
+
 template <class T> KL T kl_min(T a, T b) { return a < b || a != a ? a : b; }
-KL float kl_read(float x) { return x; }
-KL double kl_read(double x) { return x; }
+
+template <class T> KL T kl_read(T x) { return x; }
 KL float kl_read(_Float16 x) { return (float)x; }
+
+template <class T, class F> KL void kl_write(T *to, F from) { *to = (T)from; }
+
 struct kl_bfloat16 { uint16_t bits; };
 KL float kl_read(kl_bfloat16 x) { return kl_bits<float>((uint32_t)x.bits << 16); }
-template <class T> KL T kl_read(T x) { return x; }
-template <class T, class F> KL void kl_write(T *to, F from) { *to = (T)from; }
 KL void kl_write(kl_bfloat16 *to, float from) {
   const uint32_t bits = kl_bits<uint32_t>(from);
   to->bits = from != from ? 0x7FC0 : (uint16_t)((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
 }
+
 static void *kl_room(void **kept, size_t bytes) {
   if (!*kept) *kept = std::aligned_alloc(64, (bytes + 63) / 64 * 64);
   return *kept;

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
@@ -31,6 +31,7 @@ LIBRARY = frozenset(
     f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
 )
 Choices = Mapping[str, Value]
+WIDTH = "prefer_vector_width"  # in bits; the widest last
 _log = logging.getLogger(__name__)
 
 
@@ -53,8 +54,8 @@ CPP = Language(
     "kernel.cpp",
     "kernlore_run",
     # Choices of the C++ toolchain (its VARIANTS) that change how these loops are compiled.
-    {"prefer_vector_width": "512", "unroll_loops": False},
-    {"prefer_vector_width": ("256", "512"), "unroll_loops": (True, False)},
+    {WIDTH: "512", "unroll_loops": False},
+    {WIDTH: ("256", "512"), "unroll_loops": (True, False)},
     "Write the traced graph as loops, with rows worked on to the end.",
     "Compile the same loops",
 )
@@ -100,7 +101,7 @@ class TracedSynthesizer:
             return None
         tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _own(n)}
         texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _own(n)}
-        for plan, values in _choices(context.parent, language):
+        for plan, values in _choices(context.parent, _within(language, context.hardware)):
             if _key(values) in tried:
                 continue
             try:
@@ -168,6 +169,20 @@ def language_of(hardware: HardwareView) -> Language | None:
     if hardware.device == "cpu":
         return CPP if CPP.name in hardware.languages else None
     return TRITON if TRITON.name in hardware.languages else None
+
+
+def _within(language: Language, hardware: HardwareView) -> Language:
+    """The language without vectors wider than the processor's."""
+    bits = hardware.facts.get("vector_bits")
+    widths = language.others.get(WIDTH)
+    if widths is None or not isinstance(bits, int | float):
+        return language
+    fitting = tuple(width for width in widths if int(width) <= bits) or widths[:1]
+    return replace(
+        language,
+        start={**language.start, WIDTH: fitting[-1]},
+        others={**language.others, WIDTH: fitting},
+    )
 
 
 def lowered(

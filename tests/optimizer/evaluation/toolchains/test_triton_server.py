@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -130,15 +131,17 @@ def test_the_deadline_ends_forked_cases_too(tmp_path: Path, at_once: int) -> Non
 
 def test_the_server_is_started_again_after_it_ended(tmp_path: Path) -> None:
     assert compiled(tmp_path / "a").ok
-    zygote = compiling._server()._zygote
-    assert zygote is not None
-    first = zygote._process.pid
-    os.killpg(first, signal.SIGKILL)
-    zygote._process.wait()
+    first = server_process()
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
     assert compiled(tmp_path / "b").ok
-    second = compiling._server()._zygote
-    assert second is not None
-    assert second._process.pid != first
+    assert server_process().pid != first.pid
+
+
+def server_process() -> subprocess.Popen[bytes]:
+    zygote = compiling._server()._zygote
+    assert zygote is not None and zygote._process is not None
+    return zygote._process
 
 
 def test_the_server_ends_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +159,8 @@ def test_the_server_ends_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.Mo
     compiling._server.cache_clear()
     try:
         assert "SyntaxError" in compiled(tmp_path / "a", "def :").log
-        zygote = compiling._server()._zygote
-        assert zygote is not None
-        zygote._process.wait(30)
-        assert members(zygote._process.pid) == ()
+        process = server_process()
+        process.wait(30)
+        assert members(process.pid) == ()
     finally:
         compiling._server.cache_clear()

@@ -316,6 +316,36 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> 
     assert evaluation.correct, evaluation.log
 
 
+@pytest.mark.parametrize("name", ["cpp-in-register-scan", "triton-carry-chunk-cumulative-sum"])
+@pytest.mark.parametrize(
+    ("forward", "fits"),
+    [
+        ("x.cumsum(1)", True),
+        ("x.cumsum(-1)", True),
+        ("x.cumsum(0)", False),
+        ("torch.clamp((torch.tanh(x) * 0.5).cumsum(1) - x, -1.5, 2.0)", False),
+        ("x.flip(1).cumsum(1)", False),
+    ],
+)
+def test_a_recipe_of_a_scan_is_for_the_scan_alone(
+    name: str, forward: str, fits: bool, tmp_path: Path
+) -> None:
+    problem = tmp_path / "problem.py"
+    problem.write_text(
+        "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n"
+        f"        return {forward}\ndef get_inputs():\n    return [torch.randn(64, 96)]\n"
+    )
+    (case,) = problem_view(load_problem(problem), "cpu").cases
+    raw = json.loads(Path(f"skills/library/{name}/references/recipe.json").read_text())
+    template = Path(f"skills/library/{name}") / raw["template"]
+    problems = Problems(name)
+    recipe = parse_recipe(name, raw, {raw["template"]: template.read_text()}, problems)
+    problems.raise_if_any()
+    assert recipe is not None
+    found = match(recipe, case.signature, case.traits, {}, "scan", case.kinds)
+    assert isinstance(found, Binding) is fits
+
+
 @pytest.mark.parametrize(
     "folder",
     sorted(Path("skills/library").glob("*/references/recipe.json")),

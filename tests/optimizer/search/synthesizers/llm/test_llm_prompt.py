@@ -10,6 +10,7 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.correctness.undecided import MOST_SHARE
 from optimizer.evaluation.problem import bounds
 from optimizer.evaluation.problem.spec import Policy
 from optimizer.evaluation.records import (
@@ -158,6 +159,7 @@ def test_the_numbers_of_the_judgement_are_those_of_the_harness() -> None:
         "c_eps": f"{bounds.C_EPS:g}",
         "call_seconds": f"{settings.call_seconds:g}",
         "load_seconds": f"{settings.load_seconds:g}",
+        "share": f"{100 * MOST_SHARE:g}",
     } == sections.JUDGED
     assert settings.memory_bytes == sections.MEMORY_GIB * GIB
     assert bounds.QUANTILE == 0.999 and bounds.RELAXED_EPS == 2.0**-7
@@ -175,8 +177,8 @@ def test_every_rule_of_a_policy_has_a_sentence() -> None:
 
 
 def test_a_rule_without_a_sentence_is_shown_as_data() -> None:
-    text = prompt(with_policy(outputs="float, index", library="forbidden")).user
-    assert block(text, "policy") == "outputs: float, index"
+    text = prompt(with_policy(rounding="upwards", library="forbidden")).user
+    assert block(text, "policy") == "rounding: upwards"
     assert "does it itself" in outside(text)
 
 
@@ -224,7 +226,7 @@ def test_a_verdict_is_in_words() -> None:
     both = "(rule: matmul_peak_pct >= 60 and matmul_peak_pct > copy_bandwidth_pct)"
     assert both in text
     assert "{" not in text and '"' not in text
-    assert "case main: 5341 us a call (reference 5327 us)" in text
+    assert "case main: 5341 us a call (reference 5327 us in turns with it)" in text
 
 
 def test_metrics_come_with_their_meaning() -> None:

@@ -1,0 +1,157 @@
+"""References as users write them: seeds of their own, changes in place, named outputs, shapes that
+depend on values. What a candidate could get away with there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kb.errors import InvalidRequest
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.problem.check import Finding, check_problem
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.toolchains.torch_python import TorchPython
+from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
+
+pytestmark = pytest.mark.slow(seconds=20)
+
+FILE = """\
+import random
+
+import numpy as np
+import torch
+
+{before}
+class {name}(torch.nn.Module):
+    def forward(self, {arguments}):
+        {forward}
+
+
+def get_inputs():
+    {inputs}
+"""
+X = "x = torch.randn(64, 65)"
+SCALED = ("x, w", "return torch.softmax(x * w, -1)")
+OWN_SEEDS = {
+    "a generator": "g = torch.Generator().manual_seed(3)",
+    "torch": "torch.manual_seed(3); g = None",
+    "numpy": "g = torch.Generator().manual_seed(int(np.random.default_rng(3).integers(1 << 30)))",
+    "python": "g = torch.Generator().manual_seed(random.Random(3).randrange(1 << 30))",
+}
+DRAWN = "return [torch.randn(64, 65, generator=g), torch.randn(65, generator=g)]"
+MOMENTUM = "buf.mul_(0.9).add_(grad); p.add_(buf, alpha=-0.01)"
+NAMED = "return {'hidden': x * 2, 'top': x.exp()}"
+
+Make = Callable[..., Problem]
+
+
+@pytest.fixture
+def make(tmp_path: Path) -> Make:
+    def problem(arguments: str, forward: str, inputs: str, before: str = "") -> Problem:
+        path = tmp_path / "foreign.py"
+        text = FILE.format(
+            name="Model", before=before, arguments=arguments, forward=forward, inputs=inputs
+        )
+        path.write_text(text, encoding="utf-8")
+        return load_problem(path)
+
+    return problem
+
+
+def faults(problem: Problem) -> list[Finding]:
+    """But for sizes: these are small on purpose."""
+    return [found for found in check_problem(problem) if "too little to time" not in found.message]
+
+
+def evaluated(
+    problem: Problem, pool: RunnerPool, arguments: str, forward: str, before: str = ""
+) -> Evaluation:
+    text = FILE.format(
+        name="ModelNew", before=before, arguments=arguments, forward=forward, inputs="return []"
+    )
+    bundle = Bundle({"kernel.py": text}, "kernel.py", "torch", "ModelNew")
+    with Evaluator(problem, CPU, QUICK, pool=pool) as evaluator:
+        return evaluator.evaluate(bundle, TorchPython())
+
+
+@pytest.mark.parametrize("seeds", OWN_SEEDS.values(), ids=OWN_SEEDS)
+def test_seeds_of_the_file_make_other_inputs_each_time(make: Make, seeds: str) -> None:
+    problem = make(*SCALED, f"{seeds}\n    {DRAWN}")
+    case = open_case(problem, problem.searched[0])
+    first, again, other = (case.inputs(seed) for seed in (5, 5, 6))
+    for a, b, c in zip(first, again, other, strict=True):
+        assert a.equal(b) and not a.equal(c)
+    as_written: dict[str, object] = {}
+    exec(problem.source, as_written)
+    written = as_written["get_inputs"]()  # type: ignore[operator]
+    assert all(a.equal(b) for a, b in zip(case.inputs(0), written, strict=True))
+    assert faults(problem) == []
+
+
+def test_a_kernel_that_draws_what_it_should_read_is_wrong(make: Make, pool: RunnerPool) -> None:
+    seeds = OWN_SEEDS["a generator"]
+    problem = make(*SCALED, f"{seeds}\n    {DRAWN}")
+    cheat = f"{seeds}; torch.randn(64, 65, generator=g); w = torch.randn(65, generator=g)"
+    assert evaluated(problem, pool, *SCALED).correct
+    ignoring = evaluated(problem, pool, "x, w", f"{cheat}; return torch.softmax(x * w, -1)")
+    assert ignoring.validity == "incorrect" and "is off by" in ignoring.message
+
+
+def test_an_input_that_never_varies_is_named(make: Make, pool: RunnerPool) -> None:
+    inputs = f"{X}; return [x, torch.arange(0, 64, 7)]"
+    problem = make("x, rows", "return x[rows] + 1", inputs)
+    [warning] = faults(problem)
+    assert warning.severity == "warning" and "the input rows is the same in every draw" in (
+        warning.message
+    )
+    evaluation = evaluated(problem, pool, "x, rows", "return x[::7] + 1")
+    assert evaluation.correct and any("whether it reads rows" in n for n in evaluation.notes)
+
+
+def test_a_change_in_place_that_is_not_returned_is_refused(make: Make, pool: RunnerPool) -> None:
+    drawn = "return [torch.randn(999) for _ in range(3)]"
+    lost = make("p, grad, buf", f"{MOMENTUM}; return p", drawn)
+    candidate = "buf = buf * 0.9 + grad; return p - 0.01 * buf"
+    with pytest.raises(InvalidRequest, match="changes its input buf in place"):
+        check_problem(lost)
+    with pytest.raises(InvalidRequest, match="changes its input buf in place") as refused:
+        evaluated(lost, pool, "p, grad, buf", candidate)
+    assert "Return buf as well" in refused.value.hint
+    returned = make("p, grad, buf", f"{MOMENTUM}; return p, buf", drawn)
+    assert faults(returned) == []
+    assert evaluated(returned, pool, "p, grad, buf", candidate + ", buf").correct
+    forgotten = evaluated(returned, pool, "p, grad, buf", candidate + ", buf * 1.5")
+    assert forgotten.validity == "incorrect" and "output1" in forgotten.message
+    changing = evaluated(returned, pool, "p, grad, buf", f"{MOMENTUM}; return p, buf")
+    assert "it changed p, buf, which a candidate may only read" in changing.message
+
+
+def test_a_dict_is_compared_by_its_keys(make: Make, pool: RunnerPool) -> None:
+    problem = make("x", NAMED, f"{X}; return [x]")
+    verdicts = {
+        "return {'top': x.exp(), 'hidden': x * 2}": "",
+        "return x * 2, x.exp()": "",
+        "return {'top': x * 2, 'hidden': x.exp()}": "output0 is off by",
+        "return {'top': x.exp(), 'low': x * 2}": "outputs named low, top instead of hidden, top",
+    }
+    for forward, message in verdicts.items():
+        evaluation = evaluated(problem, pool, "x", forward)
+        assert evaluation.correct == (not message), (forward, evaluation.message)
+        assert message in evaluation.message
+
+
+def test_a_shape_that_depends_on_values_is_refused(make: Make, pool: RunnerPool) -> None:
+    forward = "return torch.nonzero(x > 1.0)"
+    problem = make("x", forward, f"{X}; return [x]")
+    [finding] = faults(problem)
+    assert finding.severity == "invalid" and "shape of output0 depends on" in finding.message
+    with pytest.raises(InvalidRequest, match="shape of output0 depends on"):
+        evaluated(problem, pool, "x", forward)

@@ -1,0 +1,163 @@
+"""What a model that wrote C++ kernels by the requests of version 5 missed or was misled by: one
+test for each complaint."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.correctness.undecided import MOST_SHARE
+from optimizer.evaluation.problem.least import too_little
+from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
+from optimizer.search.records import Node
+from optimizer.search.runs.machine import clock, rates_of
+from optimizer.search.synthesizers.base import CaseView, Context
+from optimizer.search.synthesizers.llm.templates import data, template
+from tests.optimizer.search.synthesizers.llm.llm_contexts import context
+from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
+from tests.optimizer.search.synthesizers.llm.test_llm_here import busy, cpu, first, outside, prompt
+from tests.optimizer.search.synthesizers.llm.test_llm_prompt import child
+
+POINTS = (Point(8 << 20, 1.37e11, 0.0, 9), Point(256 << 20, 2.79e10, 0.0, 9))
+
+
+def ceilings(**changes: Any) -> Ceilings:
+    whole = Ceilings("d", "cpu", 2, 32 << 20, POINTS, POINTS, POINTS)
+    return replace(whole, matmul={"float32": Figure(1.07e11, 0.0, 9)}, **changes)
+
+
+def with_outputs(*dtypes: str, outputs: str = "float") -> Context:
+    base = context()
+    tensors = [base.problem.main.signature.tensors[0]]
+    tensors += [TensorSpec(f"output{n}", "output", t, (64,)) for n, t in enumerate(dtypes)]
+    case = CaseView("main", Signature(tuple(tensors)), {}, True, "float32")
+    problem = replace(base.problem, cases=(case,), policy={"outputs": outputs})
+    return replace(base, problem=problem)
+
+
+# -- what outputs are held against
+
+
+def test_a_count_is_said_to_be_held_against_the_reference_and_its_other_roundings() -> None:
+    text = outside(prompt(with_outputs("float32", "int64")).user)
+    assert "- output0 (float32): compared with a float64 result of the reference" in text
+    assert "- output1 (int64): each element must equal the reference's" in text
+    assert "(not in float64)" in text and "need not follow the reference's order" in text
+    assert f"At most {MOST_SHARE:.0%}".replace("%", " %") in text
+
+
+def test_no_two_sentences_contradict_each_other() -> None:
+    text = outside(prompt(with_outputs("float32", "int64")).user)
+    assert "Every output is compared as float" not in text
+    plain = outside(prompt(with_outputs("float32", "float32")).user)
+    assert "- output0 (float32), output1 (float32): compared with a float64" in plain
+    assert "must equal the reference's" not in plain and "bit by bit" not in plain
+
+
+@pytest.mark.parametrize(
+    ("outputs", "said"),
+    [
+        ("exact", "- output0 (float32): compared with the reference bit by bit"),
+        ("exact, index", "- output1 (int64): indices, compared by the values of the input"),
+    ],
+)
+def test_what_a_problem_states_of_its_outputs_is_said(outputs: str, said: str) -> None:
+    dtypes = ("float32", "int64")[: outputs.count(",") + 1]
+    assert said in outside(prompt(with_outputs(*dtypes, outputs=outputs)).user)
+
+
+def test_operations_that_nobody_counted_are_not_called_none() -> None:
+    assert "0 floating-point" not in too_little(1_000, 0)
+    assert "2,000 floating-point operations" in too_little(1_000, 2_000)
+
+
+# -- what the machine reaches
+
+
+def test_what_the_device_was_measured_to_reach_is_said() -> None:
+    here = replace(cpu(), rates=rates_of(ceilings()))
+    text = block(prompt(first(hardware=here)).user, "hardware")
+    assert "copying 256 MB at 27.9 GB/s; copying" in text and "float32 107 GFLOP/s" in text
+    assert "at 137 GB/s" in text
+
+
+def test_what_nobody_measured_is_not_said() -> None:
+    text = block(prompt(first(hardware=cpu())).user, "hardware")
+    assert rates_of(None) is None and rates_of(ceilings(waited=0.3)) is None
+    assert "GB/s" not in text and "GHz" not in text
+
+
+def test_the_clock_is_that_of_the_operating_system() -> None:
+    machine = cpu().machine
+    assert machine is not None
+    here = replace(cpu(), machine=replace(machine, megahertz=2445.4))
+    assert "gives it: 2.45 GHz" in block(prompt(first(hardware=here)).user, "hardware")
+    assert clock() is None or 100 < clock() < 10_000  # type: ignore[operator]
+
+
+def test_the_share_of_the_roof_is_said_where_it_was_measured() -> None:
+    timing = (CaseTiming("main", "measured", 100.0, 50.0),)
+    known = {"copy_bandwidth_pct": 41.23, "matmul_peak_pct": 0.0}
+    node = child(3, verdict=EvaluationVerdict(metrics=known), timings=timing)
+    text = block(prompt(context(parent=node)).user, "verdict")
+    assert "moving inputs, weights and outputs once 41 %; other arithmetic is not counted" in text
+    counted = {**known, "matmul_peak_pct": 60.0}
+    node = child(3, verdict=EvaluationVerdict(metrics=counted), timings=timing)
+    text = block(prompt(context(parent=node)).user, "verdict")
+    assert "its counted products 60 %" in text and "not counted" not in text
+    node = child(3, verdict=EvaluationVerdict(), timings=timing)
+    assert "of its time" not in block(prompt(context(parent=node)).user, "verdict")
+
+
+# -- earlier kernels
+
+
+def sources(given: Context) -> list[str]:
+    return [text for kind, text in blocks(prompt(given).user)[0] if kind == "source"]
+
+
+def rough(number: int, gain: float, of: int = 0) -> Node:
+    times: dict[str, Any] = {"rough_us": 100.0, "rough_baseline_us": 100.0 * gain}
+    why = "timing must be repeated: the processors were busy"
+    return busy(number, of=of, timings=(CaseTiming("main", "repeat", reason=why, **times),))
+
+
+def test_an_untimed_kernel_that_seems_faster_than_the_timed_one_is_shown_whole() -> None:
+    timed, other = child(2), rough(4, 3.0, of=2)
+    given = context(parent=timed, best=timed, seen=(other,), tried=(timed, other))
+    text = prompt(given).user
+    assert len(sources(given)) == 2 and "Node 4, right, with no figure yet, whole." in text
+    assert "The best so far" not in text
+    slower = rough(4, 1.1, of=2)
+    assert len(sources(replace(given, seen=(slower,), tried=(timed, slower)))) == 1
+
+
+def test_of_kernels_that_nobody_timed_the_one_that_seems_fastest_is_shown() -> None:
+    nodes = (rough(1, 2.0), rough(2, 9.0), rough(3, 4.0))
+    text = prompt(first(*nodes)).user
+    assert "Node 2, right, with no figure yet, whole." in text
+    assert "Node 3, right" not in text
+    deeper = context(parent=nodes[0], tried=nodes, seen=())
+    assert "Node 2, right, with no figure yet, whole." in prompt(deeper).user
+    assert "Node 2, right" not in prompt(replace(deeper, with_memory=False)).user
+
+
+def test_each_time_says_whether_the_machine_was_quiet() -> None:
+    timing = (CaseTiming("main", "measured", 17251.0, 899.7),)
+    text = block(prompt(context(parent=child(3, timings=timing))).user, "verdict")
+    assert "899.7 us a call (reference 17251 us in turns with it), processors quiet" in text
+    disturbed = prompt(first(rough(1, 4.0))).user
+    assert "not to be compared with times of other candidates" in disturbed
+    assert "processors quiet" not in disturbed
+
+
+# -- runs of before
+
+
+def test_requests_of_version_5_can_still_be_read() -> None:
+    assert "compared bit by bit" in template("judging.md", "v5")
+    assert "outputs" in data("policy.json", "v5") and "outputs" not in data("policy.json")

@@ -1,0 +1,77 @@
+"""What a written C++ kernel looks like to who reads it: the functions that it calls and no others,
+and vectors that the processor has."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from optimizer.search.records import REFERENCE, Node
+from optimizer.search.synthesizers.base import CaseView, Context, HardwareView
+from optimizer.search.synthesizers.traced.header import header_for
+from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
+from tests.optimizer.search.synthesizers.llm.llm_contexts import context
+
+MODEL = """
+import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return {forward}
+
+
+def get_inputs():
+    return [torch.randn(64, 32)]
+"""
+
+
+def given(forward: str, bits: float | None = 256.0) -> Context:
+    base = context(parent=Node(REFERENCE, None, "evaluated", None, None))
+    case = base.problem.main
+    source = MODEL.format(forward=forward)
+    view = CaseView("main", case.signature, {}, True, "float32", source=source)
+    facts: dict[str, float | str] = {} if bits is None else {"vector_bits": bits}
+    hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), facts)
+    return replace(base, problem=replace(base.problem, cases=(view,)), hardware=hardware)
+
+
+@pytest.mark.parametrize(
+    ("forward", "called", "absent"),
+    [
+        ("x * 2", {"kl_read", "kl_write"}, {"kl_exp", "kl_erf", "kl_digamma", "kl_bfloat16"}),
+        ("torch.sigmoid(x)", {"kl_sigmoid", "kl_exp", "kl_bits"}, {"kl_tanh", "kl_log"}),
+        ("x.erfinv()", {"kl_erfinv"}, {"kl_erf", "kl_exp", "kl_lgamma"}),
+    ],
+)
+def test_a_kernel_holds_the_functions_that_it_calls(
+    forward: str, called: set[str], absent: set[str]
+) -> None:
+    proposal = TracedSynthesizer().propose(given(forward))
+    assert proposal is not None
+    defined = set(re.findall(r"\bkl_\w+(?=\()", proposal.bundle.source))
+    assert called <= defined and not absent & defined
+    assert "kl_bfloat16" not in proposal.bundle.source
+
+
+def test_a_type_brings_its_overloads_and_they_what_they_call() -> None:
+    text = header_for("kl_write(&out[0], kl_read((kl_bfloat16 *)p));")
+    assert "struct kl_bfloat16" in text and "kl_bits" in text and "kl_exp" not in text
+    assert header_for("").count("\n") < 8
+
+
+@pytest.mark.parametrize(("bits", "width"), [(256.0, "256"), (512.0, "512"), (None, "512")])
+def test_vectors_are_no_wider_than_the_processors(bits: float | None, width: str) -> None:
+    synthesizer = TracedSynthesizer()
+    at = given("x * 2", bits)
+    first = synthesizer.propose(at)
+    assert first is not None and first.values["prefer_vector_width"] == width
+    node = Node(1, REFERENCE, "evaluated", first, None)
+    widths = set()
+    tried = [node]
+    while (more := synthesizer.propose(replace(at, parent=node, tried=tried))) is not None:
+        widths.add(more.values["prefer_vector_width"])
+        tried.append(Node(len(tried) + 1, 1, "evaluated", more, None))
+    assert widths == ({"256"} if bits == 256 else {"256", "512"})
