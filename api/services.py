@@ -35,7 +35,7 @@ from kb.audit import AuditLog
 from kb.catalog.faults import FREE
 from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
-from kb.catalog.knowledge.erasure import erase
+from kb.catalog.knowledge.erasure import erase, forget_facts
 from kb.catalog.knowledge.passages import repair_lexical
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
@@ -237,7 +237,10 @@ class Services(KnowledgeBase):
         return report
 
     def finish_deletions(self) -> None:
-        """Remove what deletions have left, also those of a killed process."""
+        """Remove what deletions have left, also those of a killed process, and facts that those of
+        an older Kernlore did not take along.
+        """
+        forget_facts(self.catalog)
         try:
             erase(self.catalog, self.blobs)
         except StoreAway as error:

@@ -2,7 +2,7 @@
 `builtin` uploads.
 
 Runs at every start; unchanged files cost one hash each. Built-in documents whose file is gone are
-removed."""
+removed, but not where the folder holds none at all."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from ingestion.knowledge_folder import check_knowledge_folder
 from ingestion.shipped_samples import shipped_samples
 from ingestion.uploads import Upload, Uploads
 from kb.catalog import meta
@@ -77,8 +78,10 @@ def load_builtin(
     specs: int | None = None,
 ) -> BuiltinReport:
     """Bring the store up to the files of `folder` (hw_manuals). `specs` is how many chips were
-    registered from it, where that was done before.
+    registered from it, where that was done before. Raises InvalidKnowledge for a folder that is not
+    there or empty: the store stays as it is.
     """
+    check_knowledge_folder(folder)
     specs = load_hardware(folder, registry) if specs is None else specs
     known = uploads.known_builtin()
     kept: set[str] = set()
@@ -98,7 +101,8 @@ def load_builtin(
 
 
 def load_hardware(folder: Path, registry: HardwareRegistry) -> int:
-    """Register the built-in chips; returns how many there are."""
+    """Register the built-in chips; returns how many there are. Raises as `load_builtin`."""
+    check_knowledge_folder(folder)
     specs = builtin_hardware(folder)
     for spec in specs:
         registry.put(spec, "builtin")

@@ -6,6 +6,7 @@ routes and commands answer alike.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,8 +14,9 @@ from typing import Any, Literal
 
 from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
 from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.read_facts import Outdated
 from kb.errors import Conflict, InvalidRequest, NotFound
-from kb.hardware.facts import SubjectKind
+from kb.hardware.facts import SubjectKind, readable
 from kb.hardware.lineage import find
 from kb.hardware.lineage import plain as spelled
 from kb.hardware.schema import named, parse_hardware
@@ -22,6 +24,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.plain import plain
 
 Json = dict[str, Any]
+REMARKED = 6  # accepted facts that a job names
 FactStatus = Literal["accepted", "proposed", "rejected"]
 # effective: what holds, inherited facts included; the others choose among the hardware's own facts.
 FactFilter = Literal["effective", "accepted", "proposed", "rejected", "all"]
@@ -129,7 +132,8 @@ def facts_of(
     """The facts of a hardware with their sources, and where sources disagree.
 
     `other_kinds` lists what is stated beside an effective fact, such as a measured bandwidth beside
-    the datasheet's. Raises UnknownHardware.
+    the datasheet's, `outdated` the accepted facts of a replaced version of a manual whose current
+    one says something else. Raises UnknownHardware.
     """
     hardware = registry.resolve(name)
     own = [fact for fact in registry.facts(hardware) if where.holds(fact)]
@@ -149,7 +153,60 @@ def facts_of(
             if status == "effective" and fact.status == "accepted" and fact.id not in listed
         ],
         "conflicts": plain(_conflicts(own)),
+        "outdated": [
+            outdated_fact(entry)
+            for entry in registry.outdated(hardware)
+            if entry.now and entry.accepted.fact_id in {fact.id for fact in own}
+        ],
     }
+
+
+def outdated_fact(entry: Outdated) -> Json:
+    """An accepted fact of a version that another one has replaced, and what that one states."""
+    return {
+        "hardware_id": entry.hardware_id,
+        "key": entry.key,
+        "unit": entry.unit,
+        "subject": entry.subject,
+        "document_id": entry.document_id,
+        "title": entry.title,
+        "fact_id": entry.accepted.fact_id,
+        "value": plain(entry.accepted.value),
+        "version": entry.version,
+        "current_version": entry.current_version,
+        "now": [
+            {"fact_id": now.fact_id, "value": plain(now.value), "status": now.status}
+            for now in entry.now
+        ],
+        "text": _outdated_text(entry),
+    }
+
+
+def _outdated_text(entry: Outdated) -> str:
+    """The same in words."""
+    of = f"{entry.key} of {entry.hardware_id}" + (f" ({entry.subject})" if entry.subject else "")
+    said = [readable(now.value, entry.unit) for now in entry.now]
+    says = f"says {' and '.join(said)}" if said else "no longer states it"
+    return (
+        f"{of}: the accepted {readable(entry.accepted.value, entry.unit)} is from version"
+        f" {entry.version} of '{entry.title}'; version {entry.current_version} {says}"
+    )
+
+
+def outdated_remarks(entries: Sequence[Outdated]) -> list[str]:
+    """What the job of a new version says of accepted facts that it does not repeat."""
+    if not entries:
+        return []
+    texts = [_outdated_text(entry) for entry in entries]
+    more = [f"and {len(texts) - REMARKED} more"] if len(texts) > REMARKED else []
+    decide = f"`kernlore hardware facts {entries[0].hardware_id} --accept ID` or `--reject ID`"
+    hint = f"what was accepted holds until somebody decides: {decide}"
+    return [f"{'; '.join([*texts[:REMARKED], *more])}; {hint}"]
+
+
+def outdated_counts(registry: HardwareRegistry) -> dict[str, int]:
+    """Of each hardware with any: how many accepted facts a newer version states differently."""
+    return Counter(entry.hardware_id for entry in registry.all_outdated() if entry.now)
 
 
 def open_questions(registry: HardwareRegistry) -> list[tuple[str, int, int]]:

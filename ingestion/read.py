@@ -35,7 +35,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 10
+PIPELINE = 11
 # The share of prose that passages of a reference page are given, per mille: it halves their place
 # among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
 REFERENCE = -300

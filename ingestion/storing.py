@@ -11,16 +11,18 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from ingestion.findings.proposals import Source, proposals
+from ingestion.hardware import outdated_remarks
 from ingestion.job_report import progress_of
 from ingestion.read import ReadDocument
 from ingestion.shipped_samples import believed
-from kb.catalog.hardware import Fact, HardwareRegistry, withdraw_proposals
+from kb.catalog.hardware import Fact, HardwareRegistry
 from kb.catalog.jobs import Job
-from kb.catalog.knowledge import likeness, versions
+from kb.catalog.knowledge import corrections, likeness, versions
 from kb.catalog.knowledge.moves import replace_document_moves
 from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
 from kb.catalog.knowledge.samples import replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
+from kb.catalog.read_facts import outdated, withdraw_proposals
 from kb.catalog.tables import knowledge as t
 
 
@@ -57,6 +59,9 @@ def store_version(
         kernels = believed(connection, version.document_id, read.kernels, read.front_matter)
         replace_version_samples(connection, version.id, kernels, current)
     said = likeness.remarks(connection, version.id, earlier) if earlier and current else []
+    if current and not first:
+        said += corrections.remarks(corrections.unfit(connection, version.document_id))
+        said += outdated_remarks(outdated(connection, document_id=version.document_id))
     return progress_of(read, said, facts_proposed=proposed, passages=passages)
 
 

@@ -46,7 +46,8 @@ class Settings(BaseSettings):
     )
     knowledge_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "hw_manuals",
-        description="Folder of the built-in knowledge.",
+        description="Folder of the built-in knowledge. A service does not start where it is not"
+        " there, or holds no document.",
     )
     skills_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "skills" / "library",

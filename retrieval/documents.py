@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kb.catalog.knowledge import moves, proposed_recipes
+from kb.catalog.knowledge import corrections, moves, proposed_recipes
 from kb.catalog.knowledge import passages as passage_rows
 from kb.catalog.knowledge.documents import Document, Version
 from kb.catalog.knowledge.erasure import erase
+from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.proposed_recipes import RecipeStatus
 from kb.catalog.knowledge.versions import standing
@@ -104,22 +105,53 @@ def show_document(
     document = base.documents.get(document_id, access_scope=access_scope)
     versions = base.documents.versions(document_id, access_scope=access_scope)
     report = plain(document.version.report) if document.version else {}
+    with base.catalog.read() as connection:
+        unfit = corrections.unfit(connection, document_id, access_scope)
     return {
         **_document(document),
         "report": report,
+        "corrections_unfit": [plain(entry) for entry in unfit],
         "versions": [_version(version) for version in versions],
     }
+
+
+def drop_correction(
+    base: KnowledgeBase,
+    document_id: str,
+    correction_id: str,
+    *,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> None:
+    """Forget a correction that the current version has no place for. Raises NotFound."""
+    base.documents.get(document_id, access_scope=access_scope)
+    with base.catalog.write() as connection:
+        check_document(connection, document_id, access_scope)
+        seen = {entry.id for entry in corrections.unfit(connection, document_id, access_scope)}
+        if correction_id not in seen or not corrections.drop(
+            connection, document_id, correction_id
+        ):
+            raise NotFound(
+                f"no correction {correction_id!r} that no longer fits",
+                hint=f"GET /documents/{document_id} lists them.",
+            )
 
 
 def delete_document(
     base: KnowledgeBase, document_id: str, *, access_scope: AccessScope = ALL_ACCESS
 ) -> Json:
     """Remove a document with its passages, facts and stored files, also from the files that the
-    catalog is made of.
+    catalog is made of. Accepted facts go too; `facts_stated_elsewhere` counts those whose value
+    holds still, by another source.
     """
     document = base.documents.get(document_id, access_scope=access_scope)
-    base.documents.delete(document_id, access_scope=access_scope)
-    answer: Json = {"id": document_id, "deleted": True}
+    facts = base.documents.delete(document_id, access_scope=access_scope).facts
+    answer: Json = {
+        "id": document_id,
+        "deleted": True,
+        "facts_removed": facts.removed,
+        "accepted_facts_removed": facts.accepted,
+        "facts_stated_elsewhere": facts.stated_elsewhere,
+    }
     try:
         erased = erase(base.catalog, base.blobs)
     except StoreAway as error:

@@ -8,13 +8,13 @@ from __future__ import annotations
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from api.cli.backends import Target
-from api.cli.output import Json
+from api.cli.output import Json, pairs
 from kb.errors import KernloreError, NotFound
 
 ENDED = ("ready", "partial", "failed")
@@ -24,6 +24,11 @@ PAGE = 500  # jobs that ended since the last request
 # files has taken them over.
 POLLED_AT_ONCE = 32
 ROWS_SHOWN = 6
+UNREAD_ROWS = "rows with a number that were not read as facts"
+WHY_UNREAD = (
+    "where no reason stands there, no known fact is called so; a table with columns key, value and"
+    " unit gives facts under any name"
+)
 
 
 @dataclass
@@ -143,8 +148,39 @@ def remarks(result: Json) -> list[str]:
     if rows:
         more = f"; and {len(rows) - ROWS_SHOWN} more" if len(rows) > ROWS_SHOWN else ""
         listed = "; ".join(map(str, rows[:ROWS_SHOWN]))
-        said.append(f"rows with a number that were not read as facts: {listed}{more}")
+        said.append(f"{UNREAD_ROWS}: {listed}{more}")
+        said.append(f"    ({WHY_UNREAD})")
     return said
+
+
+def report_lines(report: Json) -> Iterator[str]:
+    """What was read of a document and what not: counts, one a line, then each list under its name,
+    one entry a line.
+    """
+    counts = {key: value for key, value in report.items() if not isinstance(value, list | tuple)}
+    yield from pairs({key.replace("_", " "): value for key, value in counts.items()}).splitlines()
+    for key, entries in report.items():
+        if not isinstance(entries, list | tuple) or not entries:
+            continue
+        yield ""
+        yield f"{_TITLES.get(key, key.replace('_', ' '))}:"
+        yield from (f"    {_entry_text(entry)}" for entry in entries)
+
+
+_TITLES = {
+    "rows_not_read": f"{UNREAD_ROWS} ({WHY_UNREAD})",
+    "samples_left_out": "samples that are no whole kernel or no recipe",
+    "pages_failed": "pages that could not be read",
+    "headings_without_card": "headings that look like instructions and gave no card",
+}
+
+
+def _entry_text(entry: Any) -> str:
+    if isinstance(entry, Mapping):
+        if "reason" in entry and "page_index" in entry:
+            return f"page {int(entry['page_index']) + 1}: {entry['reason']}"
+        return ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in entry.items())
+    return " ".join(str(entry).split())
 
 
 def problems(entry: Entry) -> list[str]:

@@ -112,10 +112,28 @@ class ListedDocuments(BaseModel):
     total: int
 
 
+class UnfitCorrection(BaseModel):
+    """A correction whose text the current version of its document does not have."""
+
+    id: str
+    document_id: str
+    title: str = Field(description="Title of the document.")
+    target: str = Field(description="passage or section.")
+    field: str = Field(description="text, tags or hardware.")
+    text: str = Field(description="What was corrected to.")
+    actor: str
+    created_at: str
+    path: list[str] = Field(description="The headings that it was made under.")
+    passage_id: str | None = Field(description="The passage of the earlier version.")
+
+
 class ShownDocument(ListedDocument):
     """A document with its versions, newest first."""
 
     report: Json = Field(description="What was read of the current version: pages, warnings, ...")
+    corrections_unfit: list[UnfitCorrection] = Field(
+        description="To be made again; a correction under the same headings takes its place."
+    )
     versions: list[DocumentVersion]
 
 
@@ -124,6 +142,11 @@ class DeletedDocument(BaseModel):
 
     id: str
     deleted: Literal[True]
+    facts_removed: int = Field(description="Facts read from it, which went with it.")
+    accepted_facts_removed: int = Field(description="How many of them had been accepted.")
+    facts_stated_elsewhere: int = Field(
+        description="How many of the accepted values hold still, as another source states them."
+    )
     note: str | None = Field(None, description="Only for one that the next start loads again.")
 
 
@@ -325,14 +348,40 @@ class ShownFact(BaseModel):
     document_id: str | None
 
 
+class NowStated(BaseModel):
+    """What the current version of a document states."""
+
+    fact_id: str
+    value: float | str
+    status: str
+
+
+class OutdatedFact(BaseModel):
+    """An accepted fact of a version of a document that another one has replaced."""
+
+    hardware_id: str
+    key: str
+    unit: str
+    subject: str | None
+    document_id: str
+    title: str = Field(description="Title of the version that states it.")
+    fact_id: str
+    value: float | str = Field(description="What was accepted; it holds until it is rejected.")
+    version: int = Field(description="The version that states it.")
+    current_version: int
+    now: list[NowStated] = Field(description="What the current version states of the same key.")
+    text: str = Field(description="The same in words.")
+
+
 class Facts(BaseModel):
-    """Facts, what is stated beside them, and where sources disagree."""
+    """Facts, what is stated beside them, where sources disagree, and what is outdated."""
 
     hardware: str
     lineage: list[str]
     facts: list[ShownFact]
     other_kinds: list[ShownFact]
     conflicts: list[FactConflict]
+    outdated: list[OutdatedFact]
 
 
 class LeftFact(BaseModel):

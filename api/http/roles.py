@@ -38,6 +38,7 @@ NEEDED: Mapping[str, Role] = {
     "POST /trajectories": "writer",
     "POST /ui/upload": "writer",
     "POST /ui/passages/{passage_id}": "writer",
+    "POST /ui/documents/{document_id}/corrections/{correction_id}/drop": "writer",
     "POST /ui/jobs/{job_id}/retry": "writer",
     "POST /ui/hardware": "writer",
     "POST /ui/hardware/{hardware_id}/description": "writer",

@@ -172,6 +172,15 @@ def delete(
     return see_other(request, "/documents")
 
 
+@router.post("/documents/{document_id}/corrections/{correction_id}/drop")
+def drop_correction(
+    document_id: str, correction_id: str, request: Request, parts: Parts, access: Access
+) -> Response:
+    """Forget a correction that the current version has no place for."""
+    browse.drop_correction(parts, document_id, correction_id, access_scope=access)
+    return see_other(request, f"/documents/{document_id}")
+
+
 @router.get("/passages/{passage_id}")
 def passage(passage_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
     """One passage with its source, its place on the page, and the form that corrects it."""

@@ -13,6 +13,8 @@ from api.services import Services
 from api.web.pages import PageRoute, page
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
+from kb.catalog.knowledge import corrections
+from kb.catalog.knowledge.corrections import Unfit, no_longer_fit
 from kb.scope import AccessScope
 from optimizer.search.runs.run_store import count_runs, list_runs
 from retrieval.documents import list_documents, list_proposed_recipes, page_of_documents
@@ -51,7 +53,7 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
         ("Skills", skills, "/skills"),
         ("Runs", count_runs(parts), "/runs"),
     )
-    tasks = [*_of_chips(parts), *_of_store(parts, access, waiting)]
+    tasks = [*_of_chips(parts), *_of_documents(parts, access), *_of_store(parts, access, waiting)]
     return page(
         request,
         "home.html",
@@ -65,8 +67,12 @@ def home(request: Request, parts: Parts, threads: Threads, access: Access) -> HT
 def _of_chips(parts: Services) -> list[Task]:
     tasks: list[Task] = []
     names = {spec.id: spec.name for spec in parts.registry.all().values()}
+    outdated = chips.outdated_counts(parts.registry)
     for chip, proposed, conflicts in chips.open_questions(parts.registry):
         link = f"/hardware/{chip}"
+        why = "A newer version of a manual says something else; what was accepted holds until then."
+        what = f"accepted facts of {names[chip]} are from a replaced version"
+        tasks.append(Task(outdated.get(chip, 0), what, f"{link}?facts=all#facts", why))
         why = "Accepted facts bound the parameters of kernels; proposed ones are not used."
         tasks.append(
             Task(proposed, f"proposed facts of {names[chip]}", f"{link}?facts=proposed#facts", why)
@@ -76,6 +82,23 @@ def _of_chips(parts: Services) -> list[Task]:
             Task(conflicts, f"conflicts about {names[chip]}", f"{link}?facts=all#facts", why)
         )
     return tasks
+
+
+def _of_documents(parts: Services, access: AccessScope) -> list[Task]:
+    """Documents whose current version has no place for what a person corrected."""
+    unfit: dict[str, list[Unfit]] = {}
+    with parts.catalog.read() as connection:
+        for entry in corrections.unfit(connection, access=access):
+            unfit.setdefault(entry.document_id, []).append(entry)
+    return [
+        Task(
+            len(entries),
+            f"{no_longer_fit(entries).partition(' ')[2]} the new version of {entries[0].title}",
+            f"/documents/{document_id}#corrections",
+            "The page shows the old text: make it again, or drop it.",
+        )
+        for document_id, entries in unfit.items()
+    ]
 
 
 def _of_store(parts: Services, access: AccessScope, skills: int) -> list[Task]:

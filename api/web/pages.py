@@ -26,6 +26,7 @@ from api.http.authorisation import is_session
 from api.http.bodies import check_text, media_type, read_limited
 from kb.catalog.faults import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
+from kb.hardware.facts import readable
 from kb.settings import product_version
 
 PAGE_SIZE = 50
@@ -61,6 +62,7 @@ def _environment() -> Environment:
     )
     environment.filters["query"] = lambda values: urlencode(_given(values), doseq=True)
     environment.filters["figure"] = figure
+    environment.filters["quantity"] = quantity
     environment.filters["moment"] = moment
     environment.filters["tone"] = lambda state: TONES.get(str(state), "plain")
     environment.filters["options"] = lambda ids: [(i, str(i).replace("_", " ")) for i in ids]
@@ -70,6 +72,11 @@ def _environment() -> Environment:
 
 def _given(values: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, "", 1, [], ())}
+
+
+def quantity(value: Any, unit: str) -> str:
+    """A value with its unit as a person reads it: 192 KiB, 860 GB/s."""
+    return figure(value) if unit in ("count", "text", "") else readable(value, unit)
 
 
 def figure(value: Any) -> str:

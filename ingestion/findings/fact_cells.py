@@ -21,6 +21,7 @@ _LEAD = re.compile(
     r"(?:(?:the|number of|no of|num|total|maximum|max|peak|theoretical|amount of|available) )+"
 )
 _DTYPE = r"(?:fp64|fp32|tf32|xf32|fp16|bf16|bfloat16|fp8|fp4|int8)"
+_FLOAT = re.compile(r"\b(?:float|f) ?(64|32|16|8|4)\b")
 _DTYPES = re.compile(rf"({_DTYPE}(?: {_DTYPE})+)")
 # What a comma or brackets add to a label without changing what it means.
 _NO_MATTER = re.compile(
@@ -104,7 +105,8 @@ def read_label(text: str, names: Names = ()) -> Label:
 
 
 def _plain(text: str) -> str:
-    return " ".join(re.sub(r"[^a-z0-9%]+", " ", text.lower()).split())
+    plain = " ".join(re.sub(r"[^a-z0-9%]+", " ", text.lower()).split())
+    return _FLOAT.sub(r"fp\1", plain)
 
 
 def _turned(label: str, names: Names) -> tuple[str, ...]:

@@ -184,14 +184,18 @@ def _free_facts(
 
 
 def _without_doubles(labels: Sequence[Label]) -> list[Label]:
-    """Where a label says it outright, one that was turned to mean the same fact is something else:
-    "Memory bandwidth" beside "Memory bandwidth (LPDDR5)".
+    """Where a label says it outright, one that may mean the same fact, or was turned to mean it, is
+    something else: "Memory bandwidth (LPDDR5)" beside "Memory bandwidth", "Clock frequency" beside
+    "Boost clock".
     """
-    outright = {key for label in labels if not label.turned for key in label.keys}
-    return [
-        replace(label, keys=()) if label.turned and outright & set(label.keys) else label
-        for label in labels
-    ]
+    outright = {k for label in labels if not (label.turned or label.weak) for k in label.keys}
+    weak = {key for label in labels if not label.turned for key in label.keys}
+
+    def is_double(label: Label) -> bool:
+        clearer = weak if label.turned else outright if label.weak else frozenset()
+        return bool(clearer & set(label.keys))
+
+    return [replace(label, keys=()) if is_double(label) else label for label in labels]
 
 
 def _headers(table: Table) -> list[str]:
@@ -304,8 +308,15 @@ def unread_rows(elements: Sequence[Element], facts: Sequence[ProposedFact]) -> l
         for r, row in enumerate(table.rows):
             if r not in read and row[0] and any(_NUMBERED.match(tidy(cell)) for cell in row[1:]):
                 shown = f"{tidy(row[0])}: {' '.join(filter(None, map(tidy, row[1:])))}"
-                unread.append(textwrap.shorten(shown, MAX_ROW, placeholder=" ..."))
+                shown = textwrap.shorten(shown, MAX_ROW, placeholder=" ...")
+                unread.append(f"{shown}{_why_unread(row[0])}")
     return unread
+
+
+def _why_unread(label: str) -> str:
+    """Empty for the usual reason: no known fact is called so."""
+    keys = read_label(label).keys
+    return f" (perhaps {' or '.join(keys)}, but not clearly)" if keys else ""
 
 
 @dataclass(frozen=True)

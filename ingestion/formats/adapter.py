@@ -80,6 +80,7 @@ _KINDS: dict[str, ElementKind] = {
     "CodeSnippet": "code",
     "FigureCaption": "caption",
 }
+_WORKBOOKS = ("xlsx", "xls", "ods")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
 _SENTENCE = re.compile(r"\w+ \w+ .*[.:;,]\s*$", re.DOTALL)
@@ -109,7 +110,8 @@ def parse_other(data: bytes, name: str) -> ParsedDocument:
         raise _nothing(extension)
     attached, warnings = _attachments(_attached_files(data, extension))
     title = _stated_title(data, extension) if reader.pandoc else None
-    title = title or next((e.text for e in elements if e.kind == "title"), None)
+    if extension not in _WORKBOOKS:  # a sheet's name is no title: the file's is one
+        title = title or next((e.text for e in elements if e.kind == "title"), None)
     pages = max([1, *(part.metadata.page_number or 1 for part in parts)])
     return ParsedDocument(
         (*elements, *attached), title=title, pages_seen=pages, warnings=tuple(warnings)

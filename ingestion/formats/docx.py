@@ -17,6 +17,7 @@ from typing import Any
 
 from ingestion.elements import Element, ParsedDocument
 from ingestion.formats.tables import make_table, table_element
+from ingestion.formats.titles import given_title
 from kb.errors import ParseFailed, UnsupportedFormat
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -44,7 +45,7 @@ def parse_docx(data: bytes) -> ParsedDocument:
     elements = _elements(document, styles) + _footnotes(document)
     properties = document.core_properties
     first = next((e.text for e in elements if e.kind == "title"), None)
-    return ParsedDocument(tuple(elements), title=(properties.title or "").strip() or first)
+    return ParsedDocument(tuple(elements), title=given_title(properties.title) or first)
 
 
 def _open(data: bytes) -> Any:

@@ -16,8 +16,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog import meta, visible
+from kb.catalog import meta, read_facts, visible
 from kb.catalog.engine import Catalog
+from kb.catalog.read_facts import Outdated
 from kb.catalog.tables.hardware import facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
@@ -32,7 +33,6 @@ PutOutcome = Literal["created", "updated", "unchanged"]
 FactStatus = Literal["accepted", "proposed", "rejected"]
 # A table is checked cell by cell; a sentence may have a context that no rule sees.
 _ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
-_READ = ("table", "sentence")  # origins of what was read from documents
 _KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 _RESERVED = {
     ANY: "means no hardware in particular",
@@ -283,20 +283,22 @@ class HardwareRegistry:
         """Add facts read from a document, in its transaction; what a person decided before stays
         decided.
         """
-        added = 0
-        for proposal in proposals:
-            known = connection.execute(
-                sa.select(facts.c.id).where(facts.c.id == proposal.id)
-            ).scalar()
-            if known is None:
-                connection.execute(
-                    facts.insert().values(
-                        **{name: getattr(proposal, name) for name in Fact.__dataclass_fields__},
-                        created_at=clock.now(),
-                    )
-                )
-                added += 1
-        return added
+        names = Fact.__dataclass_fields__
+        rows = [{name: getattr(proposal, name) for name in names} for proposal in proposals]
+        return read_facts.add(connection, rows)
+
+    def outdated(self, name: str) -> list[Outdated]:
+        """The accepted facts of exactly this hardware that stand on a replaced version of their
+        document.
+        """
+        with self._catalog.read() as connection:
+            hardware_id = self.resolve(name)
+            return read_facts.outdated(connection, hardware_id=hardware_id, access=self._access)
+
+    def all_outdated(self) -> list[Outdated]:
+        """Those of every hardware."""
+        with self._catalog.read() as connection:
+            return read_facts.outdated(connection, access=self._access)
 
     def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
         """Decide about many facts at once, all of them or, where an id is unknown, none. Raises
@@ -314,6 +316,8 @@ class HardwareRegistry:
             unknown = [i for i, count in zip(wanted, changed, strict=True) if count != 1]
             if unknown:
                 raise _no_fact(unknown[0])
+            if status == "accepted":
+                read_facts.replace_outdated(connection, wanted)
             meta.bump_revision(connection)
             rows = [
                 connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
@@ -351,6 +355,8 @@ class HardwareRegistry:
             )
             if changed.rowcount != 1:
                 raise _no_fact(fact_id)
+            if changes.get("status") == "accepted":
+                read_facts.replace_outdated(connection, [fact_id])
             meta.bump_revision(connection)
             row = connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
             return Fact(**row._mapping)
@@ -374,17 +380,6 @@ class HardwareRegistry:
 
 def _no_fact(fact_id: str) -> NotFound:
     return NotFound(f"no fact {fact_id!r}", hint="GET /hardware/{id}/facts lists them with ids.")
-
-
-def withdraw_proposals(connection: Connection, document_id: str) -> None:
-    """Remove what a document proposed and nobody decided on: it was deleted, or is read anew."""
-    connection.execute(
-        facts.delete().where(
-            facts.c.document_id == document_id,
-            facts.c.origin.in_(_READ),
-            facts.c.status == "proposed",
-        )
-    )
 
 
 def _hardware_values(spec: HardwareSpec, text: str, origin: str) -> dict[str, Any]:

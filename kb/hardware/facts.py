@@ -34,7 +34,8 @@ CANONICAL_UNITS = ("count", "threads", "B", "B/s", "bit", "Hz", "flop/s", "op/s"
 
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _PREFIXES = ("", "k", "M", "G", "T")
-_SIZES = ("B", "KB", "MB", "GB", "TB")
+_BINARY_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
+_SIZES = ("B", "kB", "MB", "GB", "TB")
 _WORDS = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p"}
 # a small b is a bit
 _BYTE = re.compile(r"([kKmMgGtTpPeE]?)(i?)(?:B|[bB]ytes?)")
@@ -108,10 +109,11 @@ _DIGITS = 6
 
 
 def readable(value: float | str, unit: str) -> str:
-    """A value as a person writes it: "12 GB", "1.6 TB/s", "64 threads", "132".
+    """A value as a person writes it: "12 GiB", "1.6 TB/s", "64 threads", "132".
 
-    Sizes follow the convention for prefixes above. A size that only powers of 1000 make round says
-    so. More than six digits of a rate or size are rounded; the exact value is for `number`.
+    A size is in KiB, MiB, GiB where powers of 1024 make it round, in kB, MB, GB where powers of
+    1000 do, else about so many of the former. (Read from a manual, KB is 1024 bytes.) More than six
+    digits of a rate or size are rounded; the exact value is for `number`.
     """
     if isinstance(value, str):
         return value
@@ -124,14 +126,14 @@ def readable(value: float | str, unit: str) -> str:
 
 
 def _size(value: float) -> str:
-    for base, remark in ((1024, ""), (1000, " (powers of 1000)")):
+    for base, units in ((1024, _BINARY_SIZES), (1000, _SIZES)):
         largest = _power(value, base)
-        for power in (largest, max(largest - 1, 0)):  # 1464 KB rather than 1.43 MB
+        for power in (largest, max(largest - 1, 0)):  # 1464 KiB rather than 1.43 MiB
             scaled = value / float(base) ** power
             if scaled == round(scaled, 2):
-                return f"{_digits(scaled)} {_SIZES[power]}{remark if power else ''}"
+                return f"{_digits(scaled)} {units[power]}"
     power = _power(value, 1024)
-    return f"about {_digits(round(value / 1024.0**power, 2))} {_SIZES[power]}"
+    return f"about {_digits(round(value / 1024.0**power, 2))} {_BINARY_SIZES[power]}"
 
 
 def _scaled(value: float, unit: str) -> str:

@@ -400,7 +400,7 @@ def test_proposed_facts_are_decided_in_bulk(data: Path, tmp_path: Path) -> None:
     kernlore("ingest", manual, "--hardware", "acme-x2", data=data)
     facts = ("hardware", "facts", "acme-x2")
     shown = kernlore(*facts, "--proposed", "--key", "memory_size", data=data).out
-    assert "memory_size = 12 GB" in shown and "not clearly about acme-x2: Mode A" in shown
+    assert "memory_size = 12 GiB" in shown and "not clearly about acme-x2: Mode A" in shown
     assert "The Acme X2" in shown and "l2_size" not in shown
     assert kernlore(*facts, "--accept-all", "--reject-all", data=data).code == 2
     taken = kernlore(*facts, "--accept-all", "--json", data=data).json
@@ -408,7 +408,7 @@ def test_proposed_facts_are_decided_in_bulk(data: Path, tmp_path: Path) -> None:
     assert [f["value"] for f in taken["left"]] == [6 * 2.0**30]
     gone = kernlore(*facts, "--reject-all", "--subject", "mode a", "--json", data=data).json
     assert [f["status"] for f in gone["facts"]] == ["rejected"]
-    assert "l2_size = 16 MB" in kernlore(*facts, data=data).out
+    assert "l2_size = 16 MiB" in kernlore(*facts, data=data).out
 
 
 def test_detection_names_devices(data: Path) -> None:

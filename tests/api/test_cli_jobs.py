@@ -158,6 +158,66 @@ def test_a_failed_job_is_listed_with_its_reason(data: Path, tmp_path: Path) -> N
     assert "1 failed" in shown and "nothing could be read" in shown and "OCR" in shown
 
 
+SHEET = """# Orbis-3 sheet
+
+## Timing
+
+The vexp instruction takes 14 cycles.
+
+## Memory
+
+| Property | Orbis-3 |
+|---|---|
+| Memory bandwidth | 820 GB/s |
+
+The memory of the chip is refreshed by its own controller while kernels run beside it.
+"""
+
+
+def test_a_new_version_says_what_it_leaves_to_decide(tmp_path: Path, model_cache: Path) -> None:
+    data, sheet = place_models(tmp_path / "data", model_cache), tmp_path / "sheet.md"
+    (tmp_path / "orbis.toml").write_text('id = "orbis-3"\nname = "Orbis-3"\n')
+
+    def said(*command: str | Path) -> str:
+        ran = kernlore(*command, data=data)
+        assert ran.code == 0, ran.err
+        return ran.out
+
+    said("hardware", "add", tmp_path / "orbis.toml")
+    sheet.write_text(SHEET)
+    said("ingest", sheet, "--hardware", "orbis-3")
+    [document] = kernlore("documents", "list", "--json", data=data).json
+    passages = kernlore("documents", "passages", document["id"], "--json", data=data).json
+    vexp = next(p["id"] for p in passages if "vexp" in p["text"])
+    said("documents", "correct", vexp, "--text", "The vexp instruction takes 12 cycles.")
+    said("hardware", "facts", "orbis-3", "--accept-all")
+    sheet.write_text(SHEET.replace("14 cycles", "15 cycles").replace("820", "860"))
+    told = said("ingest", sheet, "--hardware", "orbis-3")
+    unfit = "1 correction no longer fits this version: text 'The vexp instruction takes 12 cycles.'"
+    accepted = "the accepted 820 GB/s is from version 1 of 'Orbis-3 sheet'; version 2 says 860 GB/s"
+    job = kernlore("jobs", "list", "--json", data=data).json["jobs"][0]["id"]
+    for text in (told, said("jobs", "list"), said("jobs", "show", job)):
+        assert unfit in text and f"memory_bandwidth of orbis-3: {accepted}" in text
+        assert "{" not in text
+    shown = said("documents", "show", document["id"])
+    assert "1 correction no longer fits this version" in shown and "{" not in shown
+    assert "        The vexp instruction takes 12 cycles." in shown
+    facts = said("hardware", "facts", "orbis-3")
+    assert facts.startswith("memory_bandwidth = 820 GB/s") and accepted in facts
+    assert "sources disagree" in facts and "860 GB/s (Orbis-3 sheet" in facts
+    [take] = re.findall(r"--accept (\S+) to take it over", facts)
+    said("hardware", "facts", "orbis-3", "--accept", take)
+    facts = said("hardware", "facts", "orbis-3")
+    assert facts.startswith("memory_bandwidth = 860 GB/s") and "820" not in facts
+    copy = tmp_path / "sheet_revC.md"
+    copy.write_text(sheet.read_text() + "\n## Appendix\n\nA last line.\n")
+    said("ingest", copy, "--hardware", "orbis-3")
+    assert "% of its text with 'Orbis-3 sheet'" in said("jobs", "list")
+    deleted = said("documents", "delete", document["id"], "--yes")
+    assert "2 facts that were read from it went too, 1 of them accepted" in deleted
+    assert "1 of the accepted values hold still: another source states them" in deleted
+
+
 def test_a_terminal_gets_a_bar_and_the_lines_stay(tmp_path: Path, data: Path) -> None:
     own = tmp_path / "data"
     copy_data_dir(data, own)

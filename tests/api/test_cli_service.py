@@ -28,17 +28,20 @@ from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=30)
 
+OTHER = "---\ntitle: Other\nlanguages: []\nsources: []\n---\n# Other\n\nIt counts its cycles.\n"
+
 # -- beside a running service
 
 
 @pytest.fixture(scope="module")
 def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The same documents behind a real service, with no built-in ones beside them."""
+    """The same documents behind a real service, beside a built-in one about another chip."""
     folder = tmp_path_factory.mktemp("served") / "data"
     copy_data_dir(data, folder)
-    none = folder.parent / "none"
-    none.mkdir()
-    with serving(folder, none):
+    knowledge = folder.parent / "knowledge"
+    (knowledge / "hardware" / "mtia-v2i").mkdir(parents=True)
+    (knowledge / "hardware" / "mtia-v2i" / "other.md").write_text(OTHER, encoding="utf-8")
+    with serving(folder, knowledge):
         yield folder
 
 
@@ -46,7 +49,7 @@ def service(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pa
     "question",
     [
         ("--signal", "memory_bound", "--hardware", "h100"),
-        ("--q", "how do I bound the registers of a kernel"),
+        ("--q", "how do I bound the registers of a kernel", "--hardware", "h100"),
         ("--log", "-", "--hardware", "h100"),
     ],
 )
@@ -123,6 +126,25 @@ def test_what_the_service_owns_is_not_touched(service: Path) -> None:
     second = kernlore_process("serve", "--port", str(free_port()), data=service)
     assert second.code == 2
     assert "already runs" in second.err
+
+
+@pytest.mark.parametrize("state", ("gone", "empty"))
+def test_without_built_in_knowledge_no_service_starts_and_nothing_is_lost(
+    data: Path, tmp_path: Path, state: str
+) -> None:
+    store, wrong = tmp_path / "data", tmp_path / "unmounted"
+    copy_data_dir(data, store)
+    if state == "empty":
+        wrong.mkdir()
+    before = kernlore("documents", "list", "--json", data=store).json
+    environment = {"KERNLORE_KNOWLEDGE_DIR": str(wrong)}
+    for command in (("serve", "--port", str(free_port())), ("ingest", "--builtin")):
+        ran = kernlore(*command, data=store, environment=environment)
+        assert ran.code == 2 and ran.out == "", ran.err
+        assert "unmounted" in ran.err and "Correct KERNLORE_KNOWLEDGE_DIR" in ran.err
+    assert kernlore("documents", "list", "--json", data=store).json == before
+    fresh = kernlore("hardware", "list", data=tmp_path / "fresh", environment=environment)
+    assert fresh.code == 2 and "unmounted" in fresh.err
 
 
 def test_the_greeting_has_three_lines_to_try(service: Path) -> None:

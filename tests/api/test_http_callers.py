@@ -22,7 +22,7 @@ from kb.settings import Settings
 from tests.api.cli_process import COMMAND, ROOT, free_port, kernlore
 from tests.api.conftest import URL, assert_error
 from tests.postgresql import environment_of
-from tests.shared import place_models
+from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=10)
 EVIL = "http://evil.example"
@@ -155,8 +155,7 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
     data.chmod(0o700)  # else there is a warning about that too
-    none = tmp_path / "none"
-    none.mkdir()
+    few = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
     options = ("--host", "0.0.0.0", "--port", str(free_port()), "--allowed-host", "kernels.example")
     with subprocess.Popen(
         [*COMMAND, "serve", *options, "--data-dir", str(data)],
@@ -164,7 +163,7 @@ def test_a_service_on_every_address_says_that_nobody_is_asked_for_a_key(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=os.environ
-        | {"KERNLORE_KNOWLEDGE_DIR": str(none), "KERNLORE_LOG_LEVEL": "error"}
+        | {"KERNLORE_KNOWLEDGE_DIR": str(few), "KERNLORE_LOG_LEVEL": "error"}
         | environment_of(data),
         text=True,
     ) as process:

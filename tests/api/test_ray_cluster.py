@@ -143,8 +143,8 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     place_models(folder / "data", model_cache)
     CHIPS.write(SEED, folder / "chip")
     known = read_settings(builtin_data_dir(folder / "data"))
-    only_chips = copy_knowledge(folder / "knowledge", (), vectors=False)
-    local = LocalTarget(known.model_copy(update={"knowledge_dir": only_chips}))
+    few = copy_knowledge(folder / "knowledge", ("guidance/memory-bound.md",))
+    local = LocalTarget(known.model_copy(update={"knowledge_dir": few}))
     slow = folder / "novasim.py"
     slow.write_text(SLOW_SIMULATOR.format(simulator=str(SIMULATOR)), encoding="utf-8")
     described = (folder / "chip" / "hardware.toml").read_text(encoding="utf-8")

@@ -49,10 +49,10 @@ ANSWER = {"decision": "accepted", "actor": "ann", "reason": "a table look-up, ev
 
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
-    """A service of its own, as these runs were measured by nobody: chips and no documents, so that
-    nothing is embedded."""
+    """A service of its own, as these runs were measured by nobody: chips and a single document,
+    whose vectors ship."""
     base = tmp_path_factory.mktemp("reviews")
-    knowledge = copy_knowledge(base / "knowledge", ())
+    knowledge = copy_knowledge(base / "knowledge", ("guidance/memory-bound.md",))
     settings = Settings(data_dir=fresh_data_dir(base / "data"), knowledge_dir=knowledge)
     with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
         hold_to_description(running)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,6 +95,28 @@ def test_changed_files_are_read_again_and_missing_ones_removed(store: Store, fol
     store.worker().drain()
     assert store.by_words("swizzle") and not store.by_words("pad") and not store.by_words("mask")
     assert store.documents.get(mine.document_id).passages == 1
+
+
+@pytest.mark.parametrize(
+    "loading", (load, lambda store, folder: load_hardware(folder, store.registry))
+)
+@pytest.mark.parametrize("state", ("gone", "empty", "chips alone"))
+def test_a_folder_without_documents_is_refused_and_removes_nothing(
+    store: Store, folder: Path, tmp_path: Path, state: str, loading: Callable[[Store, Path], object]
+) -> None:
+    load(store, folder)
+    store.worker().drain()
+    other = tmp_path / "unmounted"
+    if state != "gone":
+        other.mkdir()
+    if state == "chips alone":
+        chip = "hardware/alpha/hardware.toml"
+        write(other / chip, (folder / chip).read_text(encoding="utf-8"))
+    problem = "does not exist" if state == "gone" else "holds no document"
+    with pytest.raises(InvalidKnowledge, match=f"unmounted, {problem}") as refused:
+        loading(store, other)
+    assert "KERNLORE_KNOWLEDGE_DIR" in refused.value.hint
+    assert len(store.documents.find()) == 3 and store.by_words("pad")
 
 
 def test_an_upload_of_the_same_bytes_does_not_stand_for_a_built_in_document(

@@ -73,10 +73,9 @@ class LocalTarget:
         return opened
 
     def _put_builtin_hardware(self, registry: HardwareRegistry) -> None:
-        from ingestion.builtin import builtin_hardware
+        from ingestion.builtin import load_hardware
 
-        for spec in builtin_hardware(self.settings.knowledge_dir):
-            registry.put(spec, "builtin")
+        load_hardware(self.settings.knowledge_dir, registry)
 
     # -- asking
 

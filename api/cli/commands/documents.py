@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ import typer
 from api.cli.backends import actor, open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, confirm, pairs, shortened, show, table
+from api.cli.reading import report_lines
 from kb.errors import InvalidRequest
 
 app = typer.Typer(help="Documents: list, show, correct, delete.")
@@ -75,14 +77,29 @@ def _document_text(document: Json) -> str:
             "state": document.get("job_state"),
             "job": document.get("job_id"),
             "passages": document.get("passages"),
-            "report": document.get("report"),
         }
     )
+    report = {k: v for k, v in document.get("report", {}).items() if k != "corrections_unmatched"}
     headings = [
         f"{'  ' * max(int(s['level']) - 1, 0)}{s['heading']}  ({s['passages']})"
         for s in document.get("sections") or ()
     ]
-    return "\n".join([head, "", *headings]).rstrip()
+    unfit = list(_unfit_lines(document.get("corrections_unfit") or ()))
+    read = ["", "what was read", *report_lines(report)] if report else []
+    return "\n".join([head, *unfit, *read, "", *headings]).rstrip()
+
+
+def _unfit_lines(entries: Sequence[Json]) -> Iterator[str]:
+    """Corrections of earlier versions, with their text, so that they can be made again."""
+    if not entries:
+        return
+    fit = "correction no longer fits" if len(entries) == 1 else "corrections no longer fit"
+    yield ""
+    yield f"{len(entries)} {fit} this version; make again what is still right:"
+    for entry in entries:
+        place = f" under {' > '.join(entry['path'])}" if entry["path"] else ""
+        yield f"    {entry['field']}{place}, by {entry['actor']}:"
+        yield from (f"        {line}" for line in entry["text"].splitlines())
 
 
 @app.command("delete")
@@ -93,13 +110,30 @@ def delete(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Delete a document and everything read from it."""
+    """Delete a document and everything read from it.
+
+    Its facts go too, accepted ones included. An accepted value that another source states too stays
+    by that source. A value that a person entered stays, without its source.
+    """
     with open_target(data_dir, url) as target:
         title = target.document(document_id).get("title")
         if not yes and not as_json:
             confirm(f"Delete {title!r}?", "nothing was deleted")
         deleted = target.delete_document(document_id)
-    show(deleted, as_json, lambda _: f"deleted {document_id}")
+    show(deleted, as_json, lambda answer: "\n".join(_deleted_lines(document_id, answer)))
+
+
+def _deleted_lines(document_id: str, answer: Json) -> Iterator[str]:
+    removed, accepted = answer["facts_removed"], answer["accepted_facts_removed"]
+    yield f"deleted {document_id}"
+    if removed:
+        noun = "fact that was" if removed == 1 else "facts that were"
+        yield f"{removed} {noun} read from it went too, {accepted} of them accepted"
+    if answer["facts_stated_elsewhere"]:
+        count = answer["facts_stated_elsewhere"]
+        yield f"{count} of the accepted values hold still: another source states them"
+    if answer.get("note"):
+        yield str(answer["note"])
 
 
 @app.command("passages")

@@ -214,13 +214,31 @@ def _facts_text(answer: Json) -> str:
     if others:
         lines += ["", "also stated for these keys:"]
         lines += [line for fact in others for line in _fact_lines(fact)]
-    clashes = len(answer.get("conflicts") or ())
-    if clashes:
-        lines.append(f"{clashes} keys have sources that disagree; see --json")
+    lines += _open_lines(answer)
     if left:
         lines += ["", f"left as they were: {len(left)}"]
         lines += [f"    {fact['id']}  {fact['key']}: {fact['reason']}" for fact in left]
     return "\n".join(lines)
+
+
+def _open_lines(answer: Json) -> Iterator[str]:
+    """What a person should decide about: outdated values, then keys whose sources disagree."""
+    outdated = answer.get("outdated") or ()
+    if outdated:
+        yield ""
+        yield "a newer version of the manual says something else; what was accepted holds:"
+    for entry in outdated:
+        yield f"    {entry['text']}"
+        for now in entry["now"]:
+            yield f"        --accept {now['fact_id']} to take it over ({now['status']})"
+    conflicts = answer.get("conflicts") or ()
+    if conflicts:
+        yield ""
+        yield "sources disagree; reject the wrong ones:"
+    for conflict in conflicts:
+        of = f" ({conflict['subject']})" if conflict["subject"] else ""
+        values = (f"{readable(v['value'], v['unit'])} ({v['source']})" for v in conflict["values"])
+        yield f"    {conflict['key']}{of}: {'; '.join(values)}"
 
 
 def _fact_lines(fact: Json) -> Iterator[str]:

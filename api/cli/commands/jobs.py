@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Annotated
 
@@ -10,7 +11,7 @@ import typer
 from api.cli.backends import open_target
 from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import Json, pairs, shortened, show, table
-from api.cli.reading import Entry, read_all, unread
+from api.cli.reading import Entry, read_all, report_lines, unread
 
 app = typer.Typer(help="Jobs: the progress of reading documents.")
 
@@ -43,7 +44,8 @@ def list_(
 ) -> None:
     """List what is being read and what was.
 
-    Newest first. The first line counts all of the hardware and group by state.
+    Newest first. The first line counts all of the hardware and group by state; remarks on the
+    listed documents come last.
     """
     asked = {
         "state": tuple(state or ()),
@@ -66,9 +68,20 @@ def _page_text(page: Json) -> str:
     if page["jobs"]:
         headers = ("job", "state", "document", "passages", "began", "took", "problem")
         lines += ["", table(headers, [_row(job) for job in page["jobs"]])]
+    lines += _remark_lines(page["jobs"])
     if page["cursor"]:
         lines += ["", f"more: --cursor {page['cursor']}"]
     return "\n".join(lines)
+
+
+def _remark_lines(jobs: Sequence[Json]) -> Iterator[str]:
+    """What the listed documents are to others, and what they no longer say."""
+    said = [(job, remarks) for job in jobs if (remarks := (job["result"] or {}).get("remarks"))]
+    if said:
+        yield from ("", "remarks:")
+    for job, remarks in said:
+        yield f"{job['id']}  {(job['document'] or {}).get('title') or ''}".rstrip()
+        yield from (f"    {' '.join(str(remark).split())}" for remark in remarks)
 
 
 def _row(job: Json) -> list[str | None]:
@@ -131,6 +144,7 @@ def _job_text(job: Json) -> str:
     times = ("created_at", "started_at", "finished_at", "seconds")
     lines = {key: job.get(key) for key in (*kept, *times)}
     error = job.get("error") or {}
-    lines |= {"progress": job.get("progress"), "result": job.get("result")}
     lines |= {"error": error.get("message"), "hint": error.get("hint")}
-    return pairs(lines)
+    read = {**(job.get("progress") or {}), **(job.get("result") or {})}
+    told = {key: value for key, value in read.items() if key not in ("stage", "state")}
+    return "\n".join([pairs(lines), "", *report_lines(told)]).rstrip()

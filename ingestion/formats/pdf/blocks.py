@@ -83,12 +83,13 @@ def blocks_of_page(
 ) -> list[Block]:
     """The blocks of one page in reading order."""
     pending = sorted(tables, key=lambda t: (t.y0, t.x0))
+    one_column = len({line.column for line in lines}) == 1
     blocks: list[Block] = []
     current: list[Line] = []
     index = 0
     while index < len(lines):
         line = lines[index]
-        due = [t for t in pending if _comes_before(t, line)]
+        due = [t for t in pending if _comes_before(t, line, one_column)]
         heading = headings.get((page, index))
         if due or heading or (current and _starts_block(current, line, style)):
             blocks += _finish(current, style)
@@ -109,8 +110,11 @@ def blocks_of_page(
     return _with_captions(_merged_lists(blocks))
 
 
-def _comes_before(table: PlacedTable, line: Line) -> bool:
-    return line.base > table.y1 - 2 and line.x0 < table.x1 and line.x1 > table.x0
+def _comes_before(table: PlacedTable, line: Line, one_column: bool) -> bool:
+    """Whether the table stands above the line: in its column, where the page has several. A heading
+    can be shorter than the margin beside a table that is centred.
+    """
+    return line.base > table.y1 - 2 and (one_column or (line.x0 < table.x1 and line.x1 > table.x0))
 
 
 def is_item(line: Line) -> bool:

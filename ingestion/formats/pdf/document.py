@@ -32,6 +32,7 @@ from ingestion.formats.pdf.lines import Line, lines_of_page
 from ingestion.formats.pdf.tables import PlacedTable, continues, joined, tables_of_page
 from ingestion.formats.pdf.text import PageText, read_page
 from ingestion.formats.tables import render_table
+from ingestion.formats.titles import given_title
 from kb.errors import ParseFailed
 
 _SCANNED = "scanned: no text layer, only an image; run OCR on the file and upload it again"
@@ -66,7 +67,7 @@ def parse_pdf(data: bytes) -> ParsedDocument:
         truncated = _END not in data[-_END_WITHIN:]
         read = _read_pages(document, truncated)
         outline = outline_of(document)
-        title = " ".join((document.get_metadata_value("Title") or "").split()) or None
+        title = document.get_metadata_value("Title")
     finally:
         document.close()
     if len(read.failures) == len(read.lines) and all(
@@ -180,11 +181,11 @@ def _warnings(content: Content, labels: Sequence[str | None]) -> tuple[str, ...]
 def _title(
     metadata: str | None, elements: Sequence[Element], body_size: float, blocks: Sequence[Block]
 ) -> str | None:
-    """The title in the metadata unless it is a file name, else the largest heading up front."""
-    if metadata and not re.search(
-        r"\.(?:docx?|tex|dvi|pptx?|pdf|indd|fm)$|^untitled|^microsoft word", metadata, re.I
-    ):
-        return metadata
+    """The title in the metadata unless that is a file name or what a program writes for want of
+    one, else the largest heading up front.
+    """
+    if (given := given_title(metadata)) is not None:
+        return given
     early = [
         (block.first.size, element.text)
         for block, element in zip(blocks, elements, strict=True)

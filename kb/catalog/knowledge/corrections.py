@@ -3,13 +3,14 @@ them.
 
 A correction is anchored to the machine's own reading: the SHA-256 of the passage's uncorrected
 text, the heading path of a section, or the name of a symbol. When a revision is read again, equal
-text gets its correction back; what no longer matches is reported. Cards of symbols that a model has
+text gets its correction back; what no longer matches is reported, with what it said, until it is
+made again under the same heading or dropped. Cards of symbols that a model has
 proposed are kept here too, with what people decided about them (`proposed_symbols`)."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +18,14 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import visible
+from kb.catalog.tables import knowledge as t
 from kb.catalog.tables.knowledge import corrections
 from kb.ids import new_id
+from kb.scope import ALL_ACCESS, AccessScope
+
+REMARKED = 6  # corrections that a job names
+QUOTED = 200  # characters of one in it
 
 
 @dataclass(frozen=True)
@@ -89,6 +96,138 @@ def load(connection: Connection, document_id: str) -> Corrections:
         .order_by(corrections.c.created_at)
     )
     return Corrections(list(rows))
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A correction whose text or section the current version of its document does not have. `text`
+    is what was corrected to; `path` and `passage_id` name the passage that it was made of.
+    """
+
+    id: str
+    document_id: str
+    title: str
+    target: str
+    field: str
+    text: str
+    actor: str
+    created_at: str
+    path: tuple[str, ...]
+    passage_id: str | None
+
+
+def unfit(
+    connection: Connection,
+    document_id: str | None = None,
+    access: AccessScope = ALL_ACCESS,
+) -> list[Unfit]:
+    """The corrections of one document, or of all, that do not fit its current version, oldest
+    first.
+    """
+    current = t.documents.c.current_version_id
+    query = (
+        sa.select(corrections, t.documents.c.title, current)
+        .join(t.documents, t.documents.c.id == corrections.c.document_id)
+        .where(current.is_not(None), visible.documents(access))
+        .where(
+            sa.or_(
+                corrections.c.target == "section",
+                sa.and_(
+                    corrections.c.target == "passage",
+                    ~sa.exists().where(
+                        t.passages.c.version_id == current,
+                        t.passages.c.text_sha256 == corrections.c.anchor,
+                    ),
+                ),
+            )
+        )
+        .order_by(corrections.c.created_at, corrections.c.id)
+    )
+    if document_id is not None:
+        query = query.where(corrections.c.document_id == document_id)
+    looked_at = (_unfit(connection, row, access) for row in connection.execute(query).all())
+    return [entry for entry in looked_at if entry is not None]
+
+
+def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> Unfit | None:
+    """None for a section that is there, and for what the caller may not see."""
+    if row.target == "section":
+        path, passage_id = tuple(json.loads(row.anchor)), None
+        there = connection.execute(
+            sa.select(t.sections.c.path).where(t.sections.c.version_id == row.current_version_id)
+        ).scalars()
+        if access.restricted or list(path) in list(there):
+            return None
+    else:
+        old = connection.execute(
+            sa.select(t.passages.c.id, t.sections.c.path)
+            .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+            .where(
+                t.passages.c.document_id == row.document_id,
+                t.passages.c.text_sha256 == row.anchor,
+                visible.passages(access),
+            )
+            .order_by(t.passages.c.seq.desc())
+            .limit(1)
+        ).one_or_none()
+        if old is None and access.restricted:
+            return None
+        path, passage_id = (tuple(old.path), str(old.id)) if old is not None else ((), None)
+    text = _as_text(row.field, row.value["value"])
+    shown = (row.title, row.target, row.field, text, row.actor, row.created_at)
+    return Unfit(row.id, row.document_id, *shown, path, passage_id)
+
+
+def _as_text(field: str, value: Any) -> str:
+    if field == "tags":
+        return ", ".join(f"{kind}={tag}" for kind, tag in value) or "no tags"
+    if field == "hardware":
+        return ", ".join(value) or "any hardware"
+    return str(value)
+
+
+def no_longer_fit(entries: Sequence[Unfit]) -> str:
+    """How many corrections no longer fit, in words."""
+    fit = "correction no longer fits" if len(entries) == 1 else "corrections no longer fit"
+    return f"{len(entries)} {fit}"
+
+
+def remarks(entries: Sequence[Unfit]) -> list[str]:
+    """What the job of a new version says of corrections that it does not have a place for."""
+    if not entries:
+        return []
+    said = []
+    for entry in entries[:REMARKED]:
+        text = " ".join(entry.text.split())
+        text = text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
+        place = f" (under {' > '.join(entry.path)})" if entry.path else ""
+        said.append(f"{entry.field} '{text}'{place}")
+    if len(entries) > REMARKED:
+        said.append(f"and {len(entries) - REMARKED} more")
+    again = "make it again" if len(entries) == 1 else "make them again"
+    return [
+        f"{no_longer_fit(entries)} this version: {'; '.join(said)}; {again} on the document's page,"
+        " or with `kernlore documents correct`"
+    ]
+
+
+def made_again(
+    connection: Connection, document_id: str, fields: Collection[str], path: Sequence[str]
+) -> None:
+    """A passage of the current version was corrected: what no longer fitted of the same field and
+    heading is done.
+    """
+    for entry in unfit(connection, document_id):
+        if entry.target == "passage" and entry.field in fields and entry.path == tuple(path):
+            drop(connection, document_id, entry.id)
+
+
+def drop(connection: Connection, document_id: str, correction_id: str) -> bool:
+    """Forget a correction that no longer fits; False where there is no such one."""
+    if correction_id not in {entry.id for entry in unfit(connection, document_id)}:
+        return False
+    connection.execute(corrections.delete().where(corrections.c.id == correction_id))
+    return True
 
 
 def record(

@@ -13,11 +13,11 @@ from sqlalchemy import Connection
 
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
-from kb.catalog.hardware import withdraw_proposals
 from kb.catalog.knowledge import embeddings, erasure
 from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.versions import deactivate
 from kb.catalog.meta import bump_revision
+from kb.catalog.read_facts import Withdrawn, withdraw
 from kb.catalog.tables import jobs as jobs_table
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
@@ -95,6 +95,14 @@ class Section:
     page_label: str | None
     hardware: tuple[str, ...] | None
     passages: int
+
+
+@dataclass(frozen=True)
+class Deleted:
+    """What went with a document: keys of stored files that nothing refers to any more; facts."""
+
+    blob_keys: list[str]
+    facts: Withdrawn
 
 
 _VERSION_COLUMNS = [t.document_versions.c[name] for name in Version.__dataclass_fields__]
@@ -195,9 +203,10 @@ class Documents:
             )
             return [Version(**row._mapping) for row in rows]
 
-    def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
-        """Remove a document with everything made of it; returns blob keys nothing refers to any
-        more. `erasure.erase` takes them, and what else is left of the text, out of the files.
+    def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Deleted:
+        """Remove a document with everything made of it, its facts included, whoever accepted them.
+        `erasure.erase` takes the stored files, and what else is left of the text, out of the
+        files.
         """
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)
@@ -216,7 +225,7 @@ class Documents:
                 ).scalars()
             )
             deactivate(connection, document_id)
-            withdraw_proposals(connection, document_id)
+            withdrawn = withdraw(connection, document_id)
             connection.execute(
                 jobs_table.jobs.delete().where(jobs_table.jobs.c.subject_id == document_id)
             )
@@ -224,7 +233,7 @@ class Documents:
             embeddings.delete_unused(connection, texts)
             erasure.owe(connection, keys)
             bump_revision(connection)
-            return erasure.unused(connection, keys)
+            return Deleted(erasure.unused(connection, keys), withdrawn)
 
     def sections(
         self,

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.blobs import Blobs
-from kb.catalog import meta
+from kb.catalog import meta, read_facts
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.knowledge import lexical
 from kb.catalog.tables import knowledge as t
@@ -60,6 +60,21 @@ def is_owed(catalog: Catalog) -> bool:
     """Whether a deletion has left something to `erase`."""
     with catalog.read() as connection:
         return meta.get(connection, _OWED) is not None
+
+
+def forget_facts(catalog: Catalog) -> int:
+    """Remove the facts of documents that are gone: accepted ones once stayed, with a quotation.
+    `erase` then has them out of the files. How many documents they were of.
+    """
+    with catalog.read() as connection:
+        if not read_facts.left_behind(connection):  # the usual case, which needs no write lock
+            return 0
+    with catalog.write() as connection:
+        gone = read_facts.left_behind(connection)
+        for document_id in gone:
+            read_facts.withdraw(connection, document_id)
+        owe(connection, ())
+    return len(gone)
 
 
 def erase(catalog: Catalog, blobs: Blobs) -> bool:

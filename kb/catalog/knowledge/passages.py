@@ -400,6 +400,8 @@ def correct(
                     connection, passage.document_id, "passage", row.text_sha256, field, value, actor
                 )
         if row.active:
+            fields = [name for name, value in vars(patch).items() if value is not None]
+            corrections.made_again(connection, passage.document_id, fields, passage.path)
             reindex_section(connection, passage.section_id)
         bump_revision(connection)
         return get(connection, passage_id, access_scope)

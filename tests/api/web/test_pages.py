@@ -208,6 +208,52 @@ def test_proposed_facts_are_decided(filled: Filled) -> None:
     assert page.find(role="alert")
 
 
+REVISED = """# Revised manual
+
+## Timing
+
+The texp instruction takes 14 cycles.
+
+## Power
+
+| Property | Revised X1 |
+|---|---|
+| TDP | 410 W |
+"""
+
+
+def test_what_a_new_version_leaves_to_decide_is_on_the_pages(filled: Filled) -> None:
+    client, chip = filled.client, "revised-x1"
+
+    def send(text: str) -> str:
+        sent = upload(client, "revised.md", text.encode(), hardware=chip).json()
+        finished(client, sent["job_id"])
+        return str(sent["document_id"])
+
+    client.post("/hardware", json={"id": chip, "name": "Revised X1"})
+    document = send(REVISED)
+    passages = client.get(f"/documents/{document}/passages").json()["passages"]
+    texp = next(row["id"] for row in passages if "texp" in row["text"])
+    client.patch(f"/passages/{texp}", json={"text": "The texp takes 12 cycles.", "actor": "ann"})
+    client.patch(f"/hardware/{chip}/facts", json={"status": "accepted", "where": {}})
+    assert "no longer" not in soup(client.get("/ui")).text
+    send(REVISED.replace("14 cycles", "15 cycles").replace("410", "420"))
+    home = soup(client.get("/ui"))
+    assert "1 correction no longer fits the new version of Revised manual" in home.text
+    assert "1 accepted facts of Revised X1 are from a replaced version" in home.text
+    old, new = "the accepted 410 W is from version 1", "version 2 says 420 W"
+    shown = soup(client.get(f"/ui/hardware/{chip}")).text
+    assert f"power of {chip}: {old} of 'Revised manual'; {new}" in shown
+    assert "1 correction no longer fits this version" in soup(client.get("/ui/jobs")).text
+    page = soup(client.get(f"/ui/documents/{document}"))
+    assert "The texp takes 12 cycles." in page.text and "{'id'" not in page.text
+    [form] = page.find_all("form", action=re.compile("/drop$"))
+    page = soup(client.post(str(form["action"])))
+    assert "no longer fits" not in page.text and "no longer fits" not in client.get("/ui").text
+    soup(client.post(str(form["action"])), 404)
+    client.delete(f"/documents/{document}")
+
+
 def test_a_skill_is_quarantined_with_a_reason(filled: Filled) -> None:
     path = f"/skills/{filled.skill}"
     refused = filled.client.post(f"/ui{path}", data={"state": "quarantined", "actor": "ann"})

@@ -401,6 +401,34 @@ def test_labels_with_qualifiers_and_own_names_and_the_rows_that_are_not_read() -
     ]
 
 
+LIMITS = """# Orbis-3
+
+| Property | Value |
+|---|---|
+| DRAM bandwidth | 820 GB/s |
+| Number of tiles | 24 |
+| Peak float32 | 9.8 TFLOP/s |
+| Clock frequency | 1.4 GHz |
+| L2 cache size | 3 |
+"""
+
+
+def test_plain_names_of_peak_and_clock_are_read_where_nothing_says_it_more_clearly() -> None:
+    def keyed(text: str) -> dict[str, object]:
+        found, _ = facts_in(split_sections(parse(text.encode(), "limits.md").elements))
+        return {entry.fact.key: entry.fact.value for entry in found}
+
+    plain = {"memory_bandwidth": 820e9, "peak_fp32": 9.8e12, "clock_boost": 1.4e9}
+    assert keyed(LIMITS) == plain
+    boost = LIMITS.replace("| Number of tiles | 24 |", "| Boost clock | 1.9 GHz |")
+    assert keyed(boost) == plain | {"clock_boost": 1.9e9}
+    memory = LIMITS.replace("Clock frequency", "Memory clock frequency")
+    assert keyed(memory) == {k: v for k, v in plain.items() if k != "clock_boost"}
+    _, unread = facts_in(split_sections(parse(LIMITS.encode(), "limits.md").elements))
+    # What a manual calls a tile may be a core, or a die of several cores.
+    assert unread == ["Number of tiles: 24", "L2 cache size: 3 (perhaps l2_size, but not clearly)"]
+
+
 def test_another_make_of_data_sheet() -> None:
     found, unread = facts_in(split_sections(parse(HEARTH.encode(), "hearth.html").elements))
     assert {entry.fact.key: entry.fact.value for entry in found if not entry.fact.sentence} == {

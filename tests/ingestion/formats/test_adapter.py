@@ -86,6 +86,7 @@ def test_slides_are_pages_with_their_title_as_heading() -> None:
 @needs_unstructured
 def test_sheets_are_sections_with_tables() -> None:
     document = read("xlsx")
+    assert document.title is None  # then it is called after its file
     assert headings(document) == [(1, "Peaks"), (1, "Limits"), (2, "Limits of one core")]
     assert tables(document) == [
         Table((("Chip", "fp16 TFLOPS"),), (("Orion 1", "383"), ("Orion 2", "766.5"))),

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from io import BytesIO
+
 import pytest
+from reportlab.lib.colors import black
+from reportlab.lib.styles import getSampleStyleSheet
+from reportlab.platypus import Paragraph, SimpleDocTemplate, Table, TableStyle
 
 from ingestion.elements import Element, ParsedDocument
 from ingestion.formats.pdf.document import parse_pdf
@@ -166,3 +171,40 @@ def test_complaint_03_a_truncated_file_never_looks_complete(share: float) -> Non
         return
     assert document.failures or document.elements == whole.elements
     assert any("end of the file is missing" in warning for warning in document.warnings)
+
+
+def drawn_by_reportlab(title: str | None) -> bytes:
+    """A manual as reportlab's own layout writes it: tables centred, headings at the margin."""
+    styles = getSampleStyleSheet()
+    grid = TableStyle([("GRID", (0, 0), (-1, -1), 0.5, black)])
+    rows = [["Property", "Value"], ["L2 cache size", "48 MiB"], ["Banks", "16"]]
+    cells = Table(rows, style=grid)
+    parts = [
+        Paragraph("Orbis-3 Architecture Guide", styles["Title"]),
+        Paragraph("2 Memory", styles["Heading1"]),
+        cells,
+        Paragraph("2.1 The well", styles["Heading2"]),
+        Paragraph("A kernel may take at most 160 KiB of the well of each tile.", styles["Normal"]),
+    ]
+    file = BytesIO()
+    SimpleDocTemplate(file, title=title).build(parts)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "given", (None, "(anonymous)", "untitled", "Microsoft Word - guide_v3", "guide_v3.docx")
+)
+def test_a_title_that_nobody_gave_is_none(given: str | None) -> None:
+    assert parse_pdf(drawn_by_reportlab(given)).title == "Orbis-3 Architecture Guide"
+
+
+def test_a_title_that_somebody_gave_stays() -> None:
+    assert parse_pdf(drawn_by_reportlab("Anonymous pipes of Orbis")).title == (
+        "Anonymous pipes of Orbis"
+    )
+
+
+def test_a_table_stands_under_the_heading_above_it() -> None:
+    parsed = parse_pdf(drawn_by_reportlab(None))
+    order = [e.text if e.kind == "title" else e.kind for e in parsed.elements]
+    assert order[1:] == ["2 Memory", "table", "2.1 The well", "text"]

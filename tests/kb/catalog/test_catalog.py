@@ -98,9 +98,9 @@ def test_what_another_may_see_is_not_found(store: Store) -> None:
 def test_deleting_returns_only_files_that_nothing_else_uses(store: Store) -> None:
     shared = store.submit("one.md", MANUAL, hardware=("h100",))
     store.submit("two.md", MANUAL, hardware=("mi300x",))
-    assert store.documents.delete(shared.document_id) == []
+    assert store.documents.delete(shared.document_id).blob_keys == []
     [left] = store.documents.find()
-    assert len(store.documents.delete(left.id)) == 1
+    assert len(store.documents.delete(left.id).blob_keys) == 1
     with pytest.raises(NotFound):
         store.documents.get(left.id)
 

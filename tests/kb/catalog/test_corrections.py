@@ -9,7 +9,7 @@ import pytest
 from kb.catalog.knowledge import corrections, passages
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.errors import InvalidRequest, NotFound
-from kb.scope import AccessScope
+from kb.scope import ALL_ACCESS, AccessScope
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -84,6 +84,36 @@ def test_a_correction_without_a_place_is_reported(store: Store) -> None:
     assert version is not None
     [unmatched] = version.report["corrections_unmatched"]
     assert (unmatched["target"], unmatched["field"]) == ("passage", "text")
+
+
+def unfit(store: Store, access: AccessScope = ALL_ACCESS) -> list[corrections.Unfit]:
+    with store.catalog.read() as connection:
+        return corrections.unfit(connection, access=access)
+
+
+def test_a_correction_without_a_place_is_told_with_its_text_until_it_is_made_again(
+    store: Store,
+) -> None:
+    ingest(store, MANUAL)
+    old = with_text(store, "700 W")
+    correct(store, old, Patch(text="The board draws 699 W.", tags=(("topic", "power"),)))
+    correct(store, with_text(store, "parsecs"), Patch(text="The boost clock is 1980 MHz."))
+    assert unfit(store) == []
+    submitted = store.submit("clock.md", REVISED, hardware=("h100",))
+    store.worker().drain()
+    tags, text = sorted(unfit(store), key=lambda entry: entry.field)
+    assert (text.text, text.actor, text.passage_id) == ("The board draws 699 W.", "ana", old.id)
+    assert text.path == ("Clock manual", "Power") and tags.text == "topic=power"
+    [remark] = store.job(submitted).result["remarks"]
+    assert remark.startswith("2 corrections no longer fit this version: ")
+    assert "text 'The board draws 699 W.' (under Clock manual > Power)" in remark
+    assert unfit(store, AccessScope("public", frozenset({"mi300x"}))) == []
+    correct(store, with_text(store, "710 W"), Patch(text="The board draws 709 W."))
+    assert [entry.field for entry in unfit(store)] == ["tags"]
+    with store.catalog.write() as connection:
+        assert not corrections.drop(connection, text.document_id, text.id)
+        assert corrections.drop(connection, tags.document_id, tags.id)
+    assert unfit(store) == []
 
 
 def test_a_section_scope_is_kept_and_its_index_rewritten(store: Store) -> None:

@@ -81,7 +81,7 @@ def test_the_number_of_threads_and_of_processors_is_said() -> None:
 def test_the_processor_is_described_before_anything_was_compiled() -> None:
     text = block(prompt(first(hardware=cpu())).user, "hardware")
     assert "processor of this machine: AMD EPYC (AuthenticAMD 25 1)" in text
-    assert "caches, as one core sees them: L1d 32 KB, L2 512 KB, L3 32 MB" in text
+    assert "caches, as one core sees them: L1d 32 KiB, L2 512 KiB, L3 32 MiB" in text
     assert "it has: AVX2, FMA, F16C" in text
 
 
