@@ -33,11 +33,25 @@ class SyncReport:
     retired: int
 
 
+def shipped_folders(folder: Path) -> list[Path]:
+    """The folders of the skills that ship. Raises InvalidKnowledge where there is none: the name is
+    mistyped or its volume not mounted, and no skill is to be retired because of it.
+    """
+    paths = skill_folders(folder)
+    if not paths:
+        raise InvalidKnowledge(
+            f"the folder of the shipped skills, {folder.absolute()}, holds none",
+            hint="Correct KERNLORE_SKILLS_DIR, or mount what it names; without it, what ships is"
+            " loaded. What was loaded before is as it was.",
+        )
+    return paths
+
+
 def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> SyncReport:
     """Bring the shipped skills up to the folders below `folder`; those gone are retired, those
-    about a chip that is not registered here left out."""
+    about a chip that is not registered here left out. Raises InvalidKnowledge."""
     drafts = []
-    for path in skill_folders(folder):
+    for path in shipped_folders(folder):
         with suppress(UnknownHardware):  # a knowledge folder of a team's own has its own chips
             drafts.append(draft_of(read_skill(path), "curated", "shipped", registry))
     changed = 0

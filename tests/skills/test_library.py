@@ -244,6 +244,15 @@ def test_a_person_decides_over_the_shipped_state(library: SkillLibrary, tmp_path
     assert library.show("triton-mask-block-tail").summary.state == "quarantined"
 
 
+def test_a_folder_without_skills_retires_none(library: SkillLibrary, tmp_path: Path) -> None:
+    library.sync_builtin(SHIPPED)
+    for wrong in (tmp_path, tmp_path / "unmounted"):
+        with pytest.raises(InvalidKnowledge, match="holds none") as refused:
+            library.sync_builtin(wrong)
+        assert "KERNLORE_SKILLS_DIR" in refused.value.hint
+    assert library.show("triton-mask-block-tail").summary.state == "active"
+
+
 def test_an_import_does_not_hold_back_a_shipped_skill(
     library: SkillLibrary, tmp_path: Path
 ) -> None:

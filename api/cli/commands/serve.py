@@ -84,13 +84,15 @@ def serve(
 
 def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, InvalidKnowledge where there is
-    no built-in knowledge, before anything heavy is loaded.
+    no built-in knowledge or no skill, before anything heavy is loaded.
     """
     from ingestion.knowledge_folder import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
+    from skills.shipped import shipped_folders
 
     check_knowledge_folder(settings.knowledge_dir)
+    shipped_folders(settings.skills_dir)
     catalog = open_catalog(settings.data_dir, settings.catalog)
     try:
         catalog.check()
