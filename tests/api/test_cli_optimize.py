@@ -306,8 +306,9 @@ def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
         "optimize", PROBLEM, *OPTIONS, "--minutes", "0.00001", "-o", out, data=place / "x"
     )
     assert done.code == 0, done.err
-    gain, module, use = done.out.splitlines()
+    gain, module, use, *without = done.out.splitlines()
     assert GAIN.fullmatch(gain), gain
+    assert all("no kernel" in line for line in without), without
     assert module == str(out / "map_id_kernel")
     command = shlex.split(use)
     assert command[0] == f"PYTHONPATH={out}" and command[1:3] == ["python", "-c"]

@@ -187,19 +187,32 @@ def _values(context: Context, kept: _Variable, fence: Fence) -> dict[str, str]:
         "hardware": sections.hardware(context, fence),
         "interface": sections.interface(context),
         "parent": results.parent(context, fence, kept.sources),
-        "verdict": results.verdict(context.parent, fence, kept.log_chars, context.baseline),
+        "verdict": _measured(context, kept, fence),
         "memory": _memory(context, kept, fence),
         "target": sections.target(context, fence),
         "knowledge": known(context, kept.excerpts, fence),
     }
 
 
+def _measured(context: Context, kept: _Variable, fence: Fence) -> str:
+    """What was measured, with whose it is where that is not the one kernel to start from."""
+    chars, baseline = kept.log_chars, context.baseline
+    own = results.verdict(context.parent, fence, chars, baseline)
+    right = [node for node in kept.sources if node.correct]
+    if context.parent.proposal is not None or not right:
+        return own
+    others = (f"Node {n.number}:\n{results.verdict(n, fence, chars, baseline)}" for n in right)
+    return "\n".join([f"The reference:\n{own}", *others])
+
+
 def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
+    # What the budget leaves out of the earlier kernels has its line among the lessons.
+    remembered = replace(context, seen=kept.seen)
     parts = [
         results.under_way(context, fence),
-        results.lessons(context, fence),
+        results.lessons(remembered, fence),
         results.seen(kept.seen, fence, context.baseline),
-        results.best(context, fence),
+        results.best(remembered, fence),
         results.sources(
             kept.sources, fence, min(kept.log_chars, results.MAX_MESSAGE), context.baseline
         ),

@@ -27,6 +27,7 @@ MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
 MAX_LESSONS = 40
 MAX_LESSON = 240  # characters
+MAX_PLAN_LESSON = 480  # of what a right kernel does
 UNDER_WAY = (
     "Proposed in this round already, and not measured yet. The fastest right one of the round"
     " counts: take a way that may beat these, or one that holds where these may fail:\n"
@@ -341,8 +342,13 @@ def _outcome_line(node: Node, baseline: Node | None) -> str:
     if evaluation is None or node.proposal is None:
         return ""
     if evaluation.correct:
-        plan = " ".join(node.proposal.plan.split())
-        return f"node {node.number}: {_result(node, baseline)}: {_cut(plan, MAX_LESSON)}"
+        plan = _cut(" ".join(node.proposal.plan.split()), MAX_PLAN_LESSON)
+        result = _result(node, baseline)
+        if evaluation.timing == "repeat":
+            rows = [_rough_case(timing, alone=False) for timing in evaluation.timings]
+            times = "; ".join(row for row in rows if row) or "no time is known"
+            result = f"correct, {NO_FIGURE}, roughly: {times}"
+        return f"node {node.number}: {result}: {plan}"
     if _refusals(node):
         return ""
     became = BECAME.get(evaluation.validity, evaluation.validity)

@@ -16,7 +16,8 @@ from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
 from optimizer.search.records import Node
 from optimizer.search.runs.machine import clock, rates_of
 from optimizer.search.synthesizers.base import CaseView, Context
-from optimizer.search.synthesizers.llm.templates import data, template
+from optimizer.search.synthesizers.llm.prompt import compose
+from optimizer.search.synthesizers.llm.templates import Fence, data, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
 from tests.optimizer.search.synthesizers.llm.test_llm_here import busy, cpu, first, outside, prompt
@@ -81,7 +82,7 @@ def test_operations_that_nobody_counted_are_not_called_none() -> None:
 def test_what_the_device_was_measured_to_reach_is_said() -> None:
     here = replace(cpu(), rates=rates_of(ceilings()))
     text = block(prompt(first(hardware=here)).user, "hardware")
-    assert "copying 256 MB at 27.9 GB/s; copying" in text and "float32 107 GFLOP/s" in text
+    assert "copying 256 MiB at 27.9 GB/s; copying" in text and "float32 107 GFLOP/s" in text
     assert "at 137 GB/s" in text
 
 
@@ -161,3 +162,25 @@ def test_each_time_says_whether_the_machine_was_quiet() -> None:
 def test_requests_of_version_5_can_still_be_read() -> None:
     assert "compared bit by bit" in template("judging.md", "v5")
     assert "outputs" in data("policy.json", "v5") and "outputs" not in data("policy.json")
+
+
+# -- what a model missed in requests of version 6
+
+
+def test_each_verdict_says_whose_it_is() -> None:
+    text = prompt(first(busy(1))).user
+    measured = text.partition("# What was measured about it")[2].partition("# Earlier")[0]
+    reference, _, node = measured.partition("Node 1:")
+    assert reference.strip().startswith("The reference:") and "about 810 us" not in reference
+    assert "about 810 us a call" in node
+    alone = prompt(context(parent=busy(3))).user.partition("# What was measured about it")[2]
+    assert "The reference:" not in alone.partition("#")[0]
+
+
+def test_what_the_budget_leaves_out_is_among_the_lessons() -> None:
+    nodes = (busy(1), busy(2, rough=False))
+    whole = first(*nodes)
+    text = compose(whole, Fence(), budget=1, tools=False).user
+    said = block(text, "lessons")
+    assert "node 1: correct, no figure yet, roughly: case main about 810 us a call" in said
+    assert "node 2: correct, no figure yet, roughly: no time is known" in said
