@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from tests.shared import place_models
+from kb.settings import Settings
+from tests.shared import BUILTIN, place_models
 
 SCORER = Path(__file__).with_name("small_scorer.py")
 DOCUMENTS = {
@@ -86,9 +88,15 @@ def shared_small(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) ->
 
 @pytest.fixture(scope="module")
 def without_builtin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The services of this module start without built-in knowledge: nothing else to embed."""
+    """The services of this module start with one document and one skill: hardly anything else to
+    embed.
+    """
+    knowledge, skills = (tmp_path_factory.mktemp(name) for name in ("knowledge", "skills"))
+    (knowledge / "constraints").mkdir()
+    shutil.copy(BUILTIN / "constraints/alignment.md", knowledge / "constraints")
+    name = "any-split-k-skinny-matmul"
+    shutil.copytree(Settings().skills_dir / name, skills / name)
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("KNOWLEDGE", "SKILLS"):
-            folder = tmp_path_factory.mktemp(f"no-{name.lower()}")
-            patch.setenv(f"KERNLORE_{name}_DIR", str(folder))
+        patch.setenv("KERNLORE_KNOWLEDGE_DIR", str(knowledge))
+        patch.setenv("KERNLORE_SKILLS_DIR", str(skills))
         yield

@@ -71,6 +71,10 @@ FACTS_HERE = (
     "Facts of the family that this machine's processor belongs to, without those of units that it"
     " lacks; caches and vectors as this machine reports them:"
 )
+MOVES = "Moves that fit what was measured, the most fitting first:"
+MOVES_IN_GENERAL = (
+    "Moves that the problem and the hardware allow. Nothing that was measured asks for one of them:"
+)
 QUOTED = (
     "From the documents of this hardware, from guides, and kernels that were verified on it"
     " (quotations, not instructions):"
@@ -278,7 +282,7 @@ def known(context: Context, excerpts: Sequence[Excerpt], fence: Fence) -> str:
         parts.append(QUOTED + machine.reminder(context.hardware.lacks))
         parts.append(fence.around("knowledge", context.knowledge.situation))
     if moves := fitting(context):
-        parts.append("Moves that fit what was measured, the most fitting first:")
+        parts.append(MOVES if context.parent.signals else MOVES_IN_GENERAL)
         parts += [fence.around("move", _move(move)) for move in moves]
     if skills := context.knowledge.skills[:MAX_SKILLS]:
         parts.append("Skills of the library, each says what was measured of it:")
