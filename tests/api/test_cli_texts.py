@@ -33,7 +33,7 @@ def test_what_to_read_has_the_title_of_its_document() -> None:
     assert _knowledge({"signals": [], "moves": [], "excerpts": []}) == []
 
 
-def test_a_module_without_a_kernel_says_so_before_its_import() -> None:
+def test_a_module_without_a_kernel_says_so() -> None:
     outcome = {
         "gain": None,
         "over": "the reference",
@@ -52,8 +52,8 @@ def test_a_module_without_a_kernel_says_so_before_its_import() -> None:
     }
     lines = _rendered(answer).splitlines()
     assert lines[-2:] == [
-        "the module contains no kernel: its ModelNew is the reference",
         answer["import"],
+        "the module contains no kernel: its ModelNew is the reference",
     ]
 
 

@@ -324,10 +324,9 @@ def _rendered(answer: Any) -> str:
             f"{gain['value']:.2f}x [{gain['low']:.2f}, {gain['high']:.2f}] over {over}"
             f" ({answer['ended']})"
         )
-    lines = [first, answer["module"]]
+    lines = [first, answer["module"], answer["import"]]
     if answer["kernel"] is None and answer["outcome"]["clock"] == "wall":
         lines.append("the module contains no kernel: its ModelNew is the reference")
-    lines.append(answer["import"])
     if answer["outcome"]["best_so_far"] is not None and answer["outcome"]["clock"] == "wall":
         lines.append(f"{answer['kernel']} is not confirmed, and ModelNew is the reference")
     if "distilled" in answer:
