@@ -10,7 +10,6 @@ import gc
 import os
 import socket
 import sys
-import tempfile
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -41,15 +40,10 @@ def main(arguments: list[str]) -> None:
 
 def _become(work: Work, message: dict[str, Any], fds: list[int]) -> None:
     from optimizer.evaluation.isolation.launch import Zygote
+    from optimizer.evaluation.runner.forks import settle
 
     out, err, *lent = fds
-    for descriptor, standard in ((out, 1), (err, 2)):
-        os.dup2(descriptor, standard)
-        os.close(descriptor)
-    os.environ.clear()
-    os.environ.update(message["environment"])
-    tempfile.tempdir = None  # it may have been looked up before
-    os.chdir(message["folder"])
+    settle(message["environment"], message["folder"], out, err)
     if lent:
         Zygote.lent(socket.socket(fileno=lent[0])).keep(**message["runners"])
     os._exit(_ended(work, message["arguments"]))

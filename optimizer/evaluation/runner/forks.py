@@ -16,7 +16,8 @@ import select
 import signal
 import socket
 import struct
-from collections.abc import Callable, Iterator
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -139,6 +140,19 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
         _, code = os.waitpid(pid, 0)
         os.write(status, struct.pack("=ii", pid, os.waitstatus_to_exitcode(code)))
     os._exit(0)
+
+
+def settle(environment: Mapping[str, str], folder: str, out: int, err: int) -> None:
+    """Give a fork what an interpreter of its own would have begun with: its environment and working
+    directory, and these descriptors, which are closed, as standard output and error."""
+    for descriptor, standard in ((out, 1), (err, 2)):
+        os.dup2(descriptor, standard)
+    for descriptor in {out, err}:
+        os.close(descriptor)
+    os.environ.clear()
+    os.environ.update(environment)
+    tempfile.tempdir = None  # it may have been looked up before
+    os.chdir(folder)
 
 
 def _mount_proc() -> None:

@@ -89,17 +89,12 @@ def _import_often_needed() -> None:
 
 
 def _become_runner(message: dict[str, Any], fds: list[int], threads: int, device: str) -> None:
+    from optimizer.evaluation.runner.forks import settle
     from optimizer.evaluation.runner.serve import Runner, settle_torch
     from optimizer.evaluation.runner.wire import Wire, WireClosed
 
     talk, tokens, log = fds
-    for standard in (1, 2):
-        os.dup2(log, standard)
-    os.close(log)
-    os.environ.clear()
-    os.environ.update(message["environment"])
-    tempfile.tempdir = None  # it may have been looked up before
-    os.chdir(message["scratch"])
+    settle(message["environment"], message["scratch"], log, log)
     settle_torch(threads, device)
     runner = Runner(Wire(socket.socket(fileno=talk), message["secret"]), tokens, device)
     try:

@@ -70,16 +70,12 @@ def main(arguments: list[str]) -> None:
 def run_child(message: dict[str, Any], fds: list[int], built: Path) -> None:
     """Compile one candidate in this fork. Every candidate's cache begins with the folder `built`,
     if it exists."""
+    from optimizer.evaluation.runner.forks import settle
     from optimizer.evaluation.toolchains.limited import set_limits
     from optimizer.evaluation.toolchains.triton import child
 
-    for standard, fd in zip((1, 2), fds, strict=True):
-        os.dup2(fd, standard)
-        os.close(fd)
-    os.environ.clear()
-    os.environ.update(message["environment"])
-    tempfile.tempdir = None  # it may have been looked up before
-    os.chdir(message["cwd"])
+    out, err = fds
+    settle(message["environment"], message["cwd"], out, err)
     if built.is_dir():
         shutil.copytree(built, os.environ[CACHE], dirs_exist_ok=True)
     set_limits(message["resources"])
