@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 
 from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
@@ -189,6 +189,9 @@ class _Case:
 
     def _stage(self, stage: Stage, depth: int, parallel: bool) -> None:
         lane = lane_of(_inner(stage, depth))
+        if stage.scanned and lane:
+            self._scan(stage, lane, depth, parallel)
+            return
         space = [v for v in stage.space[depth:] if v is not lane]
         reduced = [v for v in stage.reduced if v is not lane]
         if stage.combine is None:
@@ -261,17 +264,59 @@ class _Case:
             self._hoisted(stage.body, frozenset([lane, *reduced]))
             step = f"for (int64_t from = 0; from < {lane.extent}; from += {tile})"
             with self._block(step, shared if not space else ""):
-                self._line(f"alignas(64) {kind} acc[{tile}];")
-                rest = f"{lane.extent} - from"
-                self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
-                start = _start(combine, dtype)
-                self._line(f"for (int64_t l = 0; l < n; l++) acc[l] = {start};")
+                self._tile(lane, tile, kind, _start(combine, dtype))
                 with self._loops(reduced):
                     self._hoisted(stage.body, frozenset([lane]))
                     with self._lanes(lane):
                         self._combine("acc[l]", self._value(stage.body), combine, False)
                 with self._lanes(lane):
                     self._store(stage, stage.out, "acc[l]")
+
+    def _scan(self, stage: Stage, lane: Var, depth: int, parallel: bool) -> None:
+        """Running sums or products: of rows, or of neighbouring columns side by side."""
+        combine, dtype, scanned = stage.combine or "sum", stage.body.dtype, stage.scanned
+        assert scanned is not None
+        space = [v for v in stage.space[depth:] if v not in (lane, scanned)]
+        # As torch's own scans: what was added to one element stays in all that follow.
+        kind = "double" if dtype == "float32" else TYPES[dtype]
+        shared = "#pragma omp parallel for schedule(static)" if parallel else ""
+        with self._loops(space, shared if space else ""):
+            self._hoisted(stage.body, frozenset([lane, scanned]))
+            if lane is scanned:
+                self._scanned_row(stage, lane, combine, kind)
+            else:
+                self._scanned_columns(stage, lane, kind, shared if not space else "")
+
+    def _scanned_row(self, stage: Stage, lane: Var, combine: str, kind: str) -> None:
+        sign = "+" if combine == "sum" else "*"
+        with self._block(""):
+            self._line(f"{kind} total = {_start(combine, stage.body.dtype)};")
+            with self._loops([lane], f"#pragma omp simd reduction(inscan, {sign}:total)"):
+                with self._block(""):
+                    self._line(f"total {sign}= {self._value(stage.body)};")
+                self._line("#pragma omp scan inclusive(total)")
+                with self._block(""):
+                    self._store(stage, stage.out, "total")
+
+    def _scanned_columns(self, stage: Stage, lane: Var, kind: str, shared: str) -> None:
+        combine, scanned = stage.combine or "sum", stage.scanned
+        assert scanned is not None
+        tile = min(lane.extent, max(16, min(TILE, lane.extent // 4)) if shared else TILE)
+        step = f"for (int64_t from = 0; from < {lane.extent}; from += {tile})"
+        with self._block(step, shared):
+            self._tile(lane, tile, kind, _start(combine, stage.body.dtype))
+            with self._loops([scanned]):
+                self._hoisted(stage.body, frozenset([lane]))
+                with self._lanes(lane):
+                    self._combine("acc[l]", self._value(stage.body), combine, False)
+                    self._store(stage, stage.out, "acc[l]")
+
+    def _tile(self, lane: Var, tile: int, kind: str, start: str) -> None:
+        """The results of `tile` neighbours, and `n`, how many there are of them."""
+        self._line(f"alignas(64) {kind} acc[{tile}];")
+        rest = f"{lane.extent} - from"
+        self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
+        self._line(f"for (int64_t l = 0; l < n; l++) acc[l] = {start};")
 
     @contextmanager
     def _lanes(self, lane: Var) -> Iterator[None]:
@@ -400,13 +445,12 @@ class _Case:
 def _moved(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) -> Stage:
     """The stage with the nest's variables in place of its own outer ones."""
     space = (*outer, *stage.space[len(outer) :])
-    return Stage(stage.out, space, stage.body.substituted(values), stage.reduced, stage.combine)
+    return replace(stage, space=space, body=stage.body.substituted(values))
 
 
 def _inner(stage: Stage, depth: int) -> Stage:
     """What is left of a stage inside of the nest's loops."""
-    space = stage.space[depth:]
-    return Stage(stage.out, space, stage.body, stage.reduced, stage.combine)
+    return replace(stage, space=stage.space[depth:])
 
 
 def _start(combine: str, dtype: str) -> str:

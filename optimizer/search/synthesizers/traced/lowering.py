@@ -159,6 +159,7 @@ class Lowering:
         reduced: tuple[Var, ...] = (),
         combine: Combine | None = None,
         exact: bool = False,
+        scanned: Var | None = None,
     ) -> Value:
         """A stage into a buffer of the shape of `space`, read as a value of `shape`, which has
         dimensions of size 1 besides. `exact` keeps the dtype, not the one it is computed in."""
@@ -166,7 +167,7 @@ class Lowering:
         kind = dtype if exact else computed_in(dtype)
         buffer = self._buffer(self._new_name(), sizes, kind, None)
         name = buffer.name
-        self.stages.append(Stage(buffer, space, body, reduced, combine))
+        self.stages.append(Stage(buffer, space, body, reduced, combine, scanned))
 
         def at(places: Places) -> Expression:
             inner = tuple(p for p, size in zip(places, shape, strict=True) if size != 1)

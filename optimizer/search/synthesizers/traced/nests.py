@@ -75,9 +75,9 @@ def _joined(nest: Nest, stage: Stage) -> int:
 
 
 def _deepest(stage: Stage) -> int:
-    """How many outer loops may be shared: those outside of the lane."""
-    lane = lane_of(stage)
-    return stage.space.index(lane) if lane in stage.space else len(stage.space)
+    """How many outer loops may be shared: those outside of the lane, and of a scan."""
+    inside = [v for v in (lane_of(stage), stage.scanned) if v in stage.space]
+    return min(map(stage.space.index, inside), default=len(stage.space))
 
 
 def lane_of(stage: Stage) -> Var | None:
@@ -86,6 +86,8 @@ def lane_of(stage: Stage) -> Var | None:
     loops = (*stage.space, *stage.reduced)
     if not loops:
         return None
+    if stage.scanned:
+        return stage.space[-1]
 
     def merit(variable: Var) -> tuple[int, int]:
         good = 2 * (not stage.reduced and variable == stage.space[-1])

@@ -34,13 +34,15 @@ class Buffer:
 @dataclass(frozen=True)
 class Stage:
     """Fills `out`: for every place of `space`, `body`, or, where `combine` is set, all values of
-    `body` over `reduced` combined."""
+    `body` over `reduced` combined. With `scanned`, a variable of `space`, every place gets what
+    `body` is there combined with what it is at all smaller values of that variable."""
 
     out: Buffer
     space: tuple[Var, ...]
     body: Expression
     reduced: tuple[Var, ...] = ()
     combine: Combine | None = None
+    scanned: Var | None = None
 
     @property
     def work(self) -> int:

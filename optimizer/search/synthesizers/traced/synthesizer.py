@@ -26,10 +26,10 @@ from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
-# Operators that torch's libraries do better than the loops here, where they may be called.
-LIBRARY = frozenset(
-    f"aten.{name}" for name in ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
-)
+# Operators that Triton candidates leave to torch where they may: its libraries do products better
+# than loops do, and the Triton writer has none for scans.
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
+LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, "cumsum", "cumprod"))
 Choices = Mapping[str, Value]
 WIDTH = "prefer_vector_width"  # in bits; the widest last
 _log = logging.getLogger(__name__)

@@ -1,4 +1,4 @@
-"""Reductions, and products of matrices as sums."""
+"""Reductions, scans, and products of matrices as sums."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ from optimizer.search.synthesizers.traced.index import (
     unflattened,
 )
 from optimizer.search.synthesizers.traced.lowering import (
+    DEAR,
     Lowering,
     NotLowered,
     Places,
@@ -84,6 +85,25 @@ def _amax(lowering: Lowering, node: fx.Node) -> Value:
 @rule("aten.amin", "prims.amin", "aten.min")
 def _amin(lowering: Lowering, node: fx.Node) -> Value:
     return _reduced(lowering, node, "min", lowering.argument(node, 0))
+
+
+@rule("aten.cumsum", "aten.cumprod")
+def _scan(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value = lowering.tensor(node, 0)
+    if 0 in shape:
+        raise NotLowered("a scan of nothing")
+    dim = lowering.argument(node, 1) % max(len(shape), 1)
+    if not shape or shape[dim] == 1:
+        return broadcast(value, shape, dtype)
+    variables = lowering.variables(shape)
+    places = tuple(index(v) if v.extent != 1 else Index() for v in variables)
+    space = tuple(v for v in variables if v.extent != 1)
+    if space[-1] is variables[dim] and value.at(places).cost >= DEAR:
+        value = lowering.kept(value)  # compilers compute nothing else side by side in a scan
+    combine: Combine = "sum" if "cumsum" in str(node.target) else "prod"
+    body = cast(value.at(places), computed_in(dtype))
+    return lowering.stage(body, space, shape, dtype, combine=combine, scanned=variables[dim])
 
 
 @rule("aten.mean.dim", "aten.mean")

@@ -62,6 +62,22 @@ MODELS = {
     ),
     "two results": ("pass", "return x.amax(1) + y, x.argmax(1)", "(20, 300)", "(20,)"),
     "deviation": ("pass", "return x.std(0), (x * y).mean(), x.var()", "(90, 12)", "(12,)"),
+    "scans": (
+        "pass",
+        "rows = (x * y).cumsum(-1) * 0.5\n"
+        "        back = x.sigmoid().flip(2).cumprod(2).flip(2)\n"
+        "        planes = torch.tanh(x).cumsum(0) + rows.cumsum(1)\n"
+        "        return rows, back, planes, (x > 0).cumsum(1), x[:1].cumsum(0), x.sum().cumsum(0)",
+        "(5, 6, 70)",
+        "(70,)",
+    ),
+    "scans that share a loop": (
+        "pass",
+        "total = torch.softmax(x, -1).cumsum(1)\n"
+        "        return total / total[:, -1:] + y, x.view(30, 700, 1).cumsum(0).sum()",
+        "(300, 70)",
+        "(70,)",
+    ),
     "long sum": ("pass", "return (x * y).sum(-1)", "(4, 20000)", "(20000,)"),
     "views": (
         "pass",
