@@ -1,4 +1,4 @@
-"""The same question as `benchmarks.search.aten`, on a GPU: kernels of our own in Triton for torch's
+"""The same question as `benchmarks.search.aten`, on another machine: kernels of our own for torch's
 operators, each written from its traced graph, by portable sessions.
 
     python -m benchmarks.search.aten_sessions write --count 160 --out problems
@@ -55,6 +55,7 @@ def main() -> None:
     reporting.add_argument("folders", nargs="+", type=Path)
     reporting.add_argument("--log", nargs="*", type=Path, default=[], help="what they printed")
     reporting.add_argument("--about", default="", help="device, versions, date and command")
+    reporting.add_argument("--on", default="a GPU, Triton", help="where and in which language")
     reporting.add_argument("--output", "-o", type=Path)
     options = parser.parse_args()
     ended(lambda: write(options) if options.command == "write" else show(options))
@@ -96,7 +97,7 @@ def show(options: argparse.Namespace) -> None:
     parts = report(listed)
     write_result(
         options.output,
-        "Kernels of our own for torch's operators, a GPU, Triton",
+        f"Kernels of our own for torch's operators, {options.on}",
         [parts[0] + "\n" + "\n".join(sentences), *parts[1:], options.about],
     )
 

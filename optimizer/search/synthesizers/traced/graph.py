@@ -37,9 +37,12 @@ _WHOLE = (
     *(_ATEN.leaky_relu, _ATEN.hardtanh, _ATEN.hardsigmoid, _ATEN.hardswish, _ATEN.softplus),
     *(_ATEN.upsample_bilinear2d, _ATEN.upsample_bicubic2d, _ATEN.grid_sampler_2d, _ATEN.ldexp),
     *(_ATEN.upsample_nearest1d, _ATEN.upsample_nearest2d, _ATEN.upsample_nearest3d),
-    *(_ATEN.upsample_linear1d, _ATEN.upsample_trilinear3d, _ATEN._adaptive_avg_pool2d),
-    *(_ATEN.adaptive_max_pool2d, _ATEN.pixel_unshuffle, _ATEN.diagonal_scatter),
+    *(_ATEN.upsample_linear1d, _ATEN.upsample_trilinear3d, _ATEN.pixel_unshuffle),
+    _ATEN.diagonal_scatter,
 )
+# torch makes these of one operator for every place of a window, of which there may be thousands.
+_KEPT = (_ATEN._adaptive_avg_pool2d.default, _ATEN.adaptive_max_pool2d.default)
+MOST_OPERATORS = 2_000  # a compiler does not end in its time with what more of them become
 
 ATTENTION = "kernlore.attention.default"  # torch's scaled_dot_product_attention, whole
 _FUSED = torch.nn.functional.scaled_dot_product_attention
@@ -106,6 +109,8 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
             functional = torch.func.functionalize(run, remove="mutations")
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
     graph.eliminate_dead_code()
+    if len(graph.nodes) > MOST_OPERATORS:
+        return NotTraced(f"it is made of {len(graph.nodes)} operators")
     return Traced(graph)
 
 
@@ -187,7 +192,8 @@ def _of_dtype(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 @lru_cache(maxsize=1)
 def _decompositions() -> dict[Any, Any]:
-    return {**core_aten_decompositions(), **get_decompositions(_WHOLE)}
+    every = {**core_aten_decompositions(), **get_decompositions(_WHOLE)}
+    return {operator: made for operator, made in every.items() if operator not in _KEPT}
 
 
 def _module(source: str) -> types.ModuleType:

@@ -115,6 +115,70 @@ def _windows(lowering: Lowering, node: fx.Node, combine: Combine, output: Any) -
     return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
 
 
+@rule("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")
+def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    inner = computed_in(dtype)
+    total = _adaptive(lowering, node, "sum", shape)
+    sizes = lowering.tensor(node, 0).shape
+
+    def share(places: Places) -> Expression:
+        product = literal(1, inner)
+        for place, size, count in zip(places, sizes, shape, strict=True):
+            if size != count:
+                first, end = _bounds(place, size, count)
+                inside = cast(call("sub", (counted(end), counted(first)), "int64"), inner)
+                product = call("mul", (product, inside), inner)
+        return call("reciprocal", (product,), inner)
+
+    return pointwise("mul", [total, Value(shape, inner, share)], shape, inner, dtype)
+
+
+@rule("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+def _adaptive_max(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+    if any(u.target is getitem and u.args[1] != 0 for u in node.users):
+        raise NotLowered("the places of a pooling")
+    return (_adaptive(lowering, node, "max", tuple(map(int, node.meta["val"][0].shape))),)
+
+
+def _adaptive(lowering: Lowering, node: fx.Node, combine: Combine, shape: tuple[int, ...]) -> Value:
+    """Windows that share a dimension evenly; they overlap and differ by one where they must."""
+    value = lowering.tensor(node, 0)
+    if 0 in value.shape:
+        raise NotLowered("a reduction of nothing")
+    sizes = [_widest(size, count) for size, count in zip(value.shape, shape, strict=True)]
+    space, window = lowering.variables(shape), lowering.variables(sizes)
+    places, inside = [], None
+    for s, w, size, count in zip(space, window, value.shape, shape, strict=True):
+        first, end = _bounds(index(s), size, count)
+        places.append(first + index(w) if w.extent != 1 else first)
+        if size % count:
+            within = call("lt", (counted(first + index(w)), counted(end)), "bool")
+            inside = within if inside is None else call("and", (inside, within), "bool")
+    fill = literal(-inf if combine == "max" else 0, value.dtype)
+    body = guarded(value, tuple(places), fill)
+    if inside is not None:
+        body = call("where", (inside, body, fill), value.dtype)
+    own = {v: Index() for v in (*space, *window) if v.extent == 1}
+    kept = tuple(v for v in space if v.extent != 1)
+    reduced = tuple(v for v in window if v.extent != 1)
+    inner = computed_in(value.dtype)
+    return lowering.stage(cast(body, inner).substituted(own), kept, shape, inner, reduced, combine)
+
+
+def _bounds(place: Index, size: int, count: int) -> tuple[Index, Index]:
+    """Where the window of this place begins and where it ends, of `count` windows over `size`."""
+    if size % count == 0:
+        first = place * (size // count)
+        return first, first + size // count
+    return place * size // count, (place * size + (size + count - 1)) // count
+
+
+def _widest(size: int, count: int) -> int:
+    starts = ((p * size // count, -((-(p + 1) * size) // count)) for p in range(count))
+    return max(end - first for first, end in starts)
+
+
 @rule("<built-in function getitem>")
 def _item(lowering: Lowering, node: fx.Node) -> Any:
     values, number = lowering.argument(node, 0), lowering.argument(node, 1)

@@ -95,6 +95,15 @@ MODELS = {
     ),
     "pooling": ("pass", "return F.max_pool2d(x, 3, 2, 1) * y", "(2, 3, 11, 14)", "(7,)"),
     "means": ("pass", "return F.avg_pool2d(x, 2) + y", "(2, 3, 8, 10)", "(5,)"),
+    "adaptive pooling": (
+        "pass",
+        "even = F.adaptive_avg_pool2d(x, (4, 5)) + y\n"
+        "        uneven = F.adaptive_avg_pool2d(x, (3, 7)), F.adaptive_max_pool2d(x, (5, 3))\n"
+        "        line = F.adaptive_avg_pool1d(x.flatten(2), 7)\n"
+        "        return even, *uneven, line, F.adaptive_avg_pool3d(x[None], (2, 3, 4))",
+        "(2, 3, 8, 10)",
+        "(5,)",
+    ),
     "means at the border": (
         "pass",
         "wide = F.avg_pool2d(x, 3, 2, 1, ceil_mode=True) + y\n"
