@@ -13,7 +13,7 @@ from benchmarks.search.foreign.report import Result, report
 
 
 def result(name: str, gain: float | None, *, best: float, first: float | None) -> Result:
-    return Result(name, gain, "", 1.1, best, "traced", "", 3, first, 60.0, "")
+    return Result(name, gain, "", 1.1, best, False, "traced", "", 3, first, 60.0, "")
 
 
 def test_a_drawn_problem_is_the_same_every_time() -> None:

@@ -24,8 +24,10 @@ class Result:
     """One searched problem. gain: the winner over eager on values that the search never saw; 1 by
     dispatch where nothing was certainly faster; None where nothing could be measured. default,
     best: torch.compile as it comes and its best option over eager, as the search measured them;
-    None where they were not right or not tried. first: seconds from the beginning of the run, the
-    reference's evaluation included, to the first right candidate; None where there is none. reason:
+    None where they were not right or not tried. same: whether the winner is that best option, so
+    that its two figures are two measurements of one kernel. first: seconds from the beginning of
+    the run, the reference's evaluation included, to the first right candidate; None where there is
+    none. reason:
     why there is no gain, or why the run ended."""
 
     name: str
@@ -33,6 +35,7 @@ class Result:
     interval: str
     default: float | None
     best: float | None
+    same: bool
     origin: str
     plan: str
     candidates: int
@@ -63,7 +66,7 @@ def read_results(folder: Path) -> list[Result]:
         reason = path.read_text(encoding="utf-8").splitlines()[0]
         before = results.get(name)
         if before is None or before.gain is None:
-            results[name] = Result(name, None, "", None, None, "", "", 0, None, 0.0, reason)
+            results[name] = Result(name, None, "", None, None, False, "", "", 0, None, 0.0, reason)
     return list(results.values())
 
 
@@ -71,11 +74,14 @@ def _result(run: RunRow, folder: Path) -> Result:
     tree = Tree(FileStore(folder).nodes(run.id))
     candidates = len(tree) - 1
     first = min((node.at for node in tree.nodes[1:] if node.correct), default=None)
-    default, best = _speedup(compiled_default(tree)), _best_option(tree)
+    default, option = _speedup(compiled_default(tree)), _best_option(tree)
+    best = _speedup(option)
     name = problem_name(run)
     if not is_finished(run):
         reason = run.ended or "cut off before the last measurement"
-        return Result(name, None, "", default, best, "", "", candidates, first, run.seconds, reason)
+        return Result(
+            name, None, "", default, best, False, "", "", candidates, first, run.seconds, reason
+        )
     outcome = outcome_from_json(run.result)
     proposal = tree[outcome.node].proposal if outcome.node is not None else None
     gain = outcome.gain.value if outcome.gain else (1.0 if outcome.measured else None)
@@ -85,6 +91,7 @@ def _result(run: RunRow, folder: Path) -> Result:
         str(outcome.gain or ""),
         default,
         best,
+        option is not None and option.number == outcome.node,
         proposal.origin if proposal else "",
         proposal.plan if proposal else "",
         candidates,
@@ -99,11 +106,12 @@ def _speedup(node: Node | None) -> float | None:
     return interval.value if interval is not None else None
 
 
-def _best_option(tree: Tree) -> float | None:
+def _best_option(tree: Tree) -> Node | None:
     options = [
         n for n in tree.nodes[1:] if n.proposal is not None and n.proposal.origin == "config"
     ]
-    return max((value for n in options if (value := _speedup(n)) is not None), default=None)
+    timed = [(value, n) for n in options if (value := _speedup(n)) is not None]
+    return max(timed, key=lambda pair: pair[0])[1] if timed else None
 
 
 def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
@@ -112,12 +120,14 @@ def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
     missing = sorted(set(drawn) - {result.name for result in chosen})
     lost = [r.name for r in chosen if r.gain is None]
     slower = [r.name for r in chosen if r.gain is not None and r.gain < 1]
-    behind = [r.name for r in chosen if r.gain and r.best and r.gain < 0.97 * r.best]
+    low = [r for r in chosen if r.gain and r.best and r.gain < 0.97 * r.best]
+    behind, same = [r.name for r in low], [r.name for r in low if r.same]
     sentences = [
         f"Problems: {len(chosen)}; without a figure: {len(lost)}{_named(lost)};"
         f" not begun: {len(missing)}{_named(missing)}.",
         f"Below 1.0 after dispatch: {len(slower)}{_named(slower)}. Below 0.97 of torch.compile's"
-        f" best option: {len(behind)}{_named(behind)}.",
+        f" best option: {len(behind)}{_named(behind)}, of which {len(same)} are that option itself,"
+        f" measured twice{_named(same)}.",
         _first_right(chosen),
         "A gain is the winner's over eager, measured again after the search on other values; 1.00"
         " where nothing was certainly faster, because the module runs the reference there. Options"
