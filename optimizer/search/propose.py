@@ -285,7 +285,7 @@ def query(
         metrics={**evaluation.metrics, **verdict.metrics} if evaluation else {},
         log=evaluation.log if evaluation and not evaluation.correct else "",
         hardware=task.hardware.id,
-        op=task.problem.op,
+        op=task.problem.mostly or task.problem.op,
         language=evaluation.language if evaluation and of_candidate else task.goal.language,
         dtype=task.problem.main.dtype,
         run_id=task.run_id,

@@ -7,7 +7,7 @@ matter how the problem file spells them. Also the terms of a sum by a problem's 
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import prod
@@ -20,6 +20,7 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 from kb.errors import InvalidRequest
 from kb.predicate_nodes import Bindings
 from kb.predicates import compile_expression
+from optimizer.evaluation.problem.dominant import operator_of, work_of
 from optimizer.evaluation.problem.shapes import ATTENTION, Observed, Product, Trait
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.runner.dispatch import DispatchWatch
@@ -101,7 +102,7 @@ def observe(case: OpenCase, device: str = "cpu") -> Observed:
     own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
     with _Arguments() as seen:
         case.reference(inputs, state, device=device)
-    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product)
+    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
 
 
 def _imagined(case: OpenCase) -> Observed:
@@ -111,7 +112,7 @@ def _imagined(case: OpenCase) -> Observed:
         _, _, forward = case.imagine()
         with _Arguments() as seen:
             forward()
-    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product)
+    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
 
 
 class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
@@ -147,6 +148,7 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
         self.traits: dict[str, Trait] = {}
         self.kinds: Counter[str] = Counter()
         self.product: Product | None = None
+        self.work: dict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
 
     def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -166,7 +168,10 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
             self._keep(f"{label}.{key}", value)
         if name.startswith("_scaled_dot_product_"):
             self._keep_attention(label.partition("#"), func._schema.arguments, arguments)
-        return func(*args, **kwargs)
+        result = func(*args, **kwargs)
+        if kind is not None:
+            self.work[operator_of(func, name)] += work_of(func, args, kwargs, result)
+        return result
 
     def _keep_attention(
         self, label: tuple[str, str, str], schema: Any, arguments: Mapping[str, Any]

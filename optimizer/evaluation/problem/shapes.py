@@ -9,7 +9,7 @@ only.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 
@@ -52,12 +52,14 @@ class Observed:
     `scaled_dot_product_attention.is_causal`, `.masked`, `.dropout_p`, `.scale`, `.query_length` and
     `.key_length` on every device. `kinds` counts the operators that compute by kind: product,
     convolution, attention, pointwise, or other (all that reduces, orders, gathers or scans).
-    `product` is the matrix product with the most multiplications, if there is one.
+    `product` is the matrix product with the most multiplications, if there is one. `work` is by
+    operator of kb/problem_terms.toml, in bytes (`work_of` in dominant).
     """
 
     traits: Mapping[str, Trait]
     kinds: Mapping[str, int]
     product: Product | None = None
+    work: Mapping[str, float] = field(default_factory=dict)
 
 
 def shape_quantities(signature: Signature, observed: Observed | None = None) -> Quantities:

@@ -29,6 +29,7 @@ from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerS
 from optimizer.evaluation.journal import Journal, NoJournal
 from optimizer.evaluation.problem.check import check_reference
 from optimizer.evaluation.problem.derived import Derived, fitting
+from optimizer.evaluation.problem.dominant import dominant
 from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.shapes import shape_quantities
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
@@ -121,7 +122,7 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
     no such device, so what shapes tell is told without running the reference on arrays.
     """
     cases = [case for case in problem.searched if case.fits(device)]
-    return ProblemView(
+    view = ProblemView(
         name=problem.name,
         op=problem.op,
         summary=problem.summary,
@@ -130,6 +131,8 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
         policy=_policy(problem.policy),
         hidden_cases=bool(problem.held_out),
     )
+    # Who wrote a declaration knows what the problem is about.
+    return view if problem.declared else replace(view, mostly=dominant(view.main.work, problem.op))
 
 
 def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> CaseView:
@@ -148,6 +151,7 @@ def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> Ca
         source=opened.source,
         kinds=observed.kinds,
         quantities=shape_quantities(opened.signature, observed),
+        work=observed.work,
     )
 
 

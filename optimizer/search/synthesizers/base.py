@@ -22,8 +22,8 @@ class CaseView:
     False for a case that only checks correctness. `constants` are numbers of the reference by plain
     name, which a toolchain's scalars may read. `source` is the problem file with this case's
     constants in it, empty where it is not known. `kinds` counts the operators of the reference by
-    kind (see `Observed`), empty where that is not known; `quantities` are the case's sizes by the
-    names of predicates (see `shape_quantities`)."""
+    kind and `work` weighs them (see `Observed`), both empty where that is not known; `quantities`
+    are the case's sizes by the names of predicates (see `shape_quantities`)."""
 
     name: str
     signature: Signature
@@ -34,13 +34,16 @@ class CaseView:
     source: str = ""
     kinds: Mapping[str, int] = field(default_factory=dict)
     quantities: Mapping[str, float | str] = field(default_factory=dict)
+    # Which kernels torch takes on the machine at hand is in it, and what they keep for themselves.
+    work: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class ProblemView:
     """The problem without the values of its tensors; `policy` says in words what is allowed.
     `hidden_cases` is whether cases that are not shown decide at the end, None where that is not
-    known."""
+    known. `op` is what its declaration or its source calls it; `mostly` is the operator that most
+    of its work is in, "" where that is `op` or not known."""
 
     name: str
     op: str
@@ -49,6 +52,7 @@ class ProblemView:
     cases: tuple[CaseView, ...]
     policy: Mapping[str, str]
     hidden_cases: bool | None = None
+    mostly: str = ""
 
     @property
     def main(self) -> CaseView:

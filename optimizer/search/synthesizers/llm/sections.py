@@ -92,7 +92,8 @@ def problem(context: Context, fence: Fence) -> str:
     view = context.problem
     facts = {**context.hardware.facts, **context.knowledge.facts} if context.with_knowledge else {}
     bandwidth = facts.get("memory_bandwidth")
-    head = f"{view.name}: operator {view.op}. {view.summary}".strip()
+    mostly = f" (most of the work is {view.mostly})" if view.mostly else ""
+    head = f"{view.name}: operator {view.op}{mostly}. {view.summary}".strip()
     cases = "\n".join(_case(case, bandwidth) for case in view.cases)
     return "\n".join(
         [

@@ -1,0 +1,98 @@
+"""What a problem is about, where its file calls something small by name."""
+
+from pathlib import Path
+
+import pytest
+
+from optimizer.evaluation.problem.load import load_problem
+from optimizer.search.bench.local import problem_view
+from optimizer.search.synthesizers.base import ProblemView
+
+FILE = """
+import torch
+import torch.nn.functional as F
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = {inner}
+    def forward(self, {names}):
+        {forward}
+
+def get_inputs():
+    return [{inputs}]
+
+def get_init_inputs():
+    return []
+"""
+ROWS = "torch.randn(64, 512)"
+NEAR = "torch.randn(64, 40), torch.randn(128, 40), torch.randint(0, 10, (128,))"
+VOTES = (
+    "near = (x[:, None] - y).abs().sum(-1).topk(4, largest=False).indices; "
+    "return torch.zeros(64, 10).scatter_add(1, z[near], near.to(x.dtype))"
+)
+
+
+def view_of(folder: Path, forward: str, inputs: str, inner: str = "None") -> ProblemView:
+    names = ", ".join("xyz"[: inputs.count("torch.rand")])
+    text = FILE.format(inner=inner, names=names, forward=forward, inputs=inputs)
+    (folder / "sent.py").write_text(text)
+    return problem_view(load_problem(folder / "sent.py"), "cpu")
+
+
+@pytest.mark.parametrize(
+    ("forward", "inputs", "guessed", "mostly"),
+    [
+        pytest.param(VOTES, NEAR, "sort", "reduction", id="distances behind a vote"),
+        pytest.param("return x.topk(8).values", ROWS, "sort", "", id="its own work"),
+        pytest.param(
+            "return torch.tanh(x.flip(0).cumsum(0).flip(0).abs() + 1)",
+            ROWS,
+            "scan",
+            "",
+            id="elementwise operators do not take over",
+        ),
+        pytest.param(
+            "return x.gather(1, y)",
+            f"{ROWS}, torch.randint(0, 512, (64, 512))",
+            "gather",
+            "",
+            id="a gather",
+        ),
+        pytest.param(
+            "return torch.logcumsumexp(x, 1).cummax(1).values", ROWS, "scan", "", id="scans"
+        ),
+        pytest.param("return x.erfinv()", ROWS, "unknown", "elementwise", id="nothing known"),
+        pytest.param(
+            "return x.square().median(1).values",
+            ROWS,
+            "unknown",
+            "sort",
+            id="nothing known but an order",
+        ),
+    ],
+)
+def test_the_work_decides_where_the_name_is_incidental(
+    tmp_path: Path, forward: str, inputs: str, guessed: str, mostly: str
+) -> None:
+    view = view_of(tmp_path, forward, inputs)
+    assert (view.op, view.mostly) == (guessed, mostly)
+
+
+def test_products_of_a_module_whose_layers_nobody_names(tmp_path: Path) -> None:
+    layer = "torch.nn.TransformerDecoderLayer(64, 4, 128, batch_first=True)"
+    view = view_of(tmp_path, "return self.inner(x, x)", "torch.randn(8, 32, 64)", layer)
+    assert (view.op, view.mostly) == ("unknown", "bmm")
+
+
+def test_what_something_elementwise_stands_beside(tmp_path: Path) -> None:
+    view = view_of(tmp_path, "return self.inner(x) * 2", ROWS, "torch.nn.AdaptiveMaxPool1d(4)")
+    assert (view.op, view.mostly) == ("elementwise", "pooling")
+
+
+def test_a_declaration_is_believed(tmp_path: Path) -> None:
+    (tmp_path / "sent.toml").write_text('op = "scatter"\n')
+    assert (view_of(tmp_path, VOTES, NEAR).op, view_of(tmp_path, VOTES, NEAR).mostly) == (
+        "scatter",
+        "",
+    )
