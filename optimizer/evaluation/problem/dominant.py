@@ -20,7 +20,7 @@ LITTLE = 0.2  # of the work is in what it is not about
 FUSED = 0.2  # of the work of elementwise operators, from which on something else takes them in
 # What often stands at the edge of other work; a product or a norm does not.
 INCIDENTAL = frozenset(
-    ("embedding_bag", "embedding", "bucketize", "sort", "scatter", "gather", "scan", "elementwise")
+    ("embedding_bag", "embedding", "bucketize", "sort", "scatter", "gather", "elementwise")
 )
 UNKNOWN = "unknown"  # what a file is called that calls nothing known
 # Operator (of kb/problem_terms.toml) -> how names of torch's operators begin.

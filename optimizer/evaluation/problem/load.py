@@ -182,9 +182,38 @@ def guess_op(source: str) -> str:
         if sum(called[name] for name in _PRODUCTS) > 1 and _weighs_by_softmax(scope):
             return "attention"  # written out
         for op, names in _CALLS.items():
-            if any(called[name] for name in names.split()):
+            if any(called[name] for name in names.split()) or (op == "scan" and _recurs(scope)):
                 return op
     return "unknown"
+
+
+def _recurs(scope: ast.AST) -> bool:
+    """Whether a loop over positions carries a value from one to the next: a scan, spelt out."""
+    loops = [node for node in ast.walk(scope) if isinstance(node, ast.For)]
+    return any(_reads_its_position(loop) and _carries(loop) for loop in loops)
+
+
+def _reads_its_position(loop: ast.For) -> bool:
+    over_a_range = isinstance(loop.iter, ast.Call) and _name_of(loop.iter.func) == "range"
+    parts = [n for n in ast.walk(loop) if isinstance(n, ast.Subscript)]
+    places = [part.slice for part in parts if isinstance(part.value, ast.Name)]  # of no module list
+    return over_a_range and any(_reads(loop.target, place) for place in places)
+
+
+def _carries(loop: ast.For) -> bool:
+    return any(
+        _reads(target, node.value)
+        for node in ast.walk(loop)
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+    )
+
+
+def _reads(name: ast.AST, value: ast.AST) -> bool:
+    """Whether an expression reads this name."""
+    return isinstance(name, ast.Name) and any(
+        isinstance(node, ast.Name) and node.id == name.id for node in ast.walk(value)
+    )
 
 
 def _weighs_by_softmax(scope: ast.AST) -> bool:

@@ -479,3 +479,21 @@ def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
         assert values[0].device.type == "cpu"
         assert torch.equal(values[0], expected[0]) == (seed == 1)
     assert draws == [1, 1, 2]  # kept while the seed is the same
+
+
+@pytest.mark.parametrize(
+    ("line", "op"),
+    [
+        ("state = k * state + q[:, t]", "scan"),
+        ("state += q[t]", "reduction"),
+        ("q = self.layers[t](q)", "reduction"),
+        ("rows.append(q[t] * k)", "reduction"),
+        ("state = torch.matmul(state, k) + q[t]", "matmul"),
+    ],
+)
+def test_a_loop_that_carries_a_value_over_positions_is_a_scan(line: str, op: str) -> None:
+    source = (
+        "class Model(torch.nn.Module):\n    def forward(self, q, k, state):\n"
+        f"        for t in range(9):\n            {line}\n        return q.amax()\n"
+    )
+    assert guess_op(source) == op
