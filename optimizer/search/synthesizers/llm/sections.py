@@ -43,7 +43,8 @@ MAX_TRAITS = 16  # of one case
 # Traits of allocations and views, which say of a case only what its shapes and values say.
 _PLUMBING = re.compile(
     r"(?:(?:new_)?(?:empty|zeros|ones|full)|set_|_?(?:unsafe_)?view|reshape|arange|expand|as_strided"
-    r"|repeat_interleave)(?:_like)?(?:#\d+)?\."
+    r"|repeat_interleave|select|slice|narrow|(?:un)?squeeze|transpose|permute|t|split|chunk|unbind"
+    r"|detach|clone|_to_copy)(?:_like)?(?:#\d+)?\."
 )
 CPU_ALIGNMENT = 64  # bytes; what torch's CPU allocator gives
 # Flag variants that contradict a strict precision, or the machine that the run is for.
