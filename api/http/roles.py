@@ -53,7 +53,9 @@ NEEDED: Mapping[str, Role] = {
     "POST /ui/skills/{name}": "curator",
     # What is lost for ever, and what runs code on this machine.
     "DELETE /documents/{document_id}": "admin",
+    "DELETE /hardware/{hardware_id}": "admin",
     "POST /ui/documents/{document_id}/delete": "admin",
+    "POST /ui/hardware/{hardware_id}/remove": "admin",
     "POST /evaluations": "admin",
     "POST /runs": "admin",
     "POST /runs/{run_id}/cancel": "admin",

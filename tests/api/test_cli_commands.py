@@ -389,6 +389,10 @@ def test_only_an_id_is_required_of_a_chip(data: Path, tmp_path: Path) -> None:
     file.write_text('name = "Bare"\n')
     refused = kernlore("hardware", "add", file, data=data)
     assert refused.code != 0 and "id: missing" in refused.err and "bare.toml" in refused.err
+    removed = kernlore("hardware", "remove", "acme-bare", "--yes", data=data)
+    assert removed.out.splitlines() == ["removed acme-bare"]
+    refused = kernlore("hardware", "remove", "acme-bare", "--json", data=data)
+    assert refused.json["code"] == "unknown_hardware"
 
 
 def test_proposed_facts_are_decided_in_bulk(data: Path, tmp_path: Path) -> None:

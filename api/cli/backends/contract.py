@@ -134,6 +134,10 @@ class Target(Protocol):
         """Register a hardware; `origin` names the description in errors."""
         ...
 
+    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
+        """Remove a hardware that nothing uses, or nothing but its own documents."""
+        ...
+
     def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
         """The facts of a hardware by status; `where` has the fields of the filter that are set."""
         ...

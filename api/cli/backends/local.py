@@ -325,6 +325,11 @@ class LocalTarget:
     def add_hardware(self, description: Json, origin: str) -> Json:
         return self.services.register_hardware(description, origin)
 
+    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
+        from retrieval.hardware_removal import remove_hardware
+
+        return remove_hardware(self.services, hardware_id, with_documents=with_documents)
+
     def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
         from ingestion.hardware import FactFilter, FactWhere, facts_of
 

@@ -151,6 +151,11 @@ class RemoteTarget:
     def add_hardware(self, description: Json, origin: str) -> Json:
         return _mapping(self.call("POST", "/hardware", json=dict(description)))
 
+    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
+        path = _at("/hardware", hardware_id)
+        asked = {"with_documents": "true" if with_documents else "false"}
+        return _mapping(self.call("DELETE", path, params=asked))
+
     def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
         return _mapping(self._get(_at("/hardware", hardware_id, "facts"), status=status, **where))
 

@@ -389,3 +389,15 @@ def test_what_has_no_headings_has_pages_with_words_to_press(
         assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
         for place in page.find_all(["a", "h1", "h2", "h3"]):
             assert place.text.strip(" .0123456789"), f"{path}: {place}"
+
+
+def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
+    filled.client.post("/hardware", json={"id": "gone-1"})
+    page = soup(filled.client.get("/ui/hardware/gone-1"))
+    form = page.find("form", action="/ui/hardware/gone-1/remove")
+    assert form is not None
+    answer = filled.client.post("/ui/hardware/gone-1/remove", data={"documents": "yes"})
+    assert "Mark the box" in soup(answer, 400).text
+    soup(filled.client.post("/ui/hardware/gone-1/remove", data={"sure": "yes"}))
+    soup(filled.client.get("/ui/hardware/gone-1"), 404)
+    assert "/h100/remove" not in filled.client.get("/ui/hardware/h100").text
