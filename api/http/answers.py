@@ -401,6 +401,19 @@ class DecidedFacts(BaseModel):
     left: list[LeftFact]
 
 
+class RemovedHardware(BaseModel):
+    """What went with a hardware, and what stays."""
+
+    id: str
+    removed: bool
+    documents_removed: list[str]
+    documents_kept: list[str] = Field(description="They are about other hardware too.")
+    facts_removed: int
+    decided_facts_removed: int = Field(description="Of those, accepted or entered by a person.")
+    runs_kept: int
+    note: str | None = None
+
+
 # -- skills
 
 
@@ -443,6 +456,7 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /hardware": ListedHardware,
     "POST /hardware": RegisteredHardware,
     "GET /hardware/{hardware_id}": ShownHardware,
+    "DELETE /hardware/{hardware_id}": RemovedHardware,
     "GET /hardware/{hardware_id}/coverage": Coverage,
     "GET /hardware/{hardware_id}/symbols": Symbols,
     "GET /hardware/{hardware_id}/samples": Samples,

@@ -35,6 +35,7 @@ NEEDED: Mapping[str, Role] = {
     "POST /jobs/{job_id}/retry": "writer",
     "POST /hardware": "writer",
     "POST /skills": "writer",
+    "POST /skills/{name}/revisions": "writer",
     "POST /trajectories": "writer",
     "POST /ui/upload": "writer",
     "POST /ui/passages/{passage_id}": "writer",
@@ -43,6 +44,7 @@ NEEDED: Mapping[str, Role] = {
     "POST /ui/hardware": "writer",
     "POST /ui/hardware/{hardware_id}/description": "writer",
     "POST /ui/symbols/{symbol_id}": "writer",
+    "POST /ui/skills/{name}/revise": "writer",
     # What counts of it.
     "PATCH /facts/{fact_id}": "curator",
     "PATCH /hardware/{hardware_id}/facts": "curator",

@@ -185,6 +185,10 @@ class Target(Protocol):
         """Change the state of a skill; the new entry of its history."""
         ...
 
+    def revise_skill(self, name: str, change: Json) -> Json:
+        """Change the text or precondition of a skill; the candidate that says so."""
+        ...
+
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
         """Write skills as folders below `parent`; without names, those that fit the filters."""
         ...

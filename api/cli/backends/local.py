@@ -433,7 +433,8 @@ class LocalTarget:
         return [*self.skill(name)["events"]]
 
     def change_skill(self, name: str, patch: Json) -> Json:
-        from api.bodies import SkillPatch, validated
+        from api.bodies import validated
+        from api.skill_bodies import SkillPatch
         from skills.lifecycle import change_state
 
         body = validated(SkillPatch, dict(patch))
@@ -453,6 +454,17 @@ class LocalTarget:
             "event": plain(event),
             "warnings": [*warnings],
         }
+
+    def revise_skill(self, name: str, change: Json) -> Json:
+        from api.bodies import validated
+        from api.skill_bodies import RevisionBody
+        from skills.revising import Revision
+
+        body = validated(RevisionBody, dict(change))
+        revision = Revision(body.description, body.predicate, body.body)
+        library = self._library_with_hardware()
+        stored = library.revise(name, revision, actor=body.actor, reason=body.reason)
+        return {**plain(stored)}
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
         from skills.exporting import write_export

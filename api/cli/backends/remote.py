@@ -197,6 +197,9 @@ class RemoteTarget:
     def change_skill(self, name: str, patch: Json) -> Json:
         return _mapping(self.call("PATCH", _at("/skills", name), json=dict(patch)))
 
+    def revise_skill(self, name: str, change: Json) -> Json:
+        return _mapping(self.call("POST", _at("/skills", name, "revisions"), json=dict(change)))
+
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
         from skills.exporting import write_export
 
