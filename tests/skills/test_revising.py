@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from tests.skills.test_library import LEARNED, SHIPPED, bring, measure, stocked
 pytestmark = pytest.mark.slow(seconds=4)
 NAME = LEARNED.name
 REVISION = f"{NAME}-r2"
-ANN = {"actor": "ann", "reason": "a better text"}
+ANN: Any = {"actor": "ann", "reason": "a better text"}
 
 
 @pytest.fixture
