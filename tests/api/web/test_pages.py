@@ -401,3 +401,12 @@ def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
     soup(filled.client.post("/ui/hardware/gone-1/remove", data={"sure": "yes"}))
     soup(filled.client.get("/ui/hardware/gone-1"), 404)
     assert "/h100/remove" not in filled.client.get("/ui/hardware/h100").text
+
+
+def test_a_kernel_that_a_busy_machine_could_not_time_has_its_rough_ratio(filled: Filled) -> None:
+    rough = "roughly 20x (not confirmed: the processors were busy)"
+    assert rough in soup(filled.client.get(f"/ui/runs/{RUN}")).text
+    page = soup(filled.client.get(f"/ui/runs/{RUN}/candidates/2"))
+    assert rough in page.text and "about 12 us a call, reference 240 us" in page.text
+    assert "Not confirmed" in page.text
+    assert "Not confirmed" not in soup(filled.client.get(f"/ui/runs/{RUN}/candidates/1")).text
