@@ -99,6 +99,9 @@ class FactPatch(Body):
     note: Annotated[str, Field(max_length=2000)] | None = Field(
         None, description="A remark that is shown with the fact."
     )
+    withdraw: bool = Field(
+        False, description="Take the correction of its value back: it is as it was read."
+    )
     actor: Name = Field("api", description="Who decides.")
 
 

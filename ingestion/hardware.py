@@ -230,13 +230,21 @@ def decide_fact(
     number: float | None = None,
     text: str | None = None,
     note: str | None = None,
+    withdraw: bool = False,
     actor: str,
 ) -> Json:
     """Accept or reject a fact, or correct its value (`number` in the fact's own unit, or `text`).
-    A corrected value counts as accepted. Raises NotFound and InvalidRequest.
+    A corrected value counts as accepted; `withdraw` takes its correction back. Raises NotFound,
+    InvalidRequest, and Conflict where there is no correction.
     """
     fact = registry.patch_fact(
-        fact_id, status=status, number=number, text=text, note=note, actor=actor
+        fact_id,
+        status=status,
+        number=number,
+        text=text,
+        note=note,
+        withdraw=withdraw,
+        actor=actor,
     )
     return _fact(fact, fact.hardware_id)
 

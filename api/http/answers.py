@@ -118,13 +118,23 @@ class UnfitCorrection(BaseModel):
     id: str
     document_id: str
     title: str = Field(description="Title of the document.")
-    target: str = Field(description="passage or section.")
-    field: str = Field(description="text, tags or hardware.")
+    target: str = Field(description="passage, section or symbol.")
+    field: str = Field(description="text, tags, hardware or card.")
     text: str = Field(description="What was corrected to.")
     actor: str
     created_at: str
-    path: list[str] = Field(description="The headings that it was made under.")
+    path: list[str] = Field(
+        description="The headings that it was made under; of a card, the name that it is about."
+    )
     passage_id: str | None = Field(description="The passage of the earlier version.")
+
+
+class DroppedCorrection(BaseModel):
+    """A correction that was dropped."""
+
+    id: str
+    document_id: str
+    dropped: bool
 
 
 class ShownDocument(ListedDocument):
@@ -448,6 +458,7 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /documents": ListedDocuments,
     "GET /documents/{document_id}": ShownDocument,
     "DELETE /documents/{document_id}": DeletedDocument,
+    "DELETE /documents/{document_id}/corrections/{correction_id}": DroppedCorrection,
     "GET /documents/{document_id}/sections": Sections,
     "GET /documents/{document_id}/moves": DocumentMoves,
     "GET /documents/{document_id}/passages": ListedPassages,

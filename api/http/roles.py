@@ -32,6 +32,7 @@ NEEDED: Mapping[str, Role] = {
     "POST /documents": "writer",
     "PATCH /passages/{passage_id}": "writer",
     "PATCH /symbols/{symbol_id}": "writer",
+    "DELETE /documents/{document_id}/corrections/{correction_id}": "writer",
     "POST /jobs/{job_id}/retry": "writer",
     "POST /hardware": "writer",
     "POST /skills": "writer",

@@ -97,8 +97,13 @@ def remove(hardware_id: str, request: Request, parts: Parts, form: SentForm) -> 
 
 @router.post("/{hardware_id}/facts")
 def decide(hardware_id: str, request: Request, parts: Parts, form: SentForm) -> Response:
-    """Accept or reject the marked facts."""
+    """Accept or reject the marked facts, or take their corrections back."""
     chip = chips.show_hardware(parts.registry, hardware_id)["id"]
+    if form.text("status") == "withdrawn":
+        for fact_id in form.values("ids"):
+            actor = signed(request, ACTOR)
+            chips.decide_fact(parts.registry, fact_id, withdraw=True, actor=actor)
+        return see_other(request, f"/hardware/{chip}?facts=all#facts")
     fields = {"status": form.text("status"), "ids": form.values("ids"), "include_unclear": True}
     body = validated(FactsPatch, {**fields, "actor": signed(request, ACTOR)})
     chips.decide_facts(parts.registry, chip, where=None, **body.model_dump(exclude={"where"}))

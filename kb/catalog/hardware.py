@@ -350,23 +350,33 @@ class HardwareRegistry:
         number: float | None = None,
         text: str | None = None,
         note: str | None = None,
+        withdraw: bool = False,
         actor: str,
     ) -> Fact:
-        """Accept, reject or correct a fact. A corrected value is a person's and accepted."""
+        """Accept, reject or correct a fact. A corrected value is a person's and accepted;
+        `withdraw` takes the correction back: value and status are as before it.
+        """
         changes: dict[str, Any] = {"actor": actor}
         if status is not None:
             changes["status"] = status
         if number is not None or text is not None:
             changes |= {"number": number, "origin": "person", "status": status or "accepted"}
             changes["text"] = text if text is not None else str(number)
+        if withdraw and len(changes) > 1:
+            raise InvalidRequest("withdraw and a change", hint="Give one of them.")
         if note is not None:
             changes["note"] = note
-        if len(changes) == 1:
+        if len(changes) == 1 and not withdraw:
             raise InvalidRequest(
-                "nothing to change", hint="Give status (accepted, rejected), number, text or note."
+                "nothing to change",
+                hint="Give status (accepted, rejected), number, text, note or withdraw.",
             )
         with self._catalog.write() as connection:
             self._check_facts(connection, [fact_id])
+            if withdraw:
+                changes |= read_facts.as_read(connection, fact_id)
+            elif "origin" in changes:
+                changes |= read_facts.keeping_what_was_read(connection, fact_id)
             changed = connection.execute(
                 facts.update().where(facts.c.id == fact_id).values(**changes)
             )
@@ -421,7 +431,10 @@ def _replace_spec_facts(connection: Connection, spec: HardwareSpec) -> None:
     connection.execute(
         facts.delete().where(facts.c.hardware_id == spec.id, facts.c.origin == "spec")
     )
-    rows = [_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts)]
+    mine = sa.select(facts.c.id).where(facts.c.hardware_id == spec.id)
+    corrected = set(connection.execute(mine).scalars())  # by a person, whose value holds
+    stated = (_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts))
+    rows = [row for row in stated if row["id"] not in corrected]
     if rows:
         connection.execute(facts.insert(), rows)
 

@@ -112,6 +112,10 @@ class Target(Protocol):
         """Remove a document and everything read from it."""
         ...
 
+    def drop_correction(self, document_id: str, correction_id: str) -> Json:
+        """Drop a correction that no longer fits."""
+        ...
+
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         """Passages of a document in reading order."""
         ...

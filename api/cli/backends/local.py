@@ -286,6 +286,12 @@ class LocalTarget:
 
         return delete_document(self.services, document_id)
 
+    def drop_correction(self, document_id: str, correction_id: str) -> Json:
+        from retrieval.documents import drop_correction
+
+        drop_correction(self.services, document_id, correction_id)
+        return {"id": correction_id, "document_id": document_id, "dropped": True}
+
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         from retrieval.documents import list_passages
 

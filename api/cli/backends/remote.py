@@ -133,6 +133,10 @@ class RemoteTarget:
     def delete_document(self, document_id: str) -> Json:
         return _mapping(self.call("DELETE", _at("/documents", document_id)))
 
+    def drop_correction(self, document_id: str, correction_id: str) -> Json:
+        path = _at("/documents", document_id, "corrections", correction_id)
+        return _mapping(self.call("DELETE", path))
+
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         path = _at("/documents", document_id, "passages")
         return _rows(self._get(path, offset=offset, limit=limit), "passages")

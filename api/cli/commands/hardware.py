@@ -145,6 +145,10 @@ def list_facts(
             "--set", metavar="FACT_ID VALUE", help="Set the fact FACT_ID to VALUE, and accept it."
         ),
     ] = None,
+    withdraw: Annotated[
+        list[str] | None,
+        typer.Option(help="Take the correction of this fact (id) back; repeat for more."),
+    ] = None,
     accept_all: AcceptAll = False,
     reject_all: RejectAll = False,
     include_unclear: IncludeUnclear = False,
@@ -156,6 +160,7 @@ def list_facts(
     where = {"key": key, "subject": subject, "subject_kind": subject_kind, "document": document}
     where = {name: value for name, value in where.items() if value is not None}
     patches = _patches(accept or (), reject or (), set_)
+    patches += [(i, {"withdraw": True}) for i in withdraw or ()]
     _check_decisions(accept_all, reject_all, bool(patches), include_unclear)
     with open_target(data_dir, url) as target:
         if accept_all or reject_all:
@@ -257,6 +262,10 @@ def _fact_lines(fact: Json) -> Iterator[str]:
         yield f"    about a family above {fact['hardware_id']}: {subject}"
     elif kind == "unclear" or (subject and kind is None):
         yield f"    not clearly about {fact['hardware_id']}: {subject or 'no chip is named'}"
+    before = (fact.get("cell") or {}).get("read")
+    if before:
+        back = f"--withdraw {fact['id']}"
+        yield f"    corrected by {fact['actor']}; read as {before['text']} ({back})"
     if fact["formula"]:
         yield f"    = {fact['formula']}"
     if fact["note"]:

@@ -248,7 +248,12 @@ def test_what_a_new_version_leaves_to_decide_is_on_the_pages(filled: Filled) -> 
     page = soup(client.get(f"/ui/documents/{document}"))
     assert "The texp takes 12 cycles." in page.text and "{'id'" not in page.text
     [form] = page.find_all("form", action=re.compile("/drop$"))
-    page = soup(client.post(str(form["action"])))
+    [unfit] = client.get(f"/documents/{document}").json()["corrections_unfit"]
+    route = f"/documents/{document}/corrections/{unfit['id']}"
+    assert client.delete(f"/documents/{document}/corrections/cor_0").status_code == 404
+    assert client.delete(route).json()["dropped"] is True
+    assert client.delete(route).status_code == 404
+    page = soup(client.get(f"/ui/documents/{document}"))
     assert "no longer fits" not in page.text and "no longer fits" not in client.get("/ui").text
     soup(client.post(str(form["action"])), 404)
     client.delete(f"/documents/{document}")
