@@ -146,10 +146,8 @@ def read_document(
     if headings := without_card(sections, {card.name.lower() for card in cards}):
         report = {**content.report, "headings_without_card": headings[:MAX_HEADINGS]}
         content = replace(content, report=report)
-    own: Sequence[str] = ()
-    if with_facts:
-        own = own_languages(hardware, registry) or sole_languages(hardware, registry)
-    kernels = kernels_of(sections, cards, languages, own)
+    own = own_languages(hardware, registry) or sole_languages(hardware, registry)
+    kernels = kernels_of(sections, cards, languages, own if with_facts else ())
     if with_facts:
         known = {path: samples.of(path) for path in {section.path for section in sections}}
         left_out += _not_tried(sections, cards, kernels, known, own)
