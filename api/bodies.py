@@ -29,7 +29,6 @@ from kb.errors import InvalidRequest, invalid_fields
 from kb.hardware.facts import SubjectKind
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS
 from retrieval.request import MAX_TOKENS
-from skills.lifecycle import Wanted
 from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 MAX_SOURCE = 4_000_000
@@ -99,6 +98,9 @@ class FactPatch(Body):
     )
     note: Annotated[str, Field(max_length=2000)] | None = Field(
         None, description="A remark that is shown with the fact."
+    )
+    withdraw: bool = Field(
+        False, description="Take the correction of its value back: it is as it was read."
     )
     actor: Name = Field("api", description="Who decides.")
 
@@ -320,34 +322,6 @@ class ReviewBody(BaseModel):
     )
     actor: Actor = Field(description="Who decides.")
     reason: Reason = Field(description="What was looked at. It is kept.")
-
-
-class SkillPatch(BaseModel):
-    """The state that a skill is to have, who decides, and why."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    state: Wanted = Field(
-        description="`restored` brings back a retired or quarantined skill, in the state that its"
-        " measurements allow."
-    )
-    actor: Actor = Field(description="Who decides.")
-    reason: Reason = Field(description="Why. It is kept in the skill's history.")
-    force: bool = Field(False, description="Approve although no trial supports it.")
-
-
-class SkillBody(BaseModel):
-    """A skill's folder as texts."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    name: Annotated[str, Field(min_length=1, max_length=64, pattern=r"^[a-z0-9-]+$")] = Field(
-        description="The name of the folder, which is the skill's name."
-    )
-    files: dict[Annotated[str, Field(min_length=1, max_length=200)], str] = Field(
-        min_length=1, description="Relative path to text. SKILL.md must be among them."
-    )
-    actor: Actor = Field("http", description="Who sends it.")
 
 
 def _one_or_many(value: object) -> object:

@@ -20,6 +20,7 @@ from kb.hardware.facts import SubjectKind, readable
 from kb.hardware.lineage import find
 from kb.hardware.lineage import plain as spelled
 from kb.hardware.schema import named, parse_hardware
+from kb.hardware.shipped import is_shipped
 from kb.hardware.spec import HardwareSpec
 from kb.plain import plain
 
@@ -78,7 +79,7 @@ def register_hardware(
     for signature in spec.signatures:  # one that retrieval refuses would fail every posted log
         check_signature(asdict(signature), spec.id)
     check_rules(spec)
-    if _is_shipped(spec, knowledge_dir) and registry.all().get(spec.id) != spec:
+    if is_shipped(spec.id, knowledge_dir) and registry.all().get(spec.id) != spec:
         raise Conflict(
             f"{spec.id} is built in; its description cannot be replaced",
             hint=f'Register a child of it (parent = "{spec.id}"), or correct single facts. To'
@@ -229,13 +230,21 @@ def decide_fact(
     number: float | None = None,
     text: str | None = None,
     note: str | None = None,
+    withdraw: bool = False,
     actor: str,
 ) -> Json:
     """Accept or reject a fact, or correct its value (`number` in the fact's own unit, or `text`).
-    A corrected value counts as accepted. Raises NotFound and InvalidRequest.
+    A corrected value counts as accepted; `withdraw` takes its correction back. Raises NotFound,
+    InvalidRequest, and Conflict where there is no correction.
     """
     fact = registry.patch_fact(
-        fact_id, status=status, number=number, text=text, note=note, actor=actor
+        fact_id,
+        status=status,
+        number=number,
+        text=text,
+        note=note,
+        withdraw=withdraw,
+        actor=actor,
     )
     return _fact(fact, fact.hardware_id)
 
@@ -318,10 +327,6 @@ def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> Js
         completed["parent"] = resolved
         completed.setdefault("vendor", known[resolved].vendor)
     return named(completed)
-
-
-def _is_shipped(spec: HardwareSpec, knowledge_dir: Path) -> bool:
-    return (knowledge_dir / "hardware" / spec.id / "hardware.toml").is_file()
 
 
 def _fact(fact: Fact, hardware: str) -> Json:

@@ -35,7 +35,7 @@ from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
-PIPELINE = 11
+PIPELINE = 12
 # The share of prose that passages of a reference page are given, per mille: it halves their place
 # among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
 REFERENCE = -300
@@ -146,10 +146,10 @@ def read_document(
     if headings := without_card(sections, {card.name.lower() for card in cards}):
         report = {**content.report, "headings_without_card": headings[:MAX_HEADINGS]}
         content = replace(content, report=report)
-    kernels = kernels_of(sections, cards, languages)
+    own = own_languages(hardware, registry) or sole_languages(hardware, registry)
+    kernels = kernels_of(sections, cards, languages, own if with_facts else ())
     if with_facts:
         known = {path: samples.of(path) for path in {section.path for section in sections}}
-        own = own_languages(hardware, registry) or sole_languages(hardware, registry)
         left_out += _not_tried(sections, cards, kernels, known, own)
     return ReadDocument(
         content,

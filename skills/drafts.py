@@ -32,7 +32,10 @@ from skills.format.warning_marks import unmarked
 
 
 def draft_of(
-    skill: SkillFile, tier: Tier, origin: Literal["shipped", "import"], registry: HardwareRegistry
+    skill: SkillFile,
+    tier: Tier,
+    origin: Literal["shipped", "import", "person"],
+    registry: HardwareRegistry,
 ) -> SkillDraft:
     """The skill as it is to be stored, its ids checked against what is registered here. Raises
     UnknownHardware, UnknownSignal and InvalidKnowledge."""

@@ -35,28 +35,24 @@ from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals
 from skills.conflicts import Contradiction, contradictions
 from skills.drafts import draft_of, read_checked
-from skills.format.schema import (
-    MOVES_JSON,
-    RECIPE_JSON,
-    SkillFile,
-    skill_file,
-)
+from skills.format.schema import MOVES_JSON, RECIPE_JSON, SkillFile, advice, skill_file
 from skills.format.skillfile import write_skill
 from skills.format.warning_marks import marked
 from skills.observation import observe
+from skills.revising import Revision, changed, changes_of, take
 from skills.scoping import check_language, warnings_about
 from skills.shipped import SyncReport, sync_shipped
 from skills.uses import Finding
 
 AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repeated here"
-REVISABLE = ("candidate", "retired")  # nobody is shown them, so their text may change
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
 
 
 @dataclass(frozen=True)
 class Imported:
     """`dropped`: what the folder held or claimed that is not taken over. `warnings`: sentences
-    about scopes that leave open when it holds, or name what nobody knows.
+    about scopes that leave open when it holds, or name what nobody knows. `revises`: the skill in
+    use that this candidate is a revision of.
     """
 
     name: str
@@ -64,6 +60,7 @@ class Imported:
     state: str
     dropped: tuple[str, ...]
     warnings: tuple[str, ...] = ()
+    revises: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,8 @@ class SkillSummary:
 @dataclass(frozen=True)
 class SkillDetail:
     """A skill with all that backs it. `front_matter` is that of its export, `warnings` are those of
-    its import. `conflicts`: skills that say the opposite of the same transformation.
+    its import. `conflicts`: skills that say the opposite of the same transformation. `revision`:
+    the candidate that would take its place; of such a one, `revises` and how it `changes` the text.
     """
 
     summary: SkillSummary
@@ -106,6 +104,9 @@ class SkillDetail:
     transformation: str
     warnings: tuple[str, ...] = ()
     conflicts: tuple[Contradiction, ...] = ()
+    revision: str | None = None
+    revises: str | None = None
+    changes: str = ""
 
     def as_json(self) -> dict[str, Any]:
         fields = asdict(self)
@@ -238,6 +239,8 @@ class SkillLibrary:
             links = store.links_of(connection, name, access_scope)
             warnings = warnings_about(connection, row)
             opposed = contradictions(connection, row, self._registry.lineages(), access_scope)
+            revision = store.revision_of(connection, name, access_scope)
+            revised = store.find(connection, row.revises, access_scope) if row.revises else None
         exported = marked(skill_file(row, evidence))
         return SkillDetail(
             summary=_summary(row, _backing(row, evidence)),
@@ -256,6 +259,9 @@ class SkillLibrary:
             transformation=row.transformation,
             warnings=warnings,
             conflicts=opposed,
+            revision=revision.name if revision is not None else None,
+            revises=row.revises,
+            changes=changes_of(row, revised) if revised is not None else "",
         )
 
     def warnings(
@@ -284,8 +290,9 @@ class SkillLibrary:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. One of its name
-        that is a candidate or retired gets a new version. Raises InvalidKnowledge, UnknownHardware,
-        UnknownSignal, and Conflict where a skill of its name is in use, quarantined or shipped."""
+        that is a candidate or retired gets a new version, one in use a revision beside it. Raises
+        InvalidKnowledge, UnknownHardware, UnknownSignal, and Conflict where a skill of its name is
+        quarantined or shipped."""
         registry = self._registry.seen_by(access_scope)
         skill = read_checked(folder, registry)
         draft = draft_of(skill, tier, "import", registry)
@@ -296,30 +303,46 @@ class SkillLibrary:
         details = {"dropped": list(dropped), "claimed_sha256": claimed_sha}
         with self._catalog.write() as connection:
             warnings = self._warnings(connection, draft, access_scope)
-            known = store.find(connection, draft.name, access_scope)
-            if known is not None and known.content_sha256 == draft.content_sha256:
-                return Imported(draft.name, "unchanged", known.state, dropped, warnings)
-            if known is not None and (known.state not in REVISABLE or known.tier != tier):
-                raise _not_revisable(known, tier)
-            stored = store.put(
+            taken = take(
                 connection,
                 draft,
-                state="candidate",
                 actor=actor,
                 reason="imported from a folder",
                 details=details,
                 access_scope=access_scope,
             )
-            if known is not None and known.state == "retired":  # other text, to be judged anew
-                store.set_state(
-                    connection,
-                    draft.name,
-                    "candidate",
-                    actor=actor,
-                    reason="a new revision was imported",
-                    access_scope=access_scope,
-                )
-        return Imported(draft.name, stored.outcome, "candidate", dropped, warnings)
+        return Imported(**vars(taken), dropped=dropped, warnings=warnings)
+
+    def revise(
+        self,
+        name: str,
+        change: Revision,
+        *,
+        actor: str,
+        reason: str,
+        access_scope: AccessScope = ALL_ACCESS,
+    ) -> Imported:
+        """Change what a learned skill says: of one in use as a revision beside it, which is changed
+        further where there is one already. Raises NotFound, InvalidKnowledge, UnknownSignal, and
+        Conflict where nothing differs or the skill ships or is quarantined."""
+        registry = self._registry.seen_by(access_scope)
+        with self._catalog.write() as connection:
+            row = store.get(connection, name, access_scope)
+            present = store.revision_of(connection, name, access_scope) or row
+            skill = changed(advice(present), row, change)
+            draft = draft_of(skill, "learned", "person", registry)
+            warnings = self._warnings(connection, draft, access_scope)
+            taken = take(
+                connection,
+                draft,
+                actor=actor,
+                reason=reason,
+                details={},
+                access_scope=access_scope,
+            )
+        if taken.outcome == "unchanged":
+            raise Conflict(f"{name} says this already", hint="Change its text or precondition.")
+        return Imported(**vars(taken), dropped=(), warnings=warnings)
 
     def export(
         self,
@@ -404,21 +427,6 @@ class SkillLibrary:
                 check_language(connection, language)
                 admitted.append([language])
         return admitted
-
-
-def _not_revisable(known: SkillRow, tier: Tier) -> Conflict:
-    """The error for an import under the name of a skill whose text stays; it says how to go on."""
-    name = known.name
-    hint = "Give the folder and its `name` another name to import it beside that."
-    if known.tier == tier:
-        out = "restore" if known.state == "quarantined" else "retire"
-        hint = (
-            f"To revise it: `kernlore skills {out} {name} --reason TEXT`, `kernlore skills import"
-            f" DIR`, then `kernlore skills verify {name}` or `kernlore skills approve {name}"
-            " --reason TEXT`. Until then it is not shown; its history stays, and its evidence is"
-            f" about the old text. Or: {hint[0].lower()}{hint[1:]}"
-        )
-    return Conflict(f"{name} is already here as {known.tier} and {known.state}", hint=hint)
 
 
 def _summaries(

@@ -118,13 +118,23 @@ class UnfitCorrection(BaseModel):
     id: str
     document_id: str
     title: str = Field(description="Title of the document.")
-    target: str = Field(description="passage or section.")
-    field: str = Field(description="text, tags or hardware.")
+    target: str = Field(description="passage, section or symbol.")
+    field: str = Field(description="text, tags, hardware or card.")
     text: str = Field(description="What was corrected to.")
     actor: str
     created_at: str
-    path: list[str] = Field(description="The headings that it was made under.")
+    path: list[str] = Field(
+        description="The headings that it was made under; of a card, the name that it is about."
+    )
     passage_id: str | None = Field(description="The passage of the earlier version.")
+
+
+class DroppedCorrection(BaseModel):
+    """A correction that was dropped."""
+
+    id: str
+    document_id: str
+    dropped: bool
 
 
 class ShownDocument(ListedDocument):
@@ -401,6 +411,19 @@ class DecidedFacts(BaseModel):
     left: list[LeftFact]
 
 
+class RemovedHardware(BaseModel):
+    """What went with a hardware, and what stays."""
+
+    id: str
+    removed: bool
+    documents_removed: list[str]
+    documents_kept: list[str] = Field(description="They are about other hardware too.")
+    facts_removed: int
+    decided_facts_removed: int = Field(description="Of those, accepted or entered by a person.")
+    runs_kept: int
+    note: str | None = None
+
+
 # -- skills
 
 
@@ -435,6 +458,7 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /documents": ListedDocuments,
     "GET /documents/{document_id}": ShownDocument,
     "DELETE /documents/{document_id}": DeletedDocument,
+    "DELETE /documents/{document_id}/corrections/{correction_id}": DroppedCorrection,
     "GET /documents/{document_id}/sections": Sections,
     "GET /documents/{document_id}/moves": DocumentMoves,
     "GET /documents/{document_id}/passages": ListedPassages,
@@ -443,6 +467,7 @@ ANSWERS: dict[str, type[Any]] = {
     "GET /hardware": ListedHardware,
     "POST /hardware": RegisteredHardware,
     "GET /hardware/{hardware_id}": ShownHardware,
+    "DELETE /hardware/{hardware_id}": RemovedHardware,
     "GET /hardware/{hardware_id}/coverage": Coverage,
     "GET /hardware/{hardware_id}/symbols": Symbols,
     "GET /hardware/{hardware_id}/samples": Samples,

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel, TypeAdapter
 
-from api import bodies
+from api import bodies, skill_bodies
 from api.http import models
 from api.http.answers import ANSWERS
 from api.http.errors import ErrorBody
@@ -50,8 +50,9 @@ _BODIES: tuple[type[BaseModel], ...] = (
     bodies.RunBody,
     bodies.StepBody,
     bodies.ReviewBody,
-    bodies.SkillPatch,
-    bodies.SkillBody,
+    skill_bodies.SkillPatch,
+    skill_bodies.RevisionBody,
+    skill_bodies.SkillBody,
 )
 
 _LOG = (

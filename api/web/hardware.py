@@ -14,8 +14,11 @@ from api.http.dependencies import Access, Parts
 from api.http.routes.retrieve import answer_of
 from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
 from ingestion import hardware as chips
+from kb.errors import InvalidRequest
+from kb.hardware.shipped import is_shipped
 from retrieval.coverage import coverage
 from retrieval.documents import list_documents
+from retrieval.hardware_removal import remove_hardware
 from retrieval.onboarding import onboarding_steps
 from retrieval.vocabulary import list_samples, list_symbols
 
@@ -75,15 +78,32 @@ def show(
         documents=list_documents(parts, hardware=chip["id"], access_scope=access),
         coverage=known,
         steps=onboarding_steps(parts, chip["id"], access),
+        built_in=is_shipped(chip["id"], parts.settings.knowledge_dir),
         symbols=len(list_symbols(parts, chip["id"], access_scope=access)),
         samples=len(list_samples(parts, chip["id"], access_scope=access)),
     )
 
 
+@router.post("/{hardware_id}/remove")
+def remove(hardware_id: str, request: Request, parts: Parts, form: SentForm) -> Response:
+    """Remove the chip; the box of the form must be marked."""
+    if form.text("sure") != "yes":
+        raise InvalidRequest(
+            "nothing was removed", hint="Mark the box beside the button, then press it again."
+        )
+    remove_hardware(parts, hardware_id, with_documents=form.text("documents") == "yes")
+    return see_other(request, "/hardware")
+
+
 @router.post("/{hardware_id}/facts")
 def decide(hardware_id: str, request: Request, parts: Parts, form: SentForm) -> Response:
-    """Accept or reject the marked facts."""
+    """Accept or reject the marked facts, or take their corrections back."""
     chip = chips.show_hardware(parts.registry, hardware_id)["id"]
+    if form.text("status") == "withdrawn":
+        for fact_id in form.values("ids"):
+            actor = signed(request, ACTOR)
+            chips.decide_fact(parts.registry, fact_id, withdraw=True, actor=actor)
+        return see_other(request, f"/hardware/{chip}?facts=all#facts")
     fields = {"status": form.text("status"), "ids": form.values("ids"), "include_unclear": True}
     body = validated(FactsPatch, {**fields, "actor": signed(request, ACTOR)})
     chips.decide_facts(parts.registry, chip, where=None, **body.model_dump(exclude={"where"}))

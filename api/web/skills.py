@@ -8,10 +8,11 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.bodies import SkillPatch, validated
+from api.bodies import validated
 from api.http.bodies import signed
 from api.http.dependencies import Access, Parts
 from api.services import Services
+from api.skill_bodies import RevisionBody, SkillPatch
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
@@ -28,6 +29,7 @@ from kb.errors import KernloreError
 from kb.scope import AccessScope
 from retrieval.diagnose.signals import load_signals
 from skills.lifecycle import change_state
+from skills.revising import Revision
 
 router = APIRouter(prefix="/ui/skills", route_class=PageRoute, include_in_schema=False)
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -112,6 +114,54 @@ def _shown(
         low=min([1.0, *bounds]),
         high=max([1.0, *bounds]),
     )
+
+
+@router.get("/{name}/revise")
+def revise_page(name: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+    """The text and precondition to change: of the revision that waits, where there is one."""
+    return _to_revise(name, request, parts, access)
+
+
+def _to_revise(
+    name: str,
+    request: Request,
+    parts: Services,
+    access: AccessScope,
+    error: KernloreError | None = None,
+    given: Mapping[str, str] | None = None,
+) -> HTMLResponse:
+    skill = parts.skills.show(name, access_scope=access)
+    waiting = skill.revision
+    text = skill if waiting is None else parts.skills.show(waiting, access_scope=access)
+    present = {
+        "description": text.summary.description,
+        "predicate": text.predicate or "",
+        "body": text.body,
+    }
+    status = error.status if error else 200
+    values = {"skill": skill, "error": error, "given": given or present}
+    return page(request, "skill_revise.html", status, **values)
+
+
+@router.post("/{name}/revise")
+def revise(name: str, request: Request, parts: Parts, access: Access, form: SentForm) -> Response:
+    """Change the text or precondition; the page of the candidate that says so."""
+    fields = {f: form.text(f) for f in ("actor", "reason", "description", "predicate", "body")}
+    try:
+        body = validated(RevisionBody, fields)
+        revision = Revision(body.description, body.predicate, body.body)
+        stored = parts.skills.revise(
+            name,
+            revision,
+            actor=signed(request, body.actor),
+            reason=body.reason,
+            access_scope=access,
+        )
+    except KernloreError as error:
+        if error.status not in (400, 409):
+            raise
+        return _to_revise(name, request, parts, access, error, fields)
+    return see_other(request, f"/skills/{stored.name}")
 
 
 @router.post("/{name}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections import Counter
 from collections.abc import Iterator
 
 from ingestion.elements import Element, ParsedDocument
@@ -16,6 +17,13 @@ _UNDERLINE = re.compile(r"^([=~*^#_-])\1{2,}$")
 _NUMBERED = re.compile(r"^(\d{1,2}(?:\.\d{1,2}){0,4})\.?\s+[A-Z][^.!?;:,]{2,70}$")
 _LIST_ITEM = re.compile(r"^\s*(?:[-*+\u2022o]|\d{1,3}[.)]|\([a-z\d]\))\s+\S")
 _CODE_HINT = re.compile(r"[;{}=()<>$#]|^\s*[./\w-]+ --?\w", re.M)
+# A line that begins with an error code, as in `K2E-0331  tag out of range`; what stands before its
+# number is the form. What each means is read in `symbols.error_lists`.
+_CODED = re.compile(
+    r"^([A-Z][A-Z0-9]{0,9}(?:[-_][A-Z]{1,8}){0,2}[-_]?)\d{2,6}(?:[:.)]\s+|\s{2,}|\t)\S"
+)
+# A line that a compiler prints, with file and line.
+_PRINTED = re.compile(r"^\s*[\w./+-]{1,200}[:(]\d+[:,)].*\S")
 _LEVELS = {"=": 1, "#": 1, "*": 1, "-": 2, "_": 2, "~": 3, "^": 4}
 _HEADING_LENGTH = 80
 
@@ -61,6 +69,16 @@ def _elements(block: list[str]) -> Iterator[Element]:
         block = block[used:]
         if not block:
             return
+    entries = _entries(block)
+    if entries:
+        yield from (Element("list", "\n".join(lines)) for lines in entries)
+        return
+    shown = _printed_from(block)
+    if shown is not None:
+        if shown:
+            yield Element("text", "\n".join(block[:shown]))
+        yield Element("code", textwrap.dedent("\n".join(block[shown:])))
+        return
     joined = "\n".join(block)
     if _all_indented(block) and _CODE_HINT.search(joined):
         yield Element("code", textwrap.dedent(joined))
@@ -68,6 +86,29 @@ def _elements(block: list[str]) -> Iterator[Element]:
         yield Element("list", joined)
     else:
         yield Element("text", joined)
+
+
+def _entries(block: list[str]) -> list[list[str]]:
+    """The entries of a list that goes on without a blank line: lines that begin with a code, two or
+    more of each form, with the indented lines that explain it. Empty for any other block.
+    """
+    forms = Counter(match[1] for line in block if (match := _CODED.match(line)))
+    begins = [index for index, line in enumerate(block) if _CODED.match(line)]
+    if min(forms.values(), default=0) < 2 or begins[0] != 0:
+        return []
+    ends = [*begins[1:], len(block)]
+    entries = [block[begin:end] for begin, end in zip(begins, ends, strict=True)]
+    explained = all(line.startswith((" ", "\t")) for lines in entries for line in lines[1:])
+    return entries if explained else []
+
+
+def _printed_from(block: list[str]) -> int | None:
+    """Where the lines of a tool's output begin, if that is what the block ends with: at its first
+    line, or under the one that introduces them. None for anything else.
+    """
+    start = 1 if block[0].rstrip().endswith(":") and not _PRINTED.match(block[0]) else 0
+    lines = block[start:]
+    return start if lines and all(_PRINTED.match(line) for line in lines) else None
 
 
 def _overlined(block: list[str]) -> bool:

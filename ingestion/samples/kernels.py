@@ -102,14 +102,18 @@ class KernelSample:
 
 
 def kernels_of(
-    sections: Sequence[Section], cards: Sequence[Card], languages: Collection[str] = ()
+    sections: Sequence[Section],
+    cards: Sequence[Card],
+    languages: Collection[str] = (),
+    own: Collection[str] = (),
 ) -> list[KernelSample]:
-    """The whole kernels of one document in reading order. `languages` are those of the hardware
-    that it is about."""
+    """The whole kernels of one document in reading order. `languages` are those that it is about,
+    `own` those of its chips alone, whose names another manual may define."""
     names = {card.name: card for card in cards}
     by_last = _by_last_part(names)
     only = next(iter(languages)) if len(languages) == 1 else ""
-    own = {language.lower() for language in languages}
+    spoken = {language.lower() for language in languages}
+    chips = {language.lower() for language in own}
     kernels: list[KernelSample] = []
     seen: set[str] = set()
     text = 0
@@ -121,7 +125,8 @@ def kernels_of(
             entry = entry_of(code)
             if entry is None or not _is_whole(code, entry, symbols):
                 # A language of the chip's own may mark its entry in a way that nobody has seen.
-                if fence not in own or not _is_long(code, symbols):
+                known = fence in spoken | chips and _is_long(code, symbols)
+                if not known and not (fence in chips and _is_varied(code, entry)):
                     continue
                 entry = entry or Entry("", (), True)
             if len(kernels) == MAX_KERNELS or text + len(code) > MAX_TEXT:
@@ -279,6 +284,19 @@ def _is_long(code: str, symbols: Sequence[str]) -> bool:
     leading = {line.split()[0] for line in lines}
     varied = len(symbols) >= OWN_SYMBOLS or len(leading) >= OWN_SYMBOLS
     return len(lines) >= OWN_LINES and varied
+
+
+def _is_varied(code: str, entry: Entry | None) -> bool:
+    """Whether a block in the chip's own language has all of a whole kernel but names that this
+    manual defines: several different ones begin its lines.
+    """
+    lines = _lines(code)
+    if entry is None or not entry.marked or len(lines) < _LINES:
+        return False
+    if _ELIDED.search(code) or _COMMAND.match(code) or not _END.search(code):
+        return False
+    leading = {word for line in lines if not (word := line.split()[0]).startswith((".", "}"))}
+    return len(leading - {f"{entry.name}:"}) > _SYMBOLS
 
 
 def _by_last_part(names: Collection[str]) -> Mapping[str, str]:

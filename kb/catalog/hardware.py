@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import meta, read_facts, visible
 from kb.catalog.engine import Catalog
+from kb.catalog.hardware_removal import REMOVED, count_change
 from kb.catalog.read_facts import Outdated
 from kb.catalog.tables.hardware import facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
@@ -125,7 +126,9 @@ class HardwareRegistry:
                 if self._cached is not None and self._cached[0] == state:
                     return self._cached[1]
             rows = connection.execute(
-                sa.select(hardware.c.id, hardware.c.spec).order_by(hardware.c.id)
+                sa.select(hardware.c.id, hardware.c.spec)
+                .where(hardware.c.origin != REMOVED)
+                .order_by(hardware.c.id)
             )
             specs = {row.id: self._spec(row.id, row.spec) for row in rows}
         with self._lock:
@@ -151,6 +154,10 @@ class HardwareRegistry:
         """From the chip up to its vendor."""
         return lines.lineage(hardware_id, self.all())
 
+    def lineage_or_id(self, hardware_id: str) -> tuple[str, ...]:
+        """The lineage; of hardware that was removed, which runs may still name, its id alone."""
+        return self.lineage(hardware_id) if hardware_id in self.all() else (hardware_id,)
+
     def scopes(self, hardware_id: str) -> tuple[str, ...]:
         """What a request for this hardware may see: its lineage and what is about no hardware."""
         return (*self.lineage(hardware_id), ANY)
@@ -166,25 +173,23 @@ class HardwareRegistry:
         known[spec.id] = spec
         self._check(spec, known, origin)
         with self._catalog.write() as connection:
-            stored = connection.execute(
-                sa.select(hardware.c.spec).where(hardware.c.id == spec.id)
-            ).scalar()
+            row = connection.execute(
+                sa.select(hardware.c.spec, hardware.c.origin).where(hardware.c.id == spec.id)
+            ).one_or_none()
+            stored = None if row is None or row.origin == REMOVED else row.spec
             if stored is not None and (stored == text or self._spec(spec.id, stored) == spec):
                 return "unchanged"
             values = _hardware_values(spec, text, origin)
             if stored is None:
-                connection.execute(hardware.insert().values(**values, created_at=clock.now()))
+                values["created_at"] = clock.now()
+            if row is None:
+                connection.execute(hardware.insert().values(**values))
             else:
                 connection.execute(
                     hardware.update().where(hardware.c.id == spec.id).values(**values)
                 )
             _replace_spec_facts(connection, spec)
-            meta.put(
-                connection,
-                "hardware_revision",
-                int(meta.get(connection, "hardware_revision") or 0) + 1,
-            )
-            meta.bump_revision(connection)
+            count_change(connection)
         return "created" if before is None else "updated"
 
     def check_change(self, spec: HardwareSpec) -> None:
@@ -204,6 +209,14 @@ class HardwareRegistry:
                 "a key for some hardware alone may not state toolchains",
                 hint="Their commands run on the machine of the service, where they could read"
                 " everything. Let somebody register them whose key is not restricted.",
+            )
+
+    def check_removal(self, hardware_id: str) -> None:
+        """Raise Forbidden unless this caller may remove it, with what others see of it."""
+        if self._access.restricted:
+            raise Forbidden(
+                f"{hardware_id} may not be removed with a key for some hardware alone",
+                hint="Let somebody do it whose key is not restricted.",
             )
 
     @staticmethod
@@ -279,6 +292,10 @@ class HardwareRegistry:
         """Fact values by key, for predicates."""
         return {key: fact.value for key, fact in self.effective_facts(name).items()}
 
+    def values_if_known(self, hardware_id: str) -> dict[str, float | str]:
+        """The same; none for hardware that was removed, which runs may still name."""
+        return self.values(hardware_id) if hardware_id in self.all() else {}
+
     def propose(self, connection: Connection, proposals: Sequence[Fact]) -> int:
         """Add facts read from a document, in its transaction; what a person decided before stays
         decided.
@@ -333,23 +350,33 @@ class HardwareRegistry:
         number: float | None = None,
         text: str | None = None,
         note: str | None = None,
+        withdraw: bool = False,
         actor: str,
     ) -> Fact:
-        """Accept, reject or correct a fact. A corrected value is a person's and accepted."""
+        """Accept, reject or correct a fact. A corrected value is a person's and accepted;
+        `withdraw` takes the correction back: value and status are as before it.
+        """
         changes: dict[str, Any] = {"actor": actor}
         if status is not None:
             changes["status"] = status
         if number is not None or text is not None:
             changes |= {"number": number, "origin": "person", "status": status or "accepted"}
             changes["text"] = text if text is not None else str(number)
+        if withdraw and len(changes) > 1:
+            raise InvalidRequest("withdraw and a change", hint="Give one of them.")
         if note is not None:
             changes["note"] = note
-        if len(changes) == 1:
+        if len(changes) == 1 and not withdraw:
             raise InvalidRequest(
-                "nothing to change", hint="Give status (accepted, rejected), number, text or note."
+                "nothing to change",
+                hint="Give status (accepted, rejected), number, text, note or withdraw.",
             )
         with self._catalog.write() as connection:
             self._check_facts(connection, [fact_id])
+            if withdraw:
+                changes |= read_facts.as_read(connection, fact_id)
+            elif "origin" in changes:
+                changes |= read_facts.keeping_what_was_read(connection, fact_id)
             changed = connection.execute(
                 facts.update().where(facts.c.id == fact_id).values(**changes)
             )
@@ -404,7 +431,10 @@ def _replace_spec_facts(connection: Connection, spec: HardwareSpec) -> None:
     connection.execute(
         facts.delete().where(facts.c.hardware_id == spec.id, facts.c.origin == "spec")
     )
-    rows = [_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts)]
+    mine = sa.select(facts.c.id).where(facts.c.hardware_id == spec.id)
+    corrected = set(connection.execute(mine).scalars())  # by a person, whose value holds
+    stated = (_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts))
+    rows = [row for row in stated if row["id"] not in corrected]
     if rows:
         connection.execute(facts.insert(), rows)
 

@@ -21,9 +21,12 @@ from kb.catalog import visible
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables.hardware import facts
 from kb.catalog.tables.knowledge import document_versions, documents
+from kb.errors import Conflict
 from kb.scope import ALL_ACCESS, AccessScope
 
 READ = ("table", "sentence")  # origins of what was read from documents
+_READ = "read"  # in the cell of a fact that a person has corrected: what it was
+_VALUE = ("number", "text", "origin", "status")
 # Of a fact that a person has corrected, what a deleted document leaves of its source.
 _NO_SOURCE: Mapping[str, Any] = {
     "title": "corrected by a person; the document was deleted",
@@ -68,8 +71,12 @@ def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> int:
 def _stays(connection: Connection, row: Mapping[str, Any]) -> bool:
     """Whether a fact is stored already; it is of this version from now on."""
     names = ("title", "locator", "version_id", "cell", "page_index", "page_label")
-    stored = facts.update().where(facts.c.id == row["id"])
-    return bool(connection.execute(stored.values(**{name: row[name] for name in names})).rowcount)
+    values = {name: row[name] for name in names}
+    here = facts.c.id == row["id"]
+    kept = connection.execute(sa.select(facts.c.cell).where(here)).scalar()
+    if kept and _READ in kept:
+        values["cell"] = {**(row["cell"] or {}), _READ: kept[_READ]}
+    return bool(connection.execute(facts.update().where(here).values(**values)).rowcount)
 
 
 def _states_the_same(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
@@ -87,6 +94,28 @@ def _same_key(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
     if row["subject_kind"] in ("chip", "family") or not row["subject"]:
         return [*same, sa.or_(itself, sa.func.coalesce(facts.c.subject, "") == "")]
     return [*same, facts.c.subject == row["subject"], sa.not_(sa.func.coalesce(itself, sa.false()))]
+
+
+def keeping_what_was_read(connection: Connection, fact_id: str) -> dict[str, Any]:
+    """The change of a fact's `cell` by which the correction of its value can be taken back."""
+    row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
+    if row is None or row.origin == "person":  # of an earlier correction it is kept already
+        return {}
+    return {"cell": {**(row.cell or {}), _READ: {name: getattr(row, name) for name in _VALUE}}}
+
+
+def as_read(connection: Connection, fact_id: str) -> dict[str, Any]:
+    """The changes that take the correction of a fact back. Raises Conflict where there is none."""
+    row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
+    cell = dict(row.cell or {}) if row is not None else {}
+    read = cell.pop(_READ, None)
+    if row is None or read is None:
+        raise Conflict(
+            f"the value of {fact_id} is not a correction that can be withdrawn",
+            hint="Only a value that was read, or described, and then corrected has one to go back"
+            " to. Reject it, or set another value.",
+        )
+    return {**read, "cell": cell or None}
 
 
 def withdraw_proposals(connection: Connection, document_id: str) -> None:

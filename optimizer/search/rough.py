@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
-from optimizer.evaluation.rough import rough_ratio
+from optimizer.evaluation.rough import rough_ratio, rough_times
 from optimizer.search.records import Node
 
 
@@ -13,6 +14,14 @@ def rough_of(node: Node) -> str:
     if node.speedup is not None or node.evaluation is None or not node.correct:
         return ""
     return rough_ratio(node.evaluation.timings)
+
+
+def rough_cases(node: Node) -> dict[str, str]:
+    """The fastest disturbed calls in words, by case, of a candidate with a rough ratio."""
+    if not rough_of(node) or node.evaluation is None:
+        return {}
+    rows = {timing.case: rough_times(asdict(timing)) for timing in node.evaluation.timings}
+    return {case: text for case, text in rows.items() if text}
 
 
 def rough_best(nodes: Sequence[Node]) -> str:

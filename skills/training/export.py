@@ -303,12 +303,13 @@ def _task(base: KnowledgeBase, source: Source) -> Task:
     devices = [node.evaluation.device for node in source.tree if node.evaluation is not None]
     device = devices[0] if devices else "cpu"
     registry = base.registry
+    lineage = registry.lineage_or_id(source.hardware)
     hardware = HardwareView(
         source.hardware,
-        tuple(registry.lineage(source.hardware)),
+        lineage,
         device,
         source.languages,
-        dict(registry.values(source.hardware)),
-        own_toolchains(registry.all(), registry.lineage(source.hardware)),
+        registry.values_if_known(source.hardware),
+        own_toolchains(registry.all(), lineage),
     )
     return Task(source.id, source.goal, problem_view(source.problem, device), hardware)

@@ -40,7 +40,7 @@ class ShownKnowledge:
 
     def of(self, shown: Shown, hardware: str) -> tuple[Knowledge, tuple[str, ...]]:
         """What can be shown again, and the ids whose texts are not in it."""
-        facts = dict(self.base.registry.values(hardware))
+        facts = self.base.registry.values_if_known(hardware)
         left_out: list[str] = []
         with self.base.catalog.read() as connection:
             excerpts = [self._excerpt(connection, name, left_out) for name in shown.excerpts]

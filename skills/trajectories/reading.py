@@ -106,7 +106,7 @@ def _of_run(base: KnowledgeBase, run: RunRow) -> Trajectory:
         run,
         Tree(run_store(base).nodes(run.id)),
         problem,
-        lineage=tuple(base.registry.lineage(run.hardware)),
+        lineage=base.registry.lineage_or_id(run.hardware),
         dtype=main_dtype(base, problem),
     )
 

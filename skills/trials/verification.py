@@ -32,13 +32,16 @@ from optimizer.evaluation.records import Interval
 from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.bench.simulated import SimulatedBench
+from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
+from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
 from skills.lifecycle import queue
 from skills.observation import known_uses, store_narrowed, without
 from skills.trials.ablation import Ablation
+from skills.trials.searching import WithSkill
 from skills.trials.trial import Arm, Trial, TrialContext, Verdict, classify_trials
 from skills.uses import Part, outside
 
@@ -389,12 +392,17 @@ class Verifier:
     def _ablation(self, skill: SkillRow) -> Ablation:
         base, places = self._base, self._places
         target = next(iter(places.values())).target
+        recipes: Sequence[Recipe] = library_recipes(base)
+        knowledge: KnowledgeSource = ServiceKnowledge(base)
+        if skill.revises:  # it is to be in that one's place, so neither search has that
+            recipes = [recipe for recipe in recipes if recipe.name != skill.revises]
+            knowledge = WithSkill(knowledge, None, skill.revises)
         return Ablation(
             TrialContext(
                 problems=self._problems,
                 bench=self._bench,
-                recipes=library_recipes(base),
-                knowledge=ServiceKnowledge(base),
+                recipes=recipes,
+                knowledge=knowledge,
                 hardware=hardware_view_of(target, places),
                 seen=self._seen(skill),
             )
@@ -415,6 +423,8 @@ class Verifier:
         those problems, which the search that it comes from saw too."""
         with self._base.catalog.read() as connection:
             rows = store.evidence_of(connection, skill.id, ALL_ACCESS)
+            if skill.revises and (revised := store.find(connection, skill.revises)) is not None:
+                rows = [*rows, *store.evidence_of(connection, revised.id, ALL_ACCESS)]
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
         pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
         own = {sha256 for sha256, _ in pairs}

@@ -378,6 +378,14 @@ def test_a_new_chip_from_template_to_facts(data: Path, tmp_path: Path) -> None:
     kernlore("hardware", "facts", "acme-x1", *change, data=data)
     facts = kernlore("hardware", "facts", "acme-x1", "--json", data=data).json["facts"]
     assert facts[0]["value"] == 12.0
+    # What a person set stays when the description comes again, and can be taken back.
+    file.write_text(f'{text}\nsummary = "New."\n[[facts]]\n{stated}{source}')
+    assert kernlore("hardware", "add", file, "--json", data=data).json["outcome"] == "updated"
+    shown = kernlore("hardware", "facts", "acme-x1", data=data).out
+    assert "compute_units = 12" in shown and "read as 8 (--withdraw " in shown
+    back = ("--withdraw", facts[0]["id"], "--json")
+    (fact,) = kernlore("hardware", "facts", "acme-x1", *back, data=data).json["facts"]
+    assert (fact["value"], fact["origin"]) == (8.0, "spec")
 
 
 def test_only_an_id_is_required_of_a_chip(data: Path, tmp_path: Path) -> None:
@@ -389,6 +397,10 @@ def test_only_an_id_is_required_of_a_chip(data: Path, tmp_path: Path) -> None:
     file.write_text('name = "Bare"\n')
     refused = kernlore("hardware", "add", file, data=data)
     assert refused.code != 0 and "id: missing" in refused.err and "bare.toml" in refused.err
+    removed = kernlore("hardware", "remove", "acme-bare", "--yes", data=data)
+    assert removed.out.splitlines() == ["removed acme-bare"]
+    refused = kernlore("hardware", "remove", "acme-bare", "--json", data=data)
+    assert refused.json["code"] == "unknown_hardware"
 
 
 def test_proposed_facts_are_decided_in_bulk(data: Path, tmp_path: Path) -> None:

@@ -202,6 +202,9 @@ def test_a_new_version_says_what_it_leaves_to_decide(tmp_path: Path, model_cache
     shown = said("documents", "show", document["id"])
     assert "1 correction no longer fits this version" in shown and "{" not in shown
     assert "        The vexp instruction takes 12 cycles." in shown
+    [lost] = re.findall(r"\((cor_\w+)\):", shown)
+    assert said("documents", "drop-correction", document["id"], lost) == f"dropped {lost}\n"
+    assert "no longer fits" not in said("documents", "show", document["id"])
     facts = said("hardware", "facts", "orbis-3")
     assert facts.startswith("memory_bandwidth = 820 GB/s") and accepted in facts
     assert "sources disagree" in facts and "860 GB/s (Orbis-3 sheet" in facts

@@ -67,6 +67,23 @@ def test_a_skill_that_says_nothing_of_when_it_holds_is_warned_of(place: Path) ->
         assert done.code == 0 and "Warning: talon-wait: It names neither hardware" in done.err
 
 
+def test_a_skill_in_use_is_revised_beside_itself(place: Path) -> None:
+    data = place / "data"
+    text = place / "text.md"
+    text.write_text("Wait twice.\n", encoding="utf-8")
+    change = ("revise", "talon-wait", "--text-file", text, "--reason", "better")
+    revised = kernlore("skills", *change, data=data)
+    assert revised.out.splitlines() == ["talon-wait-r2 is candidate"]
+    assert "stays in use as it is until" in revised.err
+    shown = kernlore("skills", "show", "talon-wait-r2", data=data)
+    assert "+Wait twice." in shown.out and "revises         talon-wait" in shown.out
+    step = ("approve", "talon-wait-r2", "--reason", "better", "--force")
+    placed = kernlore("skills", *step, data=data)
+    assert placed.out.splitlines() == ["talon-wait-r2 is in use now, as version 2 of talon-wait"]
+    nothing = kernlore("skills", "revise", "talon-wait", "--reason", "x", data=data)
+    assert nothing.code == 2
+
+
 def test_every_word_of_a_person_is_in_the_history(place: Path) -> None:
     data = place / "data"
     unmeasured = kernlore("skills", "approve", "gnu-rows", "--reason", "I like it", data=data)

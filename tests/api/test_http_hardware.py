@@ -225,3 +225,21 @@ def test_coverage(client: TestClient) -> None:
 def test_the_list(client: TestClient) -> None:
     listed = {h["id"]: h for h in client.get("/hardware").json()["hardware"]}
     assert listed["h200"]["lineage"] == ["h200", "hopper", "nvidia"]
+
+
+def test_a_chip_is_removed_once_nothing_uses_it(client: TestClient) -> None:
+    client.post("/hardware", json={"id": "acme-r1", "facts": [BANDWIDTH]})
+    client.post("/hardware", json={"id": "acme-r2", "parent": "acme-r1"})
+    sent = upload(client, "r1.md", TABLE.replace(b"X3", b"R1"), hardware="acme-r1").json()
+    finished(client, sent["job_id"])
+    problem = assert_error(client.delete("/hardware/acme-r1"), 409, "conflict")
+    assert problem["details"]["in_the_way"] == ["acme-r2"]
+    assert client.delete("/hardware/acme-r2").json()["removed"] is True
+    problem = assert_error(client.delete("/hardware/acme-r1"), 409, "conflict")
+    assert problem["details"]["in_the_way"] == [sent["document_id"]]
+    answer = client.delete("/hardware/acme-r1", params={"with_documents": "true"}).json()
+    assert answer["documents_removed"] == [sent["document_id"]] and answer["facts_removed"] >= 1
+    for path in ("/hardware/acme-r1", f"/documents/{sent['document_id']}"):
+        assert client.get(path).status_code == 404
+    assert_error(client.delete("/hardware/h100"), 409, "conflict")
+    assert_error(client.delete("/hardware/acme-r1"), 404, "unknown_hardware")

@@ -26,6 +26,7 @@ BODIES: dict[str, Any] = {
     "/hardware/{hardware_id}/facts": {"status": "accepted", "where": {}},
     "/symbols/{symbol_id}": {"meaning": "A correction."},
     "/skills/{name}": {"state": "retired", "actor": "nobody", "reason": "a test"},
+    "/skills/{name}/revisions": {"body": "Another.", "actor": "nobody", "reason": "a test"},
 }
 WRONG = ("nobody", "doc_0123456789abcdef", "../../etc/passwd", "%00", "a" * 3000, "' OR 1=1 --")
 

@@ -299,3 +299,33 @@ def test_an_upload_is_one_zip_and_nothing_else(client: TestClient) -> None:
         headers = {"content-type": kind}
         refused = assert_error(client.post("/skills", content=b"x", headers=headers), 415)
         assert refused["hint"].endswith("curl -F file=@skill.zip .../skills")
+
+
+def test_a_skill_in_use_is_revised_beside_itself(client: TestClient) -> None:
+    page = "---\nname: okapi-rows\ndescription: Use when okapi rows are short.\n---\nKeep them.\n"
+    client.post("/skills", json={"name": "okapi-rows", "files": {"SKILL.md": page}})
+    forced = {"state": "active", "force": True, **SIGNED}
+    client.patch("/skills/okapi-rows", json=forced)
+    change = {"body": "Keep them in registers.", **SIGNED}
+    stored = client.post("/skills/okapi-rows/revisions", json=change)
+    assert stored.status_code == 201
+    revision = stored.json()["name"]
+    assert revision == "okapi-rows-r2" and stored.json()["revises"] == "okapi-rows"
+    shown = client.get("/skills/okapi-rows").json()
+    assert shown["body"] == "Keep them." and shown["revision"] == revision
+    assert "+Keep them in registers." in client.get(f"/skills/{revision}").json()["changes"]
+    assert_error(client.post("/skills/okapi-rows/revisions", json=SIGNED), 400)
+    assert_error(client.post("/skills/okapi-rows/revisions", json=change), 409, "conflict")
+    assert_error(client.post(f"/skills/{SHIPPED}/revisions", json=change), 409, "conflict")
+    event = client.patch(f"/skills/{revision}", json=forced).json()["event"]
+    assert (event["event"], event["details"]["version"]) == ("revised", 2)
+    assert client.get("/skills/okapi-rows").json()["body"] == "Keep them in registers."
+    form = client.get("/ui/skills/okapi-rows/revise")
+    assert form.status_code == 200 and "Keep them in registers." in form.text
+    fields = {"description": "Use when.", "predicate": "and (", "body": "x", **SIGNED}
+    refused = client.post("/ui/skills/okapi-rows/revise", data=fields)
+    assert refused.status_code == 400 and "and (" in refused.text
+    sent = client.post("/ui/skills/okapi-rows/revise", data={**fields, "predicate": ""})
+    assert sent.url.path == "/ui/skills/okapi-rows-r3" and "What it changes" in sent.text
+    for name in ("okapi-rows-r3", "okapi-rows"):
+        client.patch(f"/skills/{name}", json={"state": "retired", **SIGNED})

@@ -190,6 +190,34 @@ def two_columns() -> bytes:
     return _drawn(draw)
 
 
+def columns(texts: Sequence[Sequence[str]]) -> bytes:
+    """One page with a column of lines for each text, drawn one after the other from its head."""
+
+    def draw(canvas: Canvas) -> None:
+        page = Page(canvas)
+        width = (WIDTH - 2 * LEFT) / len(texts)
+        for number, lines in enumerate(texts):
+            page.y = float(HEIGHT - 50)
+            page.lines(lines, size=9, x=LEFT + number * width)
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
+def rows(texts: Sequence[Sequence[str]]) -> bytes:
+    """One page with a row of short texts for each line, drawn row by row."""
+
+    def draw(canvas: Canvas) -> None:
+        canvas.setFont("Helvetica", 9)
+        width = (WIDTH - 2 * LEFT) / len(texts[0])
+        for number, row in enumerate(texts):
+            for place, text in enumerate(row):
+                canvas.drawString(LEFT + place * width, TOP - 12 * number, text)
+        canvas.showPage()
+
+    return _drawn(draw)
+
+
 def scanned_in_the_middle() -> bytes:
     """Text, a picture of text, a blank page."""
 

@@ -35,7 +35,7 @@ from kb.errors import (
 from kb.scope import ALL_ACCESS, AccessScope
 from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, render, skill_folders, write_skill
-from skills.skill_library import SkillLibrary
+from skills.skill_library import Imported, SkillLibrary
 from tests.catalogs import copy_data_dir, fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=12)
@@ -93,8 +93,8 @@ def library(catalog: Catalog) -> SkillLibrary:
     return SkillLibrary(catalog)
 
 
-def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> None:
-    library.import_folder(write_skill(skill, tmp_path / "in", scripts=True), actor="ann")
+def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> Imported:
+    return library.import_folder(write_skill(skill, tmp_path / "in", scripts=True), actor="ann")
 
 
 def measure(catalog: Catalog, name: str) -> None:
@@ -102,7 +102,7 @@ def measure(catalog: Catalog, name: str) -> None:
         skill = store.get(connection, name, ALL_ACCESS)
         connection.execute(
             evidence_table.insert().values(
-                id=f"ev_{skill.version}",
+                id=f"ev_{name}_{skill.version}",
                 subject_kind="skill",
                 subject_id=skill.id,
                 hardware_id="h100",

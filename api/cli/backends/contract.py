@@ -112,6 +112,10 @@ class Target(Protocol):
         """Remove a document and everything read from it."""
         ...
 
+    def drop_correction(self, document_id: str, correction_id: str) -> Json:
+        """Drop a correction that no longer fits."""
+        ...
+
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         """Passages of a document in reading order."""
         ...
@@ -132,6 +136,10 @@ class Target(Protocol):
 
     def add_hardware(self, description: Json, origin: str) -> Json:
         """Register a hardware; `origin` names the description in errors."""
+        ...
+
+    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
+        """Remove a hardware that nothing uses, or nothing but its own documents."""
         ...
 
     def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
@@ -179,6 +187,10 @@ class Target(Protocol):
 
     def change_skill(self, name: str, patch: Json) -> Json:
         """Change the state of a skill; the new entry of its history."""
+        ...
+
+    def revise_skill(self, name: str, change: Json) -> Json:
+        """Change the text or precondition of a skill; the candidate that says so."""
         ...
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:

@@ -286,6 +286,12 @@ class LocalTarget:
 
         return delete_document(self.services, document_id)
 
+    def drop_correction(self, document_id: str, correction_id: str) -> Json:
+        from retrieval.documents import drop_correction
+
+        drop_correction(self.services, document_id, correction_id)
+        return {"id": correction_id, "document_id": document_id, "dropped": True}
+
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         from retrieval.documents import list_passages
 
@@ -324,6 +330,11 @@ class LocalTarget:
 
     def add_hardware(self, description: Json, origin: str) -> Json:
         return self.services.register_hardware(description, origin)
+
+    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
+        from retrieval.hardware_removal import remove_hardware
+
+        return remove_hardware(self.services, hardware_id, with_documents=with_documents)
 
     def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
         from ingestion.hardware import FactFilter, FactWhere, facts_of
@@ -428,7 +439,8 @@ class LocalTarget:
         return [*self.skill(name)["events"]]
 
     def change_skill(self, name: str, patch: Json) -> Json:
-        from api.bodies import SkillPatch, validated
+        from api.bodies import validated
+        from api.skill_bodies import SkillPatch
         from skills.lifecycle import change_state
 
         body = validated(SkillPatch, dict(patch))
@@ -448,6 +460,17 @@ class LocalTarget:
             "event": plain(event),
             "warnings": [*warnings],
         }
+
+    def revise_skill(self, name: str, change: Json) -> Json:
+        from api.bodies import validated
+        from api.skill_bodies import RevisionBody
+        from skills.revising import Revision
+
+        body = validated(RevisionBody, dict(change))
+        revision = Revision(body.description, body.predicate, body.body)
+        library = self._library_with_hardware()
+        stored = library.revise(name, revision, actor=body.actor, reason=body.reason)
+        return {**plain(stored)}
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
         from skills.exporting import write_export

@@ -133,6 +133,10 @@ class RemoteTarget:
     def delete_document(self, document_id: str) -> Json:
         return _mapping(self.call("DELETE", _at("/documents", document_id)))
 
+    def drop_correction(self, document_id: str, correction_id: str) -> Json:
+        path = _at("/documents", document_id, "corrections", correction_id)
+        return _mapping(self.call("DELETE", path))
+
     def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
         path = _at("/documents", document_id, "passages")
         return _rows(self._get(path, offset=offset, limit=limit), "passages")
@@ -150,6 +154,11 @@ class RemoteTarget:
 
     def add_hardware(self, description: Json, origin: str) -> Json:
         return _mapping(self.call("POST", "/hardware", json=dict(description)))
+
+    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
+        path = _at("/hardware", hardware_id)
+        asked = {"with_documents": "true" if with_documents else "false"}
+        return _mapping(self.call("DELETE", path, params=asked))
 
     def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
         return _mapping(self._get(_at("/hardware", hardware_id, "facts"), status=status, **where))
@@ -191,6 +200,9 @@ class RemoteTarget:
 
     def change_skill(self, name: str, patch: Json) -> Json:
         return _mapping(self.call("PATCH", _at("/skills", name), json=dict(patch)))
+
+    def revise_skill(self, name: str, change: Json) -> Json:
+        return _mapping(self.call("POST", _at("/skills", name, "revisions"), json=dict(change)))
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
         from skills.exporting import write_export

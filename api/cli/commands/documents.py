@@ -95,10 +95,11 @@ def _unfit_lines(entries: Sequence[Json]) -> Iterator[str]:
         return
     fit = "correction no longer fits" if len(entries) == 1 else "corrections no longer fit"
     yield ""
-    yield f"{len(entries)} {fit} this version; make again what is still right:"
+    again = "make again what is still right, and drop the rest (`documents drop-correction`)"
+    yield f"{len(entries)} {fit} this version; {again}:"
     for entry in entries:
         place = f" under {' > '.join(entry['path'])}" if entry["path"] else ""
-        yield f"    {entry['field']}{place}, by {entry['actor']}:"
+        yield f"    {entry['field']}{place}, by {entry['actor']} ({entry['id']}):"
         yield from (f"        {line}" for line in entry["text"].splitlines())
 
 
@@ -192,6 +193,22 @@ def correct(
     with open_target(data_dir, url) as target:
         corrected = target.correct_passage(passage_id, {**patch, "actor": actor()})
     show(corrected, as_json, _passage)
+
+
+@app.command("drop-correction")
+def drop_correction(
+    document_id: DocumentId,
+    correction_id: Annotated[
+        str, typer.Argument(help="Id of a correction; see `kernlore documents show`.")
+    ],
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Drop a correction that no longer fits the current version: of a passage, heading or card."""
+    with open_target(data_dir, url) as target:
+        dropped = target.drop_correction(document_id, correction_id)
+    show(dropped, as_json, lambda answer: f"dropped {answer['id']}")
 
 
 def _tag(entry: str) -> dict[str, str]:

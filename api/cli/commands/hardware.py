@@ -11,7 +11,7 @@ import typer
 
 from api.cli.backends import actor, open_target, read_settings
 from api.cli.options import AsJson, DataDir, Url
-from api.cli.output import Json, note, pairs, show, table
+from api.cli.output import Json, confirm, note, pairs, show, table
 from kb.errors import Conflict, InvalidRequest
 from kb.hardware.facts import SubjectKind, readable
 
@@ -145,6 +145,10 @@ def list_facts(
             "--set", metavar="FACT_ID VALUE", help="Set the fact FACT_ID to VALUE, and accept it."
         ),
     ] = None,
+    withdraw: Annotated[
+        list[str] | None,
+        typer.Option(help="Take the correction of this fact (id) back; repeat for more."),
+    ] = None,
     accept_all: AcceptAll = False,
     reject_all: RejectAll = False,
     include_unclear: IncludeUnclear = False,
@@ -156,6 +160,7 @@ def list_facts(
     where = {"key": key, "subject": subject, "subject_kind": subject_kind, "document": document}
     where = {name: value for name, value in where.items() if value is not None}
     patches = _patches(accept or (), reject or (), set_)
+    patches += [(i, {"withdraw": True}) for i in withdraw or ()]
     _check_decisions(accept_all, reject_all, bool(patches), include_unclear)
     with open_target(data_dir, url) as target:
         if accept_all or reject_all:
@@ -257,6 +262,10 @@ def _fact_lines(fact: Json) -> Iterator[str]:
         yield f"    about a family above {fact['hardware_id']}: {subject}"
     elif kind == "unclear" or (subject and kind is None):
         yield f"    not clearly about {fact['hardware_id']}: {subject or 'no chip is named'}"
+    before = (fact.get("cell") or {}).get("read")
+    if before:
+        back = f"--withdraw {fact['id']}"
+        yield f"    corrected by {fact['actor']}; read as {before['text']} ({back})"
     if fact["formula"]:
         yield f"    = {fact['formula']}"
     if fact["note"]:
@@ -303,6 +312,47 @@ def add(
     with open_target(data_dir, url) as target:
         added = target.add_hardware(described, str(file))
     show(added, as_json, lambda a: f"{a.get('outcome', 'registered')} {a.get('id')}")
+
+
+@app.command("remove")
+def remove(
+    hardware_id: HardwareId,
+    with_documents: Annotated[
+        bool,
+        typer.Option("--with-documents", help="Also delete the documents about it alone."),
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Remove a chip, family or vendor with its description and facts.
+
+    Refused, with what to do first, while something uses it: what has it as its parent, documents,
+    skills in use, keys, a run. Runs and measurements stay. What is built in cannot be removed.
+    """
+    with open_target(data_dir, url) as target:
+        known = target.hardware_one(hardware_id)["id"]
+        if not yes and not as_json:
+            too = " with the documents that are about it alone" if with_documents else ""
+            confirm(f"Remove {known}{too}?", "nothing was removed")
+        answer = target.remove_hardware(known, with_documents=with_documents)
+    show(answer, as_json, lambda a: "\n".join(_removed_lines(a)))
+
+
+def _removed_lines(answer: Json) -> Iterator[str]:
+    yield f"removed {answer['id']}"
+    if answer["facts_removed"]:
+        decided = answer["decided_facts_removed"]
+        yield f"facts that went too: {answer['facts_removed']}, of which people decided {decided}"
+    if answer["documents_removed"]:
+        yield f"documents that went too: {', '.join(answer['documents_removed'])}"
+    if answer["documents_kept"]:
+        yield f"documents about other chips too, which stay: {', '.join(answer['documents_kept'])}"
+    if answer["runs_kept"]:
+        yield f"runs on it, which stay: {answer['runs_kept']}"
+    if answer.get("note"):
+        yield str(answer["note"])
 
 
 @app.command("detect")

@@ -10,7 +10,8 @@ import typer
 from api.cli.backends import Filters, open_target, opened
 from api.cli.backends import actor as login
 from api.cli.options import Actor, AsJson, DataDir, Url
-from api.cli.output import Json, note, pairs, shortened, show, table
+from api.cli.output import Json, note, pairs, show, table
+from api.cli.skill_texts import changed_text, listed, skill_text, warn
 from kb.errors import InvalidKnowledge, InvalidRequest
 
 app = typer.Typer(help="Skills: measured transformations of kernels.")
@@ -50,7 +51,7 @@ def list_(
     """List skills with their states."""
     with open_target(data_dir, url) as target:
         rows = target.skills(Filters(state, tier, hardware, signal, language))
-    show(rows, as_json, _listed)
+    show(rows, as_json, listed)
 
 
 @app.command("search")
@@ -68,7 +69,7 @@ def search(
     """Search skills, best match first."""
     with open_target(data_dir, url) as target:
         rows = target.skills(Filters(state, tier, hardware, signal, language, words=text))
-    show(rows, as_json, _listed)
+    show(rows, as_json, listed)
 
 
 @app.command("show")
@@ -76,7 +77,7 @@ def show_(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson
     """Show one skill with its text and evidence."""
     with open_target(data_dir, url) as target:
         skill = target.skill(name)
-    show(skill, as_json, _skill_text)
+    show(skill, as_json, skill_text)
 
 
 @app.command("history")
@@ -163,8 +164,39 @@ def _change(
     with open_target(data_dir, url) as target:
         patch = {"state": state, "actor": actor or login(), "reason": reason, "force": force}
         changed = target.change_skill(name, patch)
-    show(changed, as_json, lambda answer: f"{answer['name']} is {answer['state']}")
-    _warn(changed)
+    show(changed, as_json, changed_text)
+    warn(changed)
+
+
+@app.command("revise")
+def revise(
+    name: Name,
+    reason: Reason,
+    description: Annotated[
+        str | None, typer.Option(help="What it does, and when to use it.")
+    ] = None,
+    predicate: Annotated[str | None, typer.Option(help="Its precondition; '' for none.")] = None,
+    text_file: Annotated[
+        Path | None, typer.Option(help="A file with its text, below the front matter.")
+    ] = None,
+    actor: Actor = None,
+    data_dir: DataDir = None,
+    url: Url = None,
+    as_json: AsJson = False,
+) -> None:
+    """Change the text or precondition of a skill.
+
+    One in use stays as it is: the change is a candidate beside it, which takes its place once it is
+    verified or approved. Import the changed folder to change more than this.
+    """
+    texts = {"description": description, "predicate": predicate}
+    if text_file is not None:
+        texts["body"] = text_file.read_text(encoding="utf-8")
+    change = {key: text for key, text in texts.items() if text is not None}
+    with open_target(data_dir, url) as target:
+        stored = target.revise_skill(name, {**change, "actor": actor or login(), "reason": reason})
+    show(stored, as_json, lambda row: f"{row['name']} is {row['state']}")
+    warn(stored)
 
 
 # -- export and import
@@ -225,13 +257,7 @@ def import_(
     headers = ("name", "outcome", "state", "dropped")
     show(imported, as_json, lambda rows: table(headers, [_imported(row) for row in rows]))
     for row in imported:
-        _warn(row)
-
-
-def _warn(answer: Json) -> None:
-    """Say what is odd about the scopes of a skill; an older service says nothing of it."""
-    for warning in answer.get("warnings", ()):
-        note(f"Warning: {answer['name']}: {warning}")
+        warn(row)
 
 
 def _skill_folders(folder: Path) -> list[Path]:
@@ -258,34 +284,6 @@ def _is_valid(folder: Path) -> bool:
 
 def _imported(row: Json) -> list[Any]:
     return [row["name"], row["outcome"], row["state"], ", ".join(row["dropped"]) or "nothing"]
-
-
-def _listed(rows: Any) -> str:
-    return table(
-        ("name", "tier", "state", "evidence", "description"),
-        [
-            (
-                row["name"],
-                row["tier"],
-                row["state"],
-                row["evidence"],
-                shortened(row["description"], 90),
-            )
-            for row in rows
-        ],
-    )
-
-
-def _skill_text(skill: Json) -> str:
-    conflicts = [f"{c['name']} ({c['state']}, {c['polarity']})" for c in skill.get("conflicts", ())]
-    head = {
-        **skill["summary"],
-        "origin": skill["origin"],
-        "transformation": skill.get("transformation"),
-        "predicate": skill["predicate"],
-        "conflicts with": ", ".join(conflicts),
-    }
-    return f"{pairs(head)}\n\n{skill['body']}".rstrip()
 
 
 # -- learning: runs in this process over the data directory, because it measures here

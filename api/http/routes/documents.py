@@ -171,6 +171,18 @@ def delete(document_id: str, parts: Parts, access: Access) -> dict[str, Any]:
     return browse.delete_document(parts, document_id, access_scope=access)
 
 
+@router.delete(
+    "/documents/{document_id}/corrections/{correction_id}",
+    summary="Drop a correction that no longer fits",
+)
+def drop_correction(
+    document_id: str, correction_id: str, parts: Parts, access: Access
+) -> dict[str, Any]:
+    """`corrections_unfit` of the document lists them: of passages, of headings and of cards."""
+    browse.drop_correction(parts, document_id, correction_id, access_scope=access)
+    return {"id": correction_id, "document_id": document_id, "dropped": True}
+
+
 @router.get("/documents/{document_id}/sections", summary="List the headings of a document")
 def sections(
     document_id: str, parts: Parts, access: Access, version: VersionNumber = None

@@ -20,6 +20,7 @@ from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.hardware.facts import SubjectKind
 from kb.hardware.schema import parse_hardware
 from kb.settings import Settings
+from retrieval.hardware_removal import remove_hardware
 from retrieval.vocabulary import MAX_LISTED, correct_symbol, list_samples, list_symbols
 
 router = APIRouter(tags=["hardware"])
@@ -102,6 +103,20 @@ def _structure(description: _Description) -> Mapping[str, Any]:
 def show(hardware_id: str, parts: Parts) -> dict[str, Any]:
     """Everything that its description states. `hardware_id` may be an id, name or alias."""
     return chips.show_hardware(parts.registry, hardware_id)
+
+
+@router.delete("/hardware/{hardware_id}", summary="Remove a chip, family or vendor")
+def remove(
+    hardware_id: str,
+    parts: Parts,
+    with_documents: Annotated[
+        bool, Query(description="Also the documents that are about it alone.")
+    ] = False,
+) -> dict[str, Any]:
+    """Its description and facts go; what was measured on it stays. 409 with what to do first while
+    something uses it, and for one that is built in.
+    """
+    return remove_hardware(parts, hardware_id, with_documents=with_documents)
 
 
 @router.get(

@@ -15,18 +15,20 @@ from fastapi import APIRouter, Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
-from api.bodies import Actor, SkillBody, SkillPatch, load_json, validated
+from api.bodies import Actor, load_json, validated
 from api.http.bodies import is_json, json_body, media_type, read_json_body, signed, too_large
 from api.http.dependencies import Access, Parts
 from api.http.multipart import ACTOR as SENT_WITH
 from api.http.multipart import read_form
 from api.http.openapi import json_request
 from api.services import Services
+from api.skill_bodies import RevisionBody, SkillBody, SkillPatch
 from kb.errors import InvalidRequest
 from kb.plain import plain
 from kb.scope import AccessScope
 from skills.format.folders import MAX_BYTES, packed, placed, unpacked
 from skills.lifecycle import change_state
+from skills.revising import Revision
 from skills.skill_library import Imported, SkillDetail
 
 router = APIRouter(tags=["skills"])
@@ -113,8 +115,9 @@ def patch_skill(
     body: Annotated[SkillPatch, Depends(json_body(SkillPatch))],
 ) -> dict[str, Any]:
     """A learned skill can be approved once trials support it, or with `force`, which its history
-    records. The answer has the new entry of the history, and `warnings` about the scopes of a skill
-    that is active now."""
+    records. An approved revision takes the place of the skill that it revises, whose history the
+    entry is then in. The answer has the new entry of the history, and `warnings` about the scopes
+    of a skill that is active now."""
     event = change_state(
         parts,
         name,
@@ -126,6 +129,28 @@ def patch_skill(
     )
     warnings = parts.skills.warnings(name, event, access_scope=access)
     return {"name": name, "state": event.to_state, "event": plain(event), "warnings": [*warnings]}
+
+
+@router.post(
+    "/skills/{name}/revisions",
+    summary="Change the text or precondition of a skill",
+    status_code=201,
+    responses={201: {"model": Imported, "description": "Stored as a candidate."}},
+    openapi_extra=json_request(RevisionBody),
+)
+def revise(
+    name: str,
+    parts: Parts,
+    access: Access,
+    body: Annotated[RevisionBody, Depends(json_body(RevisionBody))],
+) -> JSONResponse:
+    """A skill in use stays as it is; the new text is a candidate beside it, and takes its place
+    once it is verified or approved. `name` in the answer is that candidate's."""
+    revision = Revision(body.description, body.predicate, body.body)
+    stored = parts.skills.revise(
+        name, revision, actor=body.actor, reason=body.reason, access_scope=access
+    )
+    return JSONResponse(plain(stored), 201)
 
 
 @router.get("/skills/{name}/history", summary="Show the history of a skill, oldest first")

@@ -138,12 +138,13 @@ def _recurring_slots(
     return {
         slot
         for slot, members in lines.items()
-        if len(members) >= needed and _repeats(members, headings, filled)
+        # On other pages: the first lines of two columns are no running head.
+        if len({line.page for line in members}) >= needed and _repeats(members, headings, filled)
     }
 
 
 def _repeats(lines: Sequence[Line], headings: Collection[str], filled: int) -> bool:
-    texts = Counter(_DIGITS.sub("#", line.text) for line in lines)
+    texts = Counter(text for _, text in {(x.page, _DIGITS.sub("#", x.text)) for x in lines})
     offsets = Counter(o for line in lines for o in _offsets(line))
     offset, count = offsets.most_common(1)[0] if offsets else (0, 0)
     often = 2 if filled <= 4 else 3

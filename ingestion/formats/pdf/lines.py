@@ -7,6 +7,7 @@ gutter.
 from __future__ import annotations
 
 import statistics
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +16,7 @@ from ingestion.formats.pdf.text import LINE_END_HYPHEN, Word
 
 _MIN_COLUMN_RUNS = 6
 _MIN_GUTTER = 9.0
+_TRIED = 6  # places of a first gutter, those first that the fewest lines cross
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,33 @@ def _gutter(runs: Sequence[list[Word]]) -> float | None:
             score = len(left) + len(right) - crossing
             if best is None or score > best[0]:
                 best = (score, x)
-    return best[1] if best else None
+    return best[1] if best else _first_gutter(runs, prose)
+
+
+def _first_gutter(runs: Sequence[list[Word]], prose: Sequence[list[Word]]) -> float | None:
+    """The x right of the first of three or more columns of prose, or None: what is right of it has
+    a gutter of its own.
+    """
+    if len(prose) < 3 * _MIN_COLUMN_RUNS:
+        return None
+    width = max(r[-1].x1 for r in runs) - min(r[0].x0 for r in runs)
+    begins, ends = sorted(r[0].x0 for r in prose), sorted(r[-1].x1 for r in prose)
+    crossing = {x: len(prose) - bisect_right(ends, x) - _from(begins, x) for x in set(ends)}
+    for x in sorted(crossing, key=lambda x: (crossing[x], x))[:_TRIED]:
+        left = [r for r in prose if r[-1].x1 <= x]
+        right = [r for r in prose if r[0].x0 >= x]
+        if len(left) < _MIN_COLUMN_RUNS or len(right) < 2 * _MIN_COLUMN_RUNS:
+            continue
+        if crossing[x] > 0.3 * len(prose) or not _is_prose_column(left, width):
+            continue
+        if not _row_wise(left, right) and _gutter([r for r in runs if r[0].x0 >= x]) is not None:
+            return (x + min(r[0].x0 for r in right)) / 2
+    return None
+
+
+def _from(begins: Sequence[float], x: float) -> int:
+    """How many of the sorted places are at x or right of it."""
+    return len(begins) - bisect_left(begins, x)
 
 
 def _is_prose_column(runs: Sequence[list[Word]], page_width: float) -> bool:

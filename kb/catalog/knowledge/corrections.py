@@ -100,8 +100,9 @@ def load(connection: Connection, document_id: str) -> Corrections:
 
 @dataclass(frozen=True)
 class Unfit:
-    """A correction whose text or section the current version of its document does not have. `text`
-    is what was corrected to; `path` and `passage_id` name the passage that it was made of.
+    """A correction whose text, section or symbol the current version of its document does not have.
+    `text` is what was corrected to; `path` and `passage_id` name the passage that it was made of,
+    `path` alone the section or the symbol.
     """
 
     id: str
@@ -139,6 +140,14 @@ def unfit(
                         t.passages.c.text_sha256 == corrections.c.anchor,
                     ),
                 ),
+                sa.and_(
+                    corrections.c.target == "symbol",
+                    corrections.c.field == "card",  # a proposal stands or falls with its text
+                    ~sa.exists().where(
+                        t.symbols.c.version_id == current,
+                        t.symbols.c.name == corrections.c.anchor,
+                    ),
+                ),
             )
         )
         .order_by(corrections.c.created_at, corrections.c.id)
@@ -157,6 +166,10 @@ def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> Unf
             sa.select(t.sections.c.path).where(t.sections.c.version_id == row.current_version_id)
         ).scalars()
         if access.restricted or list(path) in list(there):
+            return None
+    elif row.target == "symbol":
+        path, passage_id = (str(row.anchor),), None
+        if access.restricted:
             return None
     else:
         old = connection.execute(
@@ -183,6 +196,9 @@ def _as_text(field: str, value: Any) -> str:
         return ", ".join(f"{kind}={tag}" for kind, tag in value) or "no tags"
     if field == "hardware":
         return ", ".join(value) or "any hardware"
+    if field == "card":
+        stated = {k: "; ".join(v) if isinstance(v, list) else v for k, v in value.items()}
+        return "\n".join(f"{name}: {text}" for name, text in stated.items())
     return str(value)
 
 

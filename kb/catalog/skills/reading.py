@@ -16,7 +16,14 @@ from kb.catalog import visible
 from kb.catalog.dialect import json_text
 from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
-from kb.catalog.skills.rows import SCOPE_KINDS, SkillEvent, SkillHead, SkillRow, SkillScopes
+from kb.catalog.skills.rows import (
+    REVISES,
+    SCOPE_KINDS,
+    SkillEvent,
+    SkillHead,
+    SkillRow,
+    SkillScopes,
+)
 from kb.catalog.tables import skills as t
 from kb.errors import NotFound, nearest
 from kb.ids import SkillId
@@ -63,6 +70,16 @@ def get(connection: Connection, name: str, access_scope: AccessScope = ALL_ACCES
             details={"skill": name, "nearest": near},
         )
     return skill
+
+
+def revision_of(
+    connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
+) -> SkillRow | None:
+    """The candidate that would take the place of the skill of this name, or None."""
+    revised = json_text(t.skills.c.metadata, sa.literal_column(f"'{REVISES}'"))
+    query = _whole(access_scope).where(revised == name, t.skills.c.state == "candidate")
+    rows = _rows(connection, query)
+    return max(rows, key=lambda row: row.updated_at) if rows else None
 
 
 def names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:

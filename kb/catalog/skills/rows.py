@@ -24,6 +24,9 @@ STATES: tuple[State, ...] = ("candidate", "active", "suspect", "retired", "quara
 EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("ablation", "pair", "lift", "simulator")
 LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with",)
 ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
+REVISES = "revises"  # in the metadata of a revision: the name of the skill whose text it would be
+REVISES_VERSION = "revises_version"  # the version of that skill which it was made from
+REVISES_SHA256 = "revises_sha256"  # its digest under that name
 AVOIDING = "Avoid: "  # before what a warning warns of
 WRITTEN = ("created", "revised")  # events that change what a skill says
 TRANSITIONS: Mapping[str, frozenset[str]] = {
@@ -121,6 +124,11 @@ class SkillRow(SkillHead):
     metadata: Mapping[str, Any]
     content_sha256: str
     origin_run_id: str | None
+
+    @property
+    def revises(self) -> str | None:
+        """The name of the skill that this one is a revision of."""
+        return self.metadata.get(REVISES)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from kb.catalog.meta import bump_revision
 from kb.catalog.skills.reading import find, get
 from kb.catalog.skills.rows import (
     LINK_KINDS,
+    REVISES,
+    REVISES_SHA256,
     SCOPE_KINDS,
     TRANSITIONS,
     WRITTEN,
@@ -39,6 +41,12 @@ from kb.catalog.tables import skills as t
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import SkillId, derived_id, new_id
 from kb.scope import ALL_ACCESS, AccessScope
+
+# What a skill keeps when a revision takes the place of its text.
+_OF_THE_SKILL = frozenset(
+    {"id", "name", "version", "state", "created_at", "written_at", "updated_at", "last_used_at"}
+    | {"scopes", "origin_run_id"}
+)
 
 
 def put(
@@ -127,6 +135,9 @@ def set_state(
 ) -> SkillEvent:
     """Move a skill to another state, with the event that says who did it and why.
 
+    A revision that becomes active takes the place of the skill that it revises, and is retired: the
+    event is that skill's then.
+
     With `force`, a person makes a learned skill active that no trial bears out; the event's details
     say so (`approved_without_measurement`). A skill that comes back from retired or
     quarantined is counted anew: whoever brings it back knows its record. Raises Conflict for a step
@@ -147,6 +158,8 @@ def set_state(
         if not force:
             raise _unmeasured(skill)
         noted["approved_without_measurement"] = True
+    if state == "active" and skill.revises is not None:
+        return _take_place(connection, skill, actor, reason, noted, access_scope)
     anew = {"trials": 0, "wins": 0} if skill.state in ("retired", "quarantined") else {}
     connection.execute(
         t.skills.update()
@@ -157,6 +170,92 @@ def set_state(
     event = append_event(connection, skill.id, "state", change, actor, reason, noted)
     bump_revision(connection)
     return event
+
+
+def _take_place(
+    connection: Connection,
+    revision: SkillRow,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any],
+    access_scope: AccessScope,
+) -> SkillEvent:
+    """The skill that this one revises gets its text, scopes and measurements as a new version, and
+    is active; what it said before is kept in its history. The measurements count from now on: they
+    are newer than the text.
+    """
+    skill = get(connection, str(revision.revises), access_scope)
+    access_scope.check_change(skill.scopes.hardware, f"the skill {skill.name}")
+    if skill.state == "quarantined" or skill.tier != revision.tier:
+        raise Conflict(
+            f"{revision.name} revises {skill.name}, which is {skill.tier} and {skill.state}",
+            hint=f"Restore {skill.name} first, or import the text under a name of its own.",
+        )
+    version = skill.version + 1
+    _replace_text(connection, skill, revision)
+    noted = {
+        **details,
+        "skill": skill.name,
+        "revision": revision.name,
+        "version": version,
+        "sha256": revision.metadata[REVISES_SHA256],
+        "before": {
+            "description": skill.description,
+            "predicate": skill.predicate,
+            "scopes": vars(skill.scopes),
+            "body": skill.body,
+        },
+    }
+    event = append_event(
+        connection, skill.id, "revised", (skill.state, "active"), actor, reason, noted
+    )
+    took = f"took the place of version {skill.version} of {skill.name}"
+    change = (revision.state, "retired")
+    append_event(connection, revision.id, "state", change, actor, f"{took}: {reason}", details)
+    bump_revision(connection)
+    return event
+
+
+def _replace_text(connection: Connection, skill: SkillRow, revision: SkillRow) -> None:
+    """Give the skill all that a revision says, and retire the revision."""
+    now = clock.now()
+    taken = SkillRow.__dataclass_fields__.keys() - _OF_THE_SKILL
+    values = {field: getattr(revision, field) for field in taken}
+    metadata = {k: v for k, v in revision.metadata.items() if not k.startswith(REVISES)}
+    values |= {
+        "moves": [dict(move) for move in revision.moves],
+        "sources": [dict(source) for source in revision.sources],
+        "metadata": metadata,
+        "content_sha256": revision.metadata[REVISES_SHA256],
+        "trials": 0,
+        "wins": 0,
+    }
+    connection.execute(
+        t.skills.update()
+        .where(t.skills.c.id == skill.id)
+        .values(**values, version=skill.version + 1, state="active", updated_at=now, written_at=now)
+    )
+    _replace_scopes(connection, skill.id, revision.scopes)
+    _copy_evidence(connection, revision, skill.id, now)
+    connection.execute(
+        t.skills.update()
+        .where(t.skills.c.id == revision.id)
+        .values(state="retired", updated_at=now)
+    )
+
+
+def _copy_evidence(connection: Connection, revision: SkillRow, skill_id: str, moment: str) -> None:
+    """What was measured of a revision backs the skill; the revision's own history keeps its."""
+    rows = connection.execute(
+        sa.select(t.evidence)
+        .where(t.evidence.c.subject_kind == "skill", t.evidence.c.subject_id == revision.id)
+        .order_by(t.evidence.c.created_at, t.evidence.c.id)
+    ).all()
+    for row in rows:
+        values = row._asdict()
+        told = {**values["details"], "measured_as": revision.name, "measured_at": row.created_at}
+        values |= {"id": new_id("ev"), "subject_id": skill_id, "created_at": moment}
+        connection.execute(t.evidence.insert().values(**{**values, "details": told}))
 
 
 def narrow(

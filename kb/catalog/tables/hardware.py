@@ -21,7 +21,7 @@ hardware = Table(
     json("signatures", default="[]"),
     json("toolchains"),
     Column("spec", Text, nullable=False),  # the hardware.toml as given
-    Column("origin", String, nullable=False),  # builtin | user
+    Column("origin", String, nullable=False),  # builtin | api | removed
     when(),
     when("updated_at"),
     scope(),

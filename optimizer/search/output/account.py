@@ -13,6 +13,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.search.confirm import Outcome
 from optimizer.search.records import Node, Proposal, best_of
+from optimizer.search.rough import rough_best, rough_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 
@@ -132,7 +133,7 @@ def _candidates(tree: Tree) -> list[dict[str, Any]]:
 
 def _counts(nodes: Sequence[Node], tree: Tree) -> dict[str, Any]:
     """Counts of a group of candidates; `failures` counts by kind whatever is not a correct
-    kernel."""
+    kernel. `rough` is what is known of a group that has no figure."""
     failures = Counter(node.verdict for node in nodes if not node.correct)
     best = best_of(nodes)
     return {
@@ -142,6 +143,7 @@ def _counts(nodes: Sequence[Node], tree: Tree) -> dict[str, Any]:
         "best": _told(best.speedup) if best is not None else None,
         "best_node": best.number if best is not None else None,
         "best_is_baseline": best is not None and best is tree.baseline,
+        "rough": rough_best(nodes) if best is None else "",
     }
 
 
@@ -242,7 +244,9 @@ def _unknown(node: Node) -> list[str]:
     evaluation = node.evaluation
     reasons = [t.reason for t in evaluation.timings if t.reason] if evaluation is not None else []
     if node.state == "unmeasured":
-        return [f"{name}: correct, not measured: {'; '.join(reasons) or 'the machine was busy'}"]
+        why = "; ".join(reasons) or "the machine was busy"
+        rough = f", {text}" if (text := rough_of(node)) else ""
+        return [f"{name}: correct, not measured{rough}: {why}"]
     missing = evaluation.verdict.not_measured if evaluation is not None else {}
     return [f"{name}: {tool}: {why}" for tool, why in missing.items()]
 

@@ -280,8 +280,12 @@ def _candidates(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _best(group: Mapping[str, Any]) -> str:
-    """The best figure of a group; the baseline itself is 1 by definition, which says nothing."""
-    return "the baseline" if group["best_is_baseline"] else figure(group["best"])
+    """The best figure of a group, or what is roughly known of it; the baseline itself is 1 by
+    definition, which says nothing.
+    """
+    if group["best_is_baseline"]:
+        return "the baseline"
+    return figure(group["best"], group["rough"] or "none")
 
 
 def _counted(counts: Mapping[str, int]) -> str:

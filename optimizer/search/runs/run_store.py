@@ -22,7 +22,7 @@ from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.confirm import UNTRIED
 from optimizer.search.records import Node, time_text
-from optimizer.search.rough import rough_best, rough_of
+from optimizer.search.rough import rough_best, rough_cases, rough_of
 from optimizer.search.runs.run_lock import Owner, owner_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import BY_COMMANDS, Tree
@@ -175,8 +175,8 @@ def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
 def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
     """A candidate as a page shows it: `node` as `node_record` has it, `row` as `candidate_rows`,
     `diff`, the lines of a unified diff from the files of its parent, empty where either has none,
-    and `transcript`, the stored conversation with the model that proposed it or None. Raises
-    NotFound for a number that is none.
+    `transcript`, the stored conversation with the model that proposed it or None, and `rough`, what
+    is known by case of one that could not be timed. Raises NotFound for a number that is none.
     """
     _, tree = _loaded(base, run_id)
     node = _node(tree, run_id, number)
@@ -185,6 +185,7 @@ def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
         "row": _candidate_row(tree, node),
         "diff": _diff(tree, node),
         "transcript": _transcript(base, node),
+        "rough": rough_cases(node),
     }
 
 

@@ -248,7 +248,12 @@ def test_what_a_new_version_leaves_to_decide_is_on_the_pages(filled: Filled) -> 
     page = soup(client.get(f"/ui/documents/{document}"))
     assert "The texp takes 12 cycles." in page.text and "{'id'" not in page.text
     [form] = page.find_all("form", action=re.compile("/drop$"))
-    page = soup(client.post(str(form["action"])))
+    [unfit] = client.get(f"/documents/{document}").json()["corrections_unfit"]
+    route = f"/documents/{document}/corrections/{unfit['id']}"
+    assert client.delete(f"/documents/{document}/corrections/cor_0").status_code == 404
+    assert client.delete(route).json()["dropped"] is True
+    assert client.delete(route).status_code == 404
+    page = soup(client.get(f"/ui/documents/{document}"))
     assert "no longer fits" not in page.text and "no longer fits" not in client.get("/ui").text
     soup(client.post(str(form["action"])), 404)
     client.delete(f"/documents/{document}")
@@ -389,3 +394,24 @@ def test_what_has_no_headings_has_pages_with_words_to_press(
         assert page.title is not None and page.title.text.strip(" ·") != "Kernlore", path
         for place in page.find_all(["a", "h1", "h2", "h3"]):
             assert place.text.strip(" .0123456789"), f"{path}: {place}"
+
+
+def test_a_chip_is_removed_from_its_page(filled: Filled) -> None:
+    filled.client.post("/hardware", json={"id": "gone-1"})
+    page = soup(filled.client.get("/ui/hardware/gone-1"))
+    form = page.find("form", action="/ui/hardware/gone-1/remove")
+    assert form is not None
+    answer = filled.client.post("/ui/hardware/gone-1/remove", data={"documents": "yes"})
+    assert "Mark the box" in soup(answer, 400).text
+    soup(filled.client.post("/ui/hardware/gone-1/remove", data={"sure": "yes"}))
+    soup(filled.client.get("/ui/hardware/gone-1"), 404)
+    assert "/h100/remove" not in filled.client.get("/ui/hardware/h100").text
+
+
+def test_a_kernel_that_a_busy_machine_could_not_time_has_its_rough_ratio(filled: Filled) -> None:
+    rough = "roughly 20x (not confirmed: the processors were busy)"
+    assert rough in soup(filled.client.get(f"/ui/runs/{RUN}")).text
+    page = soup(filled.client.get(f"/ui/runs/{RUN}/candidates/2"))
+    assert rough in page.text and "about 12 us a call, reference 240 us" in page.text
+    assert "Not confirmed" in page.text
+    assert "Not confirmed" not in soup(filled.client.get(f"/ui/runs/{RUN}/candidates/1")).text

@@ -125,6 +125,24 @@ def test_columns_are_read_one_after_the_other() -> None:
     assert text == " ".join([*left, *right])
 
 
+@pytest.mark.parametrize("count", [2, 3, 4])
+def test_several_columns_are_read_one_after_the_other(count: int) -> None:
+    """Also from the head of the page, where equal first lines are no running head."""
+    texts = [[f"Column {c} says in line {i:02d}" for i in range(12)] for c in range(count)]
+    document = parse_pdf(golden.columns(texts))
+    text = " ".join(e.text for e in document.elements)
+    assert text == " ".join(line for lines in texts for line in lines)
+
+
+def test_rows_of_short_texts_are_read_across() -> None:
+    """A table without rules is drawn row by row, and its rows belong together."""
+    rows = [
+        [f"name {i:02d} of it", f"its meaning is {i:02d}", f"see page {i:02d}"] for i in range(12)
+    ]
+    text = " ".join(e.text for e in parse_pdf(golden.rows(rows)).elements)
+    assert all(" ".join(row) in text for row in rows)
+
+
 def test_complaint_03_a_scanned_page_is_reported_and_a_blank_one_is_fine() -> None:
     document = parse_pdf(golden.scanned_in_the_middle())
     assert document.pages_seen == 3

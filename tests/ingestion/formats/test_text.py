@@ -42,3 +42,28 @@ def test_a_table_is_rectangular_and_clean() -> None:
 
 def test_a_pipe_in_a_cell_stays_one_cell() -> None:
     assert render_table(make_table([], [["a|b", "c"]])) == "| a\\|b | c |"
+
+
+ERRORS = """orbc 3.2 error log collection
+
+O3-1042  well allocation exceeds limit
+    The kernel states more than 163840 bytes with .well. Use smaller blocks.
+O3-2007  misaligned dget
+    The address must be a multiple of 64. The assembler checks constants only.
+
+Example:
+softmax.orb:12: error: O3-1042: well allocation exceeds limit
+softmax.orb:19: error: O3-3001: unknown mnemonic 'vexpf'
+"""
+
+
+def test_each_entry_of_a_list_of_errors_stays_whole() -> None:
+    elements = parse_text(ERRORS).elements
+    assert [element.kind for element in elements] == ["text", "list", "list", "text", "code"]
+    assert elements[1].text.startswith("O3-1042") and elements[1].text.endswith("blocks.")
+    assert elements[2].text.endswith("checks constants only.")
+    assert elements[4].text.startswith("softmax.orb:12") and "vexpf" in elements[4].text
+    together = parse_text("RFC2119  Key words\nand other text\nP100  a part\n").elements
+    assert [element.kind for element in together] == ["text"]
+    [paragraph] = parse_text("Note:\nIt is 12:30 now, and a ratio is 3:1.\n").elements
+    assert paragraph.kind == "text"

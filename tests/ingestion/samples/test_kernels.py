@@ -205,3 +205,39 @@ def test_no_code_takes_long(piece: str) -> None:
     start = time.perf_counter()
     entry_of(piece * (20_000 // len(piece)))
     assert time.perf_counter() - start < 3
+
+
+ABI = """# Orbis ABI
+
+```orbasm
+.kernel scale2
+.well 8192
+  dget [0], [A0], 4096
+  dwait
+  vld V0, [0]
+  vadd V0, V0, V0
+  vst [0], V0
+  dput [A1], [0], 4096
+  dwait
+.end
+```
+"""
+
+
+def test_a_kernel_in_the_chips_own_language_needs_no_names_of_this_manual() -> None:
+    """The instructions may stand in another manual of the chip."""
+
+    def found(text: str, own: Collection[str] = ("orbasm",)) -> list[KernelSample]:
+        return kernels_of(split_sections(parse(text.encode(), "abi.md").elements), (), (), own)
+
+    [kernel] = found(ABI)
+    assert kernel.language == "orbasm" and kernel.code.startswith(".kernel scale2")
+    for fragment in (
+        ABI.replace(".end\n", ""),
+        ABI.replace("  vld V0, [0]\n", "  ...\n"),
+        ABI.replace(".kernel scale2\n", ""),
+        ABI.replace("orbasm", "toml"),
+        ".kernel a\n  nop\n  nop\n  nop\n.end".join(("```orbasm\n", "\n```\n")),
+    ):
+        assert found(fragment) == []
+    assert found(ABI, own=()) == []

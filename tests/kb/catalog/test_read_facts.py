@@ -9,6 +9,7 @@ import pytest
 from kb.catalog.hardware import Fact
 from kb.catalog.knowledge.erasure import erase, forget_facts
 from kb.catalog.tables.hardware import facts
+from kb.errors import Conflict, InvalidRequest
 from kb.hardware.schema import parse_hardware
 from tests.stored_text import files_with
 
@@ -134,3 +135,19 @@ def test_a_value_that_the_new_version_states_in_other_words_is_not_outdated(orbi
     ingest(orbis, "sheet.md", twice.replace("is 48 MiB", "is 48 MiB large"))
     assert orbis.registry.outdated("orbis-3") == []
     assert orbis.registry.effective_facts("orbis-3")["l2_size"].value == 48 * 2**20
+
+
+def test_the_correction_of_a_value_is_withdrawn(orbis: Store) -> None:
+    ingest(orbis, "sheet.md", SHEET)
+    fact = proposed(orbis)["memory_bandwidth"]
+    for number in (900e9, 910e9):  # a second correction leaves what was read
+        fixed = orbis.registry.patch_fact(fact.id, number=number, actor="ana")
+    assert (fixed.number, fixed.origin, fixed.status) == (910e9, "person", "accepted")
+    ingest(orbis, "sheet.md", SHEET.replace("333 W", "350 W"))  # stated again, in a new version
+    back = orbis.registry.patch_fact(fact.id, withdraw=True, actor="ana")
+    assert (back.number, back.text, back.origin) == (fact.number, fact.text, fact.origin)
+    assert back.status == "proposed" and back.cell == fact.cell
+    with pytest.raises(Conflict, match="not a correction"):
+        orbis.registry.patch_fact(fact.id, withdraw=True, actor="ana")
+    with pytest.raises(InvalidRequest):
+        orbis.registry.patch_fact(fact.id, withdraw=True, status="accepted", actor="ana")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from kb.catalog.knowledge import symbols
+from kb.catalog.knowledge import corrections, symbols
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import ALL_ACCESS, AccessScope
@@ -112,6 +112,22 @@ def test_a_correction_survives_the_next_version(store: Store) -> None:
     assert (after.version, after.meaning, after.corrected) == (2, "load 32 bytes", True)
     assert after.limits == ("not in a loop",) and after.signature == load.signature
     assert not card(store, "put").corrected
+
+
+def test_a_correction_of_a_name_that_is_gone_is_listed_and_dropped(store: Store) -> None:
+    document = upload(store, MANUAL)
+    symbols.correct(store.catalog, card(store, "stt").id, {"limits": ["not twice"]}, "ana")
+    upload(store, MANUAL + "\nMore.\n")
+    with store.catalog.read() as connection:
+        assert corrections.unfit(connection, document) == []
+    upload(store, REVISED)
+    with store.catalog.write() as connection:
+        [lost] = corrections.unfit(connection, document)
+        assert (lost.target, lost.field, lost.path) == ("symbol", "card", ("stt",))
+        assert lost.text == "limits: not twice" and lost.actor == "ana"
+        assert "card 'limits: not twice' (under stt)" in corrections.remarks([lost])[0]
+        assert corrections.drop(connection, document, lost.id)
+        assert corrections.unfit(connection, document) == []
 
 
 def test_a_correction_of_an_earlier_version_s_card_holds_now(store: Store) -> None:

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from optimizer.evaluation.records import verdict_from_json
+from optimizer.evaluation.records import CaseCheck, CaseTiming, verdict_from_json
 from optimizer.search.confirm import Outcome
 from optimizer.search.output.plots import STYLES, write_plots
 from optimizer.search.output.report import write_report
-from optimizer.search.records import Node
+from optimizer.search.records import Node, Proposal
 from optimizer.search.tree import Tree
 from tests.optimizer.search.output.output_runs import (
     cpp_bundle,
@@ -103,6 +103,24 @@ def test_cases_candidates_verdicts_and_costs(report_content: dict[str, Any]) -> 
     [model] = report_content["models"]
     assert (model["n"], model["tokens_in"], model["usd"]) == (4, 1230, 0.0125)
     assert model["usd_unknown"] == 3
+
+
+def test_a_group_without_a_figure_has_its_rough_ratio(tmp_path: Path) -> None:
+    run, tree, outcome = no_gain_run()
+    measured = evaluation(cpp_bundle(), None)
+    times = CaseTiming("main", "repeat", reason="busy", rough_us=10.0, rough_baseline_us=30.0)
+    checks = (CaseCheck("main", 3, True),)
+    untimed = replace(measured, timing="repeat", timings=(times,), checks=checks)
+    proposal = Proposal(cpp_bundle(), "llm", 0, "a plan")
+    tree = Tree([*tree.nodes, Node(1, 0, "unmeasured", proposal, untimed)])
+    path = write_report(run, tree, outcome, problem_in(tmp_path / "p"), tmp_path)
+    rough = "roughly 3x (not confirmed: the processors were busy)"
+    content = json.loads((tmp_path / "report.json").read_text())
+    (group,) = content["candidates"]
+    assert group["best"] is None and group["rough"] == f"{rough}, node 1"
+    text = path.read_text()
+    assert f"| {rough}, node 1 |" in text
+    assert f"* node 1: correct, not measured, {rough}: busy" in text
 
 
 def test_the_path_tells_each_step(report_content: dict[str, Any]) -> None:

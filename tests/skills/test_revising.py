@@ -1,0 +1,145 @@
+"""A skill in use is revised while it stays in use: a candidate beside it takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kb.catalog import Catalog
+from kb.catalog import skills as store
+from kb.errors import Conflict, Forbidden, InvalidKnowledge, UnknownSignal
+from kb.scope import AccessScope
+from skills.format.skillfile import write_skill
+from skills.lifecycle import approve, retire
+from skills.revising import Revision
+from skills.skill_library import SkillLibrary
+from tests.skills.test_library import LEARNED, SHIPPED, bring, measure, stocked
+
+pytestmark = pytest.mark.slow(seconds=4)
+NAME = LEARNED.name
+REVISION = f"{NAME}-r2"
+ANN: Any = {"actor": "ann", "reason": "a better text"}
+
+
+@pytest.fixture
+def catalog(tmp_path: Path) -> Iterator[Catalog]:
+    opened = stocked(tmp_path / "data")
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def library(catalog: Catalog, tmp_path: Path) -> SkillLibrary:
+    """With one skill in use."""
+    library = SkillLibrary(catalog)
+    bring(library, tmp_path)
+    measure(catalog, NAME)
+    library.set_state(NAME, "active", actor="ann", reason="measured")
+    return library
+
+
+def test_an_import_stands_beside_the_skill_in_use(library: SkillLibrary, tmp_path: Path) -> None:
+    before = library.show(NAME)
+    imported = bring(library, tmp_path, replace(LEARNED, body="Another step."))
+    assert (imported.name, imported.outcome, imported.state) == (REVISION, "created", "candidate")
+    assert imported.revises == NAME
+    after = library.show(NAME)
+    assert (after.body, after.summary.state) == (before.body, "active")
+    assert after.revision == REVISION and after.revises is None
+    revision = library.show(REVISION)
+    assert (revision.revises, revision.transformation) == (NAME, before.transformation)
+    assert "+Another step." in revision.changes.splitlines()
+    again = bring(library, tmp_path, replace(LEARNED, body="Another step."))
+    assert (again.name, again.outcome) == (REVISION, "unchanged")
+    further = bring(library, tmp_path, replace(LEARNED, body="A third step."))
+    assert (further.name, further.outcome) == (REVISION, "updated")
+    assert bring(library, tmp_path, LEARNED).outcome == "unchanged"
+
+
+def test_a_measured_revision_takes_the_place(
+    library: SkillLibrary, catalog: Catalog, tmp_path: Path
+) -> None:
+    old = library.show(NAME)
+    bring(library, tmp_path, replace(LEARNED, body="Another step."))
+    with pytest.raises(Conflict, match="no measurement"):  # those of the old text do not count
+        approve(catalog, REVISION, **ANN)
+    measure(catalog, REVISION)
+    event = approve(catalog, REVISION, **ANN)
+    assert (event.event, event.from_state, event.to_state) == ("revised", "active", "active")
+    assert event.details["before"]["body"] == old.body
+    new = library.show(NAME)
+    assert (new.body, new.summary.state, new.summary.version) == ("Another step.", "active", 2)
+    assert new.id == old.id and new.revision is None
+    assert len(new.evidence) == len(old.evidence) + 1
+    assert new.evidence[-1].details["measured_as"] == REVISION
+    with catalog.read() as connection:
+        assert store.measured(connection, store.get(connection, NAME))
+    assert library.show(REVISION).summary.state == "retired"
+    assert library.import_folder(tmp_path / "in" / NAME, actor="ann").outcome == "unchanged"
+    third = bring(library, tmp_path, replace(LEARNED, body="Yet another."))
+    assert third.name == f"{NAME}-r3"
+
+
+def test_a_revision_approved_by_force_needs_a_measurement_later(
+    library: SkillLibrary, catalog: Catalog
+) -> None:
+    stored = library.revise(NAME, Revision(predicate="problem.product_rows >= 32"), **ANN)
+    assert stored.name == REVISION
+    event = approve(catalog, REVISION, force=True, **ANN)
+    assert event.details["approved_without_measurement"]
+    assert library.show(NAME).predicate == "problem.product_rows >= 32"
+    assert library.show(NAME).origin == "person"
+    with catalog.read() as connection:
+        assert not store.measured(connection, store.get(connection, NAME))
+
+
+def test_a_second_change_builds_on_the_first(library: SkillLibrary) -> None:
+    library.revise(NAME, Revision(body="Another step.\r\n"), **ANN)
+    library.revise(NAME, Revision(description="Use when rows are short."), **ANN)
+    library.revise(REVISION, Revision(predicate="problem.product_rows >= 8"), **ANN)
+    revision = library.show(REVISION)
+    assert revision.body == "Another step." and revision.revises == NAME
+    assert revision.summary.description == "Use when rows are short."
+    assert revision.predicate == "problem.product_rows >= 8"
+    with pytest.raises(Conflict, match="already"):
+        library.revise(NAME, Revision(body="Another step."), **ANN)
+
+
+def test_what_cannot_be_revised_says_why(library: SkillLibrary, catalog: Catalog) -> None:
+    library.sync_builtin(SHIPPED)
+    with pytest.raises(Conflict, match="comes with Kernlore"):
+        library.revise("triton-mask-block-tail", Revision(body="x"), **ANN)
+    with pytest.raises(InvalidKnowledge, match="predicate"):
+        library.revise(NAME, Revision(predicate="and ("), **ANN)
+    with pytest.raises(UnknownSignal):
+        library.revise(NAME, Revision(predicate="signals.memory_bund"), **ANN)
+    library.revise(NAME, Revision(body="Another step."), **ANN)
+    library.set_state(NAME, "quarantined", actor="ann", reason="wrong")
+    with pytest.raises(Conflict, match="quarantined"):
+        approve(catalog, REVISION, force=True, **ANN)
+    assert library.show(REVISION).summary.state == "candidate"
+    with pytest.raises(Conflict, match="quarantined"):
+        library.revise(NAME, Revision(body="Another."), **ANN)
+
+
+def test_a_refused_revision_leaves_the_skill(library: SkillLibrary, catalog: Catalog) -> None:
+    library.revise(NAME, Revision(body="Another step."), **ANN)
+    retire(catalog, REVISION, **ANN)
+    assert library.show(NAME).revision is None
+    assert library.show(NAME).summary.state == "active"
+    again = library.revise(NAME, Revision(body="A third step."), **ANN)
+    assert again.name != REVISION and again.outcome == "created"
+
+
+def test_a_restricted_caller_revises_only_its_own(library: SkillLibrary, tmp_path: Path) -> None:
+    """The skill is about h100; the caller may see it, as one below another chip's family."""
+    other = AccessScope(hardware=frozenset({"h100", "h200", "any"}), own=frozenset({"h200"}))
+    with pytest.raises(Forbidden):
+        library.revise(NAME, Revision(body="Another step."), access_scope=other, **ANN)
+    folder = write_skill(replace(LEARNED, body="Another step."), tmp_path / "other")
+    with pytest.raises(Forbidden):
+        library.import_folder(folder, actor="eve", access_scope=other)
