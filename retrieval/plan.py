@@ -22,8 +22,8 @@ from retrieval.diagnose.signals import DATA, Signal
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
-# Of a log, for the dense level: encoding takes a third of a millisecond a token, and more lines than
-# the decisive ones come no nearer to what a person says is wrong (docs/adr/037).
+# Of a log, for the dense level: encoding takes a third of a millisecond a token, and more than the
+# decisive lines comes no nearer to what a person says is wrong (docs/adr/037).
 DENSE_LOG = 240
 SHORT_LOG = 2000  # characters
 MAX_SIGNALS = 3  # of a verdict that are searched for
