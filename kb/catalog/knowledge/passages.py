@@ -95,17 +95,21 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     """The passages among `seqs` that are live and within the scope, by number."""
     rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
     hardware = None if scope.hardware is None else set(scope.hardware)
+    access, categories = scope.access_scope, scope.categories
+    owner, restricted = access.owner, access.restricted
     passages: dict[int, Passage] = {}
     for seq, live in rows.items():
-        if live is None or live.owner != scope.access_scope.owner:
-            continue
-        if not scope.access_scope.sees(live.document_hardware):
+        if live is None or live.owner != owner:
             continue
         passage = live.passage
-        if passage.category not in scope.categories or not scope.speaks(live.languages):
+        if passage.category not in categories or not scope.speaks(live.languages):
             continue
-        if hardware is None or not hardware.isdisjoint(passage.hardware):
-            passages[seq] = _as_seen(passage, scope.access_scope)
+        if hardware is not None and hardware.isdisjoint(passage.hardware):
+            continue
+        if not restricted:
+            passages[seq] = passage
+        elif access.sees(live.document_hardware):
+            passages[seq] = _as_seen(passage, access)
     return passages
 
 
