@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from sqlalchemy import Connection
 
@@ -222,14 +221,9 @@ class _Family:
     least: int
 
     def takes_at_most(self, tokens: int) -> bool:
-        """Whether they take at most so many tokens together. Most take far more, and then nothing
-        is counted.
-        """
-        return self.least <= tokens and self._tokens <= tokens
-
-    @cached_property
-    def _tokens(self) -> int:
-        return sum(count_tokens(section.text) + HEADING for section in self.group)
+        """Whether they take at most so many tokens together. Of most nothing has to be counted."""
+        counts = (count_tokens(section.text) + HEADING for section in self.group)
+        return self.least <= tokens and sum(counts) <= tokens
 
 
 def _families(

@@ -101,15 +101,13 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     for seq, live in rows.items():
         if live is None or live.owner != owner:
             continue
+        if restricted and not access.sees(live.document_hardware):
+            continue
         passage = live.passage
         if passage.category not in categories or not scope.speaks(live.languages):
             continue
-        if hardware is not None and hardware.isdisjoint(passage.hardware):
-            continue
-        if not restricted:
-            passages[seq] = passage
-        elif access.sees(live.document_hardware):
-            passages[seq] = _as_seen(passage, access)
+        if hardware is None or not hardware.isdisjoint(passage.hardware):
+            passages[seq] = _as_seen(passage, access) if restricted else passage
     return passages
 
 
