@@ -37,6 +37,20 @@ def count_tokens(text: str) -> int:
     return sum(map(_tokens_of_line, _LINES.split(text)))
 
 
+def fits(text: str, most: int) -> bool:
+    """Whether a text takes at most so many tokens. Each of its words is at least one, so nothing is
+    encoded of a text with too many. Raises Unavailable, as `count_tokens` does.
+    """
+    return least_tokens(text) <= most and count_tokens(text) <= most
+
+
+def least_tokens(text: str) -> int:
+    """A number of tokens that a text takes in any case, in a hundredth of the time of counting: no
+    token of this encoding reaches over white space from one word into the next.
+    """
+    return len(text.split())
+
+
 @lru_cache(maxsize=LINES)
 def _tokens_of_line(line: str) -> int:
     return len(_encoding().encode_ordinary(line))

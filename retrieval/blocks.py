@@ -25,7 +25,7 @@ from kb.catalog.knowledge.section_texts import (
     whole_sections,
 )
 from kb.catalog.knowledge.symbols import Symbol
-from kb.prompt_tokens import count_tokens
+from kb.prompt_tokens import count_tokens, fits, least_tokens
 from kb.scope import ANY, ScopeFilter
 from retrieval.excerpts import citation
 from retrieval.ranking import Ranked
@@ -204,7 +204,7 @@ def _parents(
     merged: dict[str, tuple[WholeSection, ...]] = {}
     # From the innermost out, in one order in every process: the outermost that fits is given.
     for parent in sorted(wanted, key=lambda i: (-families[i].level, i)):
-        if families[parent].tokens <= largest - FENCE:
+        if families[parent].takes_at_most(largest - FENCE):
             group = families[parent].group
             merged |= dict.fromkeys((section.id for section in group), group)
     return merged
@@ -212,13 +212,18 @@ def _parents(
 
 @dataclass(frozen=True)
 class _Family:
-    """A section with those directly below it, as far as a scope admits them, and the tokens that
-    they take together. `level` is the parent's, 0 where it has no passages of its own.
+    """A section with those directly below it, as far as a scope admits them. `level` is the
+    parent's, 0 where it has no passages of its own, `least` what `least_tokens` says of them all.
     """
 
     group: tuple[WholeSection, ...]
-    tokens: int
     level: int
+    least: int
+
+    def takes_at_most(self, tokens: int) -> bool:
+        """Whether they take at most so many tokens together. Of most nothing has to be counted."""
+        counts = (count_tokens(section.text) + HEADING for section in self.group)
+        return self.least <= tokens and sum(counts) <= tokens
 
 
 def _families(
@@ -234,8 +239,8 @@ def _families(
         families = {}
         for key, parent in zip(keys, wanted, strict=True):
             group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
-            tokens = sum(count_tokens(section.text) + HEADING for section in group)
-            families[key] = _Family(group, tokens, texts[parent].level if parent in texts else 0)
+            least = sum(least_tokens(section.text) + HEADING for section in group)
+            families[key] = _Family(group, texts[parent].level if parent in texts else 0, least)
         return families
 
     keys = [(parent, *scope.key) for parent in sorted(parents)]
@@ -317,7 +322,7 @@ def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list
     places = [n for n, p in enumerate(passages) if p.id == hit.id]
     if not places:
         return []
-    if count_tokens(section_text(passages)) <= largest - SLACK:
+    if fits(section_text(passages), largest - SLACK):
         return list(passages)  # most sections: what follows would come to the same step by step
     return _grown(passages, places[0], largest)
 
@@ -326,21 +331,21 @@ def _grown(passages: Sequence[Passage], place: int, largest: int) -> list[Passag
     """As `part_around`, of a section that is too long: from the hit on, passage by passage."""
     first = last = place
 
-    def fits(low: int, high: int) -> bool:
-        return count_tokens(section_text(passages[low : high + 1])) <= largest
+    def fitting(low: int, high: int) -> bool:
+        return fits(section_text(passages[low : high + 1]), largest)
 
-    if not fits(first, last):
+    if not fitting(first, last):
         return []
-    while last + 1 < len(passages) and _one_piece(passages, last + 1) and fits(first, last + 1):
+    while last + 1 < len(passages) and _one_piece(passages, last + 1) and fitting(first, last + 1):
         last += 1
-    while first > 0 and not _starts_clean(passages, first) and fits(first - 1, last):
+    while first > 0 and not _starts_clean(passages, first) and fitting(first - 1, last):
         first -= 1
     grew = True
     while grew:
         grew = False
-        if last + 1 < len(passages) and fits(first, last + 1):
+        if last + 1 < len(passages) and fitting(first, last + 1):
             last, grew = last + 1, True
-        if first > 0 and fits(first - 1, last):
+        if first > 0 and fitting(first - 1, last):
             first, grew = first - 1, True
     # Where the room ends before the beginning of the hit's own sentence, what follows it is left.
     while first <= last and not _starts_clean(passages, first):

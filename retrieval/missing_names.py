@@ -6,36 +6,50 @@ name that was meant answers such an error better than any text about compile err
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from kb.catalog.knowledge.symbols import Symbol
-from retrieval.symbols import UnknownName
+from retrieval.symbols import UnknownName, close_matches
 
 MOST = 4  # names of a log
 NEAREST = 3
 LEAST_LIKENESS = 0.75  # of spelling
 LONGEST = 80  # characters of a name
 READ = 200_000  # characters of a log
+LOGS = 16  # whose names are kept, while their requests are answered
 
 _QUOTE = "[\"'`\u2018\u2019]"
 _NAME = rf"(?:[\w.]+(?:::|->))?(?P<name>[A-Za-z_][\w.]{{1,{LONGEST}}})"
+# Each with words of which a line that it matches has one, in small letters.
 _UNKNOWN = tuple(
-    re.compile(pattern)
-    for pattern in (
-        rf"identifier {_QUOTE}{_NAME}{_QUOTE} is undefined",
-        rf"use of undeclared identifier {_QUOTE}{_NAME}{_QUOTE}",
-        rf"(?:unknown type name|no (?:template|member) named) {_QUOTE}{_NAME}{_QUOTE}",
-        rf"{_QUOTE}{_NAME}{_QUOTE} (?:was not declared in this scope|undeclared)",
-        rf"{_QUOTE}{_NAME}{_QUOTE} is not a member of",
-        rf"NameError\W{{1,3}}name {_QUOTE}{_NAME}{_QUOTE} is not defined",
-        rf"{_NAME} is not defined$",
-        rf"module {_QUOTE}(?!torch|numpy|math|jax{_QUOTE})[\w.]+{_QUOTE} has no attribute"
-        rf" {_QUOTE}{_NAME}{_QUOTE}",
-        rf"cannot import name {_QUOTE}{_NAME}{_QUOTE}",
-        rf"(?i:unknown|unrecognized|undefined) (?:instruction|opcode|mnemonic|function|name)"
-        rf"(?: name)?:? {_QUOTE}?{_NAME}{_QUOTE}?",
+    (words, re.compile(pattern))
+    for words, pattern in (
+        (("is undefined",), rf"identifier {_QUOTE}{_NAME}{_QUOTE} is undefined"),
+        (("undeclared",), rf"use of undeclared identifier {_QUOTE}{_NAME}{_QUOTE}"),
+        (
+            ("unknown type", "named"),
+            rf"(?:unknown type name|no (?:template|member) named) {_QUOTE}{_NAME}{_QUOTE}",
+        ),
+        (
+            ("declared",),
+            rf"{_QUOTE}{_NAME}{_QUOTE} (?:was not declared in this scope|undeclared)",
+        ),
+        (("not a member",), rf"{_QUOTE}{_NAME}{_QUOTE} is not a member of"),
+        (("nameerror",), rf"NameError\W{{1,3}}name {_QUOTE}{_NAME}{_QUOTE} is not defined"),
+        (("is not defined",), rf"{_NAME} is not defined$"),
+        (
+            ("has no attribute",),
+            rf"module {_QUOTE}(?!torch|numpy|math|jax{_QUOTE})[\w.]+{_QUOTE} has no attribute"
+            rf" {_QUOTE}{_NAME}{_QUOTE}",
+        ),
+        (("cannot import",), rf"cannot import name {_QUOTE}{_NAME}{_QUOTE}"),
+        (
+            ("unknown", "unrecognized", "undefined"),
+            rf"(?i:unknown|unrecognized|undefined) (?:instruction|opcode|mnemonic|function|name)"
+            rf"(?: name)?:? {_QUOTE}?{_NAME}{_QUOTE}?",
+        ),
     )
 )
 _LANGUAGES = {
@@ -53,17 +67,27 @@ def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
     """The names that a log calls unknown, each with the nearest that the cards know. A name that a
     card has or mentions is left out: there a header, an import or a target is missing.
     """
-    names = dict.fromkeys(
-        match["name"]
-        for line in log[:READ].splitlines()
-        for pattern in _UNKNOWN
-        for match in pattern.finditer(line)
-    )
+    names = _unknown_to(log[:READ])
     if not names:
         return []
     known = vocabulary(cards)
     strange = [name for name in names if name not in known][:MOST]
     return [UnknownName(name, 0, _nearest(name, known)) for name in strange]
+
+
+@lru_cache(maxsize=LOGS)
+def _unknown_to(log: str) -> tuple[str, ...]:
+    """The names that a log calls unknown. One request asks for them twice."""
+    folded = log.lower()
+    patterns = [pattern for words, pattern in _UNKNOWN if any(word in folded for word in words)]
+    return tuple(
+        dict.fromkeys(
+            match["name"]
+            for line in (log.splitlines() if patterns else ())
+            for pattern in patterns
+            for match in pattern.finditer(line)
+        )
+    )
 
 
 def vocabulary(cards: Sequence[Symbol]) -> dict[str, Symbol]:
@@ -86,7 +110,7 @@ def _nearest(name: str, known: Mapping[str, Symbol]) -> tuple[str, ...]:
     if "." not in name:
         for other in known:
             spelled.setdefault(other.rpartition(".")[2].lower(), other)
-    near = difflib.get_close_matches(name.lower(), list(spelled), NEAREST, LEAST_LIKENESS)
+    near = close_matches(name.lower(), spelled, NEAREST, LEAST_LIKENESS)
     return tuple(dict.fromkeys(spelled[match] for match in near))
 
 

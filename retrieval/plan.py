@@ -22,6 +22,9 @@ from retrieval.diagnose.signals import DATA, Signal
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
+# Of a log, for the dense level: encoding takes a third of a millisecond a token, and more than the
+# decisive lines comes no nearer to what a person says is wrong (docs/adr/037).
+DENSE_LOG = 240
 SHORT_LOG = 2000  # characters
 MAX_SIGNALS = 3  # of a verdict that are searched for
 SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
@@ -81,7 +84,8 @@ def make_plan(
     """`signals` are those of the verdict, the leading one first; `registry` knows the words of
     metric names.
     """
-    detail = " ".join(filter(None, [query, _message_of(log), op]))
+    message = _message_of(log)
+    detail = " ".join(filter(None, [query, message, op]))
     names = " ".join(_metric_words(metrics, registry))
     words: list[Words] = []
     phrases: list[Phrase] = []
@@ -89,7 +93,8 @@ def make_plan(
     tokens = _distinct(tokenize(subject))[:MAX_TOKENS]
     if tokens:
         words.append(Words(1.0, tokens))
-        phrases.append(Phrase(1.0, (detail or names)[:MAX_DENSE_CHARS]))
+        meaning = " ".join(filter(None, [query, _decisive(log, message), op]))
+        phrases.append(Phrase(1.0, (meaning or names)[:MAX_DENSE_CHARS]))
     share = SIGNAL_WEIGHT if tokens else 1.0
     for rank, signal in enumerate(signals[:MAX_SIGNALS]):
         weight = share / (1 + rank)
@@ -110,6 +115,16 @@ def _message_of(log: str | None) -> str:
     if not log:
         return ""
     return without_boilerplate(log if len(log) <= SHORT_LOG else "\n".join(query_lines(log)))
+
+
+def _decisive(log: str | None, message: str) -> str:
+    """The first DENSE_LOG characters of the lines that carry the message, the best line first; a
+    `message` that is no longer than that is whole.
+    """
+    if not log or len(message) <= DENSE_LOG:
+        return message
+    lines = message if len(log) > SHORT_LOG else without_boilerplate("\n".join(query_lines(log)))
+    return (lines or message)[:DENSE_LOG]
 
 
 def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> Iterable[str]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
 
 from sqlalchemy import Connection
 
@@ -25,6 +24,7 @@ SHORT = 2_000  # characters of a log whose lines are all read
 
 _WORD = re.compile(r"[A-Za-z_]\w*|\d+")
 _BETWEEN = re.compile(r"[:;.]\s")
+NUMBER = "#"
 Run = tuple[str, str, str]
 
 
@@ -35,11 +35,12 @@ def by_quotations(connection: Connection, ranked: Sequence[Ranked], log: str) ->
         return list(ranked)
     pool = ranked[:POOL]
     live = passages.live(connection, [entry.seq for entry in pool])
+    wanted = frozenset().union(*messages)
     best = pool[0].score
     scored = []
     for entry in pool:
         passage = live.get(entry.seq)
-        share = _share(messages, _runs(passage.text)) if passage is not None else 0.0
+        share = _share(messages, _among(wanted, passage.text)) if passage is not None else 0.0
         scored.append(entry._replace(score=entry.score + QUOTED * share * best))
     return sorted([*scored, *ranked[POOL:]], key=lambda e: (-e.score, e.seq))
 
@@ -66,6 +67,16 @@ def _runs(text: str) -> frozenset[Run]:
     """Every three words in a row of which two are no numbers. Numbers are alike, since a text
     quotes a message with numbers of its own.
     """
-    words = ["#" if word[0].isdigit() else word.lower() for word in _WORD.findall(text)]
-    runs = ((a, b, c) for (a, b), (_, c) in pairwise(pairwise(words)))
-    return frozenset(run for run in runs if run.count("#") < 2)
+    words = _words(text)
+    runs = zip(words, words[1:], words[2:], strict=False)
+    return frozenset(run for run in runs if run.count(NUMBER) < 2)
+
+
+def _among(wanted: frozenset[Run], text: str) -> frozenset[Run]:
+    """Which of these runs a text has."""
+    words = _words(text)
+    return wanted.intersection(zip(words, words[1:], words[2:], strict=False))
+
+
+def _words(text: str) -> list[str]:
+    return [NUMBER if word[0].isdigit() else word.lower() for word in _WORD.findall(text)]

@@ -6,7 +6,7 @@ its best passage. Text is the document's own.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from sqlalchemy import Connection
 
@@ -55,10 +55,18 @@ def section_excerpts(
             best.setdefault(passage.section_id, passage)
     chosen: list[Excerpt] = []
     repeats = Repeats()
-    for start in range(0, len(best), count):
-        portion = list(best.items())[start : start + count]
-        sections = whole_sections(connection, [section for section, _ in portion], scope)
-        for section_id, hit in portion:
+    near = FAR * ranked[0].score if ranked else 0.0
+    for portion in _portions(list(best.items()), count):
+        # Nearly all of a chip's sections are far behind: those are not read once there are ENOUGH.
+        wanted = [
+            (section_id, hit)
+            for section_id, hit in portion
+            if len(chosen) < ENOUGH or by_seq[hit.seq].score >= near
+        ]
+        sections = whole_sections(connection, [section for section, _ in wanted], scope)
+        for section_id, hit in wanted:
+            if len(chosen) >= ENOUGH and by_seq[hit.seq].score < near:
+                continue
             section = sections.get(section_id)
             group = _part(connection, section, hit, scope) if section is not None else [hit]
             # What is left around a hit may begin behind it, and then no ranked passage is in it.
@@ -66,13 +74,21 @@ def section_excerpts(
                 group = [hit]
             if excluded & {passage.id for passage in group}:
                 continue
-            far = by_seq[hit.seq].score < FAR * ranked[0].score
-            if (far and len(chosen) >= ENOUGH) or not repeats.is_new(section_text(group)):
+            if not repeats.is_new(section_text(group)):
                 continue
             chosen.append(excerpt_of(group, by_seq))
             if len(chosen) >= count:
                 return chosen
     return chosen
+
+
+def _portions(
+    hits: Sequence[tuple[str, Passage]], count: int
+) -> Iterator[Sequence[tuple[str, Passage]]]:
+    """The sections with their hits, few at first: more than ENOUGH are often not wanted."""
+    yield hits[: 2 * ENOUGH]
+    for start in range(2 * ENOUGH, len(hits), count):
+        yield hits[start : start + count]
 
 
 def _part(

@@ -241,14 +241,17 @@ def _speaks(
     members: Sequence[Mark], heading: Heading, signal: Signal, weights: SectionWeights
 ) -> float:
     """What the section's heading, text, tags and moves say for it."""
+    named, tagged, moved = 0.0, 0.0, 0.0
+    for member in members:
+        named = weights.named if member.named else named
+        tagged = weights.tagged if member.tagged else tagged
+        moved = weights.moved if member.moved else moved
+    affinity = heading.affinity.get(signal.id, 0.0)
+    if not affinity:
+        return named + tagged + moved
     later = any(holds(heading.words, words) for words in signal.afterwards)
     return (
-        weights.heading
-        * (weights.afterwards if later else 1.0)
-        * heading.affinity.get(signal.id, 0.0)
-        + weights.named * any(m.named for m in members)
-        + weights.tagged * any(m.tagged for m in members)
-        + weights.moved * any(m.moved for m in members)
+        weights.heading * (weights.afterwards if later else 1.0) * affinity + named + tagged + moved
     )
 
 

@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,7 @@ MAX_UNKNOWN = 12
 LEAST_CARDS = 8  # fewer do not make a vocabulary that a draft can be held against
 LEAST_LIKENESS = 0.6  # of spelling
 LEAST_MEANING = 0.35  # cosine
+MOST_SETS = 500  # of names, that are kept without their marks: of 0.2 MB for a chip, else tiny
 
 # A name with the marks that languages put before or into one: .tile, %r3, tl.load, vadd.f32.
 WORD = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
@@ -58,9 +60,8 @@ def names_in(text: str, symbols: Collection[str]) -> list[str]:
 
     A name counts without its mark too (`in` for `.in`), but not where it is a word of any sentence.
     """
-    known = set(symbols)
-    plain = {name.lstrip(_MARKS): name for name in known}
-    plain = {bare: name for bare, name in plain.items() if bare.lower() not in STOP_WORDS}
+    known = frozenset(symbols)
+    plain = _without_marks(known)
     names: dict[str, None] = {}
     for match in _HYPHENED.finditer(text[:MAX_DRAFT]):
         if match[0] in known:  # an error code such as VB-271
@@ -73,6 +74,15 @@ def names_in(text: str, symbols: Collection[str]) -> list[str]:
             elif (bare := word.lstrip(_MARKS)) in known or bare in plain:
                 names.setdefault(bare if bare in known else plain[bare])
     return list(names)
+
+
+@lru_cache(maxsize=MOST_SETS)
+def _without_marks(names: frozenset[str]) -> dict[str, str]:
+    """The names by what is left without their marks, but for words of any sentence. The names of a
+    chip are looked for in each text about it.
+    """
+    plain = {name.lstrip(_MARKS): name for name in names}
+    return {bare: name for bare, name in plain.items() if bare.lower() not in STOP_WORDS}
 
 
 def search_symbols(
@@ -110,7 +120,7 @@ def nearest_names(
 ) -> tuple[str, ...]:
     """Names of cards near an unknown name: by spelling, then by what the name seems to mean."""
     by_fold = {symbol.name.lower(): symbol.name for symbol in symbols}
-    near = difflib.get_close_matches(name.lower(), list(by_fold), limit, LEAST_LIKENESS)
+    near = close_matches(name.lower(), by_fold, limit, LEAST_LIKENESS)
     names = dict.fromkeys(by_fold[match] for match in near)
     if embed is not None:
         by_id = {symbol.id: symbol.name for symbol in symbols}
@@ -120,6 +130,15 @@ def nearest_names(
                 break
             names.setdefault(by_id[identity])
     return tuple(names)[:limit]
+
+
+def close_matches(name: str, names: Iterable[str], limit: int, likeness: float) -> list[str]:
+    """As `difflib.get_close_matches`, which asks of each name by two calls whether its length rules
+    it out.
+    """
+    length = len(name)
+    likely = [n for n in names if 2.0 * min(length, len(n)) >= likeness * (length + len(n)) - 1e-6]
+    return difflib.get_close_matches(name, likely, limit, likeness)
 
 
 def _by_meaning(text: str, symbols: Sequence[Symbol], embed: Embed) -> list[tuple[str, float]]:

@@ -10,6 +10,7 @@ import re
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 MAX_LINE = 2_000
 # Of a line that is longer, half of it from each end: what follows is no line of words.
@@ -18,6 +19,11 @@ WINDOW = 300
 # Of the lines that contain a keyword, the first and the last so many are looked at.
 MAX_HITS = 200
 MAX_QUERY_LINE = 400
+
+# Lines whose shapes are kept, and logs whose lines are, of at most so many characters: a request
+# reads its log several times, and logs of one tool have lines in common.
+LINES, LOGS, LONG_LOG = 4_000, 16, 50_000
+KEYWORDS = 10_000  # of all signatures, whose words are kept
 
 # How far from an exception's message its frame is looked for.
 FRAME_LINES = 40
@@ -104,7 +110,7 @@ class LogIndex:
         keywords_at: dict[int, set[str]] = {}
         where: dict[int, list[int]] = {}
         for keyword in sorted(set(keywords)):
-            if any(word not in self._words for word in keyword.encode().translate(_SHAPE).split()):
+            if any(word not in self._words for word in _shapes_in(keyword)):
                 continue
             for start, at in self._hits(keyword.encode()):
                 keywords_at.setdefault(start, set()).add(keyword)
@@ -179,6 +185,12 @@ class LogIndex:
             limit, backward = start, backward + 1
 
 
+@lru_cache(maxsize=KEYWORDS)
+def _shapes_in(keyword: str) -> tuple[bytes, ...]:
+    """The words of a keyword, with digits as in `LogIndex`. They are those of the signatures."""
+    return tuple(keyword.encode().translate(_SHAPE).split())
+
+
 _NORMALISE = (
     (re.compile(r"\x1b\[[0-9;?]{0,16}[A-Za-z]"), ""),
     (re.compile(r"\b\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?"), ""),
@@ -208,7 +220,11 @@ def normalise_error(line: str) -> str:
 
     Codes such as NCC_EVRF051, VB-271 or sm_90 stay, since they say what kind of error it is.
     """
-    text = line[:MAX_LINE]
+    return _normalised(line[:MAX_LINE])
+
+
+@lru_cache(maxsize=LINES)
+def _normalised(text: str) -> str:
     for pattern, replacement in _NORMALISE:
         text = pattern.sub(replacement, text)
     return text.strip()
@@ -265,6 +281,15 @@ _TRIGGERS = (
 
 def query_lines(log: str, limit: int = 12) -> list[str]:
     """The lines of a log that carry its message, best first; the last lines if none does."""
+    return list(_query_lines(log, limit) if len(log) <= LONG_LOG else _read_lines(log, limit))
+
+
+@lru_cache(maxsize=LOGS)
+def _query_lines(log: str, limit: int) -> list[str]:
+    return _read_lines(log, limit)
+
+
+def _read_lines(log: str, limit: int) -> list[str]:
     index = LogIndex(log)
     if len(index) == 1:
         return [_short(log)] if log.strip() else []

@@ -10,7 +10,7 @@ import pytest
 
 from kb import prompt_tokens
 from kb.errors import Unavailable
-from kb.prompt_tokens import count_tokens
+from kb.prompt_tokens import count_tokens, fits, least_tokens
 
 
 def test_known_counts() -> None:
@@ -36,6 +36,20 @@ def test_lines_add_up_to_the_whole() -> None:
     for _ in range(5_000):
         text = "".join(draw.choices(pieces.split("|"), k=draw.randint(1, 14)))
         assert count_tokens(text) == len(whole.encode_ordinary(text)), repr(text)
+
+
+def test_no_token_holds_two_words() -> None:
+    """So a text takes at least as many tokens as it has words."""
+    encoding = prompt_tokens._encoding()
+    for token in encoding.token_byte_values():
+        assert len(token.decode("utf-8", "ignore").split()) <= 1, token
+
+
+def test_a_text_fits_from_its_own_size_on() -> None:
+    for text in ("", "a b c", "vadd.f32 %r1, %r2, %r3", "| a | b |\n| --- | --- |\n" * 9):
+        tokens = count_tokens(text)
+        assert least_tokens(text) <= tokens
+        assert [fits(text, most) for most in (tokens - 1, tokens, tokens + 1)] == [0, 1, 1]
 
 
 def test_counting_needs_no_network() -> None:

@@ -6,7 +6,7 @@ import pytest
 
 from retrieval.diagnose.boilerplate import without_boilerplate
 from retrieval.diagnose.metrics import load_metrics
-from retrieval.plan import Plan, make_plan
+from retrieval.plan import DENSE_LOG, Plan, make_plan
 
 TORCH = """\
 {0} kernel errors might be asynchronously reported at some other API call, so the stacktrace below \
@@ -56,3 +56,32 @@ def test_where_there_is_nothing_else_it_stays(trailer: str) -> None:
 def test_a_message_about_the_switch_stays() -> None:
     question = "CUDA_LAUNCH_BLOCKING=1 makes the kernel pass, without it the results are wrong"
     assert without_boilerplate(question) == question
+
+
+def test_of_a_long_log_the_decisive_lines_are_encoded() -> None:
+    noise = "".join(f"[{n}/90] Building object number {n} of the extension\n" for n in range(30))
+    log = f"{noise}softmax.cu(41): error: {ERROR}\n{noise}"
+    text = plan_of(log).phrases[0].text
+    assert ERROR in text
+    assert "Building object" not in text
+    assert len(text) <= DENSE_LOG
+
+
+def test_a_log_that_is_no_longer_is_encoded_whole() -> None:
+    log = f"softmax.cu(41): error: {ERROR}\nmake: *** [softmax.o] Error 1"
+    assert plan_of(log).phrases[0].text == log
+
+
+def test_a_question_beside_a_long_log_is_encoded_whole() -> None:
+    log = "".join(f"error {chr(97 + n)}: {ERROR}\n" for n in range(20))
+    plan = make_plan(
+        query="which targets were compiled?",
+        log=log,
+        metrics={},
+        registry=load_metrics(),
+        signals=(),
+        op="softmax",
+    )
+    text = plan.phrases[0].text
+    assert text.startswith("which targets were compiled? error")
+    assert text.endswith(" softmax")

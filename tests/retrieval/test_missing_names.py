@@ -118,3 +118,27 @@ def test_a_python_module_names_its_language() -> None:
     assert language_named("module 'triton.language' has no attribute 'foo'") == "triton"
     assert language_named("module 'cutlass.cute' has no attribute 'foo'") == "cute"
     assert language_named("module 'torch' has no attribute 'foo'") is None
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        'error: identifier "strange_name" is undefined',
+        "error: use of undeclared identifier 'strange_name'",
+        "error: unknown type name 'strange_name'",
+        "error: no template named 'strange_name'",
+        "error: no member named 'strange_name' in namespace",
+        "error: 'strange_name' was not declared in this scope",
+        "error: 'strange_name' undeclared (first use in this function)",
+        "error: 'strange_name' is not a member of 'wmma'",
+        "NameError: name 'strange_name' is not defined",
+        "NameError('strange_name is not defined')\nstrange_name is not defined",
+        "AttributeError: module 'triton.language' has no attribute 'strange_name'",
+        "ImportError: cannot import name 'strange_name' from 'cutlass'",
+        "error: Unknown instruction 'strange_name'",
+        "error: UNRECOGNIZED opcode: strange_name",
+        "error: undefined function name strange_name",
+    ],
+)
+def test_every_way_to_call_a_name_unknown_is_read(line: str) -> None:
+    assert [entry.name for entry in missing_names(f"nothing\n{line}", [])] == ["strange_name"]

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from retrieval import quoted
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from tests.conftest import Store
@@ -80,3 +81,13 @@ def test_words_that_meet_by_chance_are_no_quotation(retriever: Retriever) -> Non
     log = "error: the type of the operand is not one that the compiler takes in this place"
     answer = retriever.retrieve(RetrieveRequest(hardware="h100", log=log))
     assert answer.excerpts[0].document.title == "The chip"
+
+
+def test_the_words_of_a_message_are_looked_for_in_a_text() -> None:
+    message, text = (
+        "the mask must be a 64-bit integer",
+        "Text: The mask must be a 32-bit integer, 7 8 9",
+    )
+    wanted = quoted._runs(message)
+    assert quoted._among(wanted, text) == wanted & quoted._runs(text)
+    assert ("be", "a", "#") in quoted._among(wanted, text)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
+import random
+
 import numpy as np
 import pytest
 
@@ -9,6 +12,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Vectors
 from retrieval.blocks import symbol_blocks, symbol_line
 from retrieval.symbols import (
+    close_matches,
     names_in,
     nearest_names,
     search_symbols,
@@ -185,3 +189,12 @@ def test_where_lines_do_not_fit_every_name_is_a_signature_and_needed_ones_are_lo
     assert sorted(line.split()[1].strip("`") for line in lines) == sorted(c.name for c in cards)
     longer = [line.split()[1].strip("`") for line in lines if said in line]
     assert longer[:1] != ["op0"] and {"op9", "op7"} <= {*longer} and len(longer) < 6
+
+
+def test_close_matches_are_those_of_the_standard_library() -> None:
+    draw = random.Random(5)
+    names = ["".join(draw.choices("abc_", k=draw.randint(1, 14))) for _ in range(300)]
+    for name in names[:60]:
+        for likeness in (0.6, 0.75):
+            expected = difflib.get_close_matches(name, names, 3, likeness)
+            assert close_matches(name, names, 3, likeness) == expected

@@ -95,17 +95,19 @@ def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dic
     """The passages among `seqs` that are live and within the scope, by number."""
     rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
     hardware = None if scope.hardware is None else set(scope.hardware)
+    access, categories = scope.access_scope, scope.categories
+    owner, restricted = access.owner, access.restricted
     passages: dict[int, Passage] = {}
     for seq, live in rows.items():
-        if live is None or live.owner != scope.access_scope.owner:
+        if live is None or live.owner != owner:
             continue
-        if not scope.access_scope.sees(live.document_hardware):
+        if restricted and not access.sees(live.document_hardware):
             continue
         passage = live.passage
-        if passage.category not in scope.categories or not scope.speaks(live.languages):
+        if passage.category not in categories or not scope.speaks(live.languages):
             continue
         if hardware is None or not hardware.isdisjoint(passage.hardware):
-            passages[seq] = _as_seen(passage, scope.access_scope)
+            passages[seq] = _as_seen(passage, access) if restricted else passage
     return passages
 
 
