@@ -126,6 +126,7 @@ def refresh(
     whole: bool = True,
     late: bool = False,
     moved: bool = True,
+    near: Sequence[torch.Tensor] | None = None,
 ) -> list[LateChange]:
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
@@ -143,15 +144,19 @@ def refresh(
     earlier one saw. The supervisor makes the same changes on its own copy, so it knows the inputs
     of any call without shipping them; whole changes do not depend on the calls before.
 
+    `near` holds the banks in the memory of the host, where they are on a device: some of their
+    values are looked at.
+
     With `late`, a few elements of a few tensors, the largest among them, hold other values
     afterwards. They are returned with the values that they are to get from `finish`.
     """
     chosen = Random(seed * 1_000_003 + call)
     replaced: list[LateChange] = []
-    for tensor, bank in zip(tensors, banks, strict=True):
+    for number, (tensor, bank) in enumerate(zip(tensors, banks, strict=True)):
         if tensor is None or bank is None or not tensor.numel():
             continue
-        move = _move(bank.view(-1), chosen) if whole and moved else None
+        looked_at = bank if near is None else near[number]
+        move = _move(looked_at.view(-1), chosen) if whole and moved else None
         if whole:
             _turn(tensor.view(-1), bank.view(-1), chosen, move)
         places = _places(tensor.view(-1), chosen, spread)

@@ -24,8 +24,10 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
+from optimizer.evaluation.timed_block import Block
+from optimizer.evaluation.timing.device_clocks import charged_late_ns, late_ns, slowed
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 
 CROWD = 0.5  # processors that other work may use
@@ -62,7 +64,7 @@ QUIET = {"cpu": 0.05, "cuda": 100.0}
 BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
-CLOCKS = (1, 2, 13, 36)  # what it flags, and what the time to read outputs does
+CLOCKS = (1, 2, 13, 36, 50)  # what it flags, and what the time to read outputs does
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
 CompareLooks = Callable[[Block, Block], str | None]
@@ -209,6 +211,7 @@ def measure(
     left = left_between(before, account(processes))
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
     charged = hidden_ns(calm, policy.threads) if on(*WALL, 40) else 0.0
+    charged += charged_late_ns(pairs) if on(1, 44, 45, 52) else 0.0
     timing = _crowded(_conclude(case, pairs, len(disturbed), policy, charged), left, policy)
     if timing.state == "measured" and len(calm) < TELLING_BLOCKS:
         reason = "timing must be repeated: the machine was too restless to vouch for the clocks"
@@ -383,6 +386,8 @@ def _tampering(candidate: Sequence[Block], on: On) -> Iterator[Flag]:
     """What the runner itself saw the candidate do, however restless the machine was."""
     if on(4) and any(block.patched for block in candidate):
         yield Flag(4, "reject", "timers or comparison functions of torch or time were replaced")
+    if on(46) and any(block.moded for block in candidate):
+        yield Flag(46, "reject", "a mode of torch's dispatcher was still on after its calls")
     if on(2) and any(block.threads[1] > block.threads[0] for block in candidate):
         yield Flag(2, "reject", "Python threads were started by timed calls and are still alive")
 
@@ -391,6 +396,8 @@ def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) ->
     """What the clocks say about the candidate's honesty; nothing where there are few blocks."""
     if len(candidate) < TELLING_BLOCKS:
         return
+    if on(50):
+        yield from slowed(baseline, candidate)
     if on(36):
         yield from _waiting_for_a_reader(baseline, candidate)
     if on(*WALL):
@@ -436,7 +443,7 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
     # On the CPU there are no streams: there the two clocks of a call are one.
     streams = any(b.walls != b.times for b in candidate)
     outside = min(map(_outside_ns, candidate)) - max(map(_outside_ns, baseline))
-    late = _late_ns(candidate) - _late_ns(baseline)
+    late = late_ns(candidate) - late_ns(baseline)
     if outside > OUTSIDE_SHARE * own + OUTSIDE_NS + BLOCK_NS / calls:
         yield _outside_flag(1 if streams else 2, outside)
     elif late > OUTSIDE_SHARE * own + OUTSIDE_NS:
@@ -446,12 +453,6 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
 def _outside_flag(row: int, ns: float) -> Flag:
     message = f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
     return Flag(row, "reject", message)
-
-
-def _late_ns(blocks: Sequence[Block]) -> float:
-    """How long the device stays busy, typically, after the stream of the call is done. Work on
-    another stream is there in most calls, not in all: some wait for what the one before left."""
-    return _median(w - t for b in blocks for w, t in zip(b.walls, b.times, strict=True))
 
 
 def _waiting_for_a_reader(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:

@@ -1,0 +1,52 @@
+"""What the clocks of a GPU say beside the time of a call: how long the device stays busy when the
+stream of the call is done, and for how long it could be held before calls."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+
+from optimizer.evaluation.records import Flag
+from optimizer.evaluation.timed_block import Block
+
+# From where on time after a call counts as the candidate's: a share of a call, and more.
+CHARGED_SHARE, CHARGED_NS = 0.02, 10_000
+# By how much longer than before the candidate's calls the device may be held before the
+# reference's. It is the same kernel; where two processes take turns, both take twice as long.
+SLOWED_SHARE = 0.3
+
+
+def late_ns(blocks: Sequence[Block]) -> float:
+    """How long the device stays busy, typically, after the stream of the call is done. Work on
+    another stream is there in most calls, not in all: some wait for what the one before left."""
+    return statistics.median(
+        wall - took for block in blocks for wall, took in zip(block.walls, block.times, strict=True)
+    )
+
+
+def charged_late_ns(pairs: Sequence[tuple[Block, Block]]) -> float:
+    """Nanoseconds a call for which the device goes on with the candidate's work after its call,
+    beside the reference's, where they are more than waking a process takes. They count as its time:
+    a stream that nobody waits for, or an end that is recorded too early, gains nothing.
+
+    The least over all pairs: a delay is in one of them, hidden work in each.
+    """
+    if not pairs or all(block.walls == block.times for pair in pairs for block in pair):
+        return 0.0
+    late = min(late_ns([ours]) - late_ns([theirs]) for theirs, ours in pairs)
+    own = statistics.median(ours.mean_ns for _, ours in pairs)
+    return late if late > CHARGED_SHARE * own + CHARGED_NS else 0.0
+
+
+def slowed(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:
+    """Whether something else used the device in every block of the reference and not in the
+    candidate's: what a candidate leaves running goes on while its own process is stopped."""
+    theirs, own = min(map(_held_ns, baseline)), statistics.median(map(_held_ns, candidate))
+    if own and theirs > (1 + SLOWED_SHARE) * own:
+        yield Flag(
+            50, "reject", f"the device was {theirs / own:.1f} times as slow for the reference alone"
+        )
+
+
+def _held_ns(block: Block) -> float:
+    return block.held_ns / len(block.times)
