@@ -328,6 +328,8 @@ class LoadedKernel:
                 worked_ns=worked,
                 seeds=tuple(drawn.seeds),
                 held_ns=reply["held_ns"],
+                idles=tuple(reply["idles_ns"]),
+                diverted=reply["diverted"],
                 moded=reply["moded"],
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:

@@ -21,6 +21,13 @@ from typing import Any, NamedTuple
 
 import torch
 
+from optimizer.evaluation.runner.driver import (
+    LIBRARY,
+    beginnings,
+    diverted,
+    elapsed_ms,
+    recorder,
+)
 from optimizer.evaluation.runner.hold import Hold, HoldUnavailable
 from optimizer.evaluation.runner.memory import LateChange, finish
 
@@ -34,14 +41,21 @@ _current_stream = torch.cuda.current_stream
 _without_functions = torch._C.DisableTorchFunction
 _without_dispatch: Callable[[], AbstractContextManager[Any]] = torch._C._DisableTorchDispatch
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_begun = beginnings()
+QUIET_NS = 20_000  # of the time for which a GPU is held: what was overwritten is written back
 HOLD_NS = 400_000  # how long a GPU is kept busy before a call; most calls take less to launch
 FILLS = 8  # of the buffer, to learn how long one takes
 
 
 class CpuClock:
-    """Wall time around one call. `held_ns` is for how long a device was held before calls."""
+    """Wall time around one call."""
 
-    held_ns = 0
+    def begin(self) -> None:
+        """A block of calls begins: forget what is known of the device in earlier ones. `held_ns` is
+        for how long it was held before calls, `idles` how long after the end of each call on its
+        stream it had nothing left to do, in nanoseconds, where that is known; `diverted` says that
+        a library's functions were not what they had been."""
+        self.held_ns, self.idles, self.diverted = 0, list[int](), False
 
     def time(
         self, call: Callable[[], Any], left: Sequence[LateChange] = ()
@@ -70,7 +84,7 @@ class TrustingCpuClock(CpuClock):
         return result, took, took
 
 
-class CudaClock:
+class CudaClock(CpuClock):
     """Event time on the default stream beside the wall time until the whole device is idle.
 
     Before each call the device is held for `HOLD_NS`: a kernel takes all of its places for threads,
@@ -86,22 +100,31 @@ class CudaClock:
     wrong at least.
 
     A candidate finds the default stream as the current one, whatever it left in its place, and the
-    end of its call is recorded on it. `held_ns` is for how long the device was held so far.
+    end of its call is recorded on it. Another event waits for all that the context has to do.
     """
 
     def __init__(
-        self, flush_bytes: int, forget: bool = True, occupy: bool = True, same_stream: bool = True
+        self,
+        flush_bytes: int,
+        forget: bool = True,
+        occupy: bool = True,
+        same_stream: bool = True,
+        straight: bool = True,
     ) -> None:
         """`flush_bytes` is the size of the buffer that is overwritten. `forget` makes persisting
         lines ordinary ones (`--without 21` leaves them), `occupy` takes all places (not without 37,
-        48 or 49), `same_stream` keeps to the default stream (not without 45)."""
-        self.held_ns = 0
+        48 or 49), `same_stream` keeps to the default stream (not without 45), `straight` asks the
+        driver itself for times, and whether its functions are what they were (not without 52)."""
+        self.begin()
         self._stream = _default_stream() if same_stream else None
         self._forget = _persisting_reset() if forget else None
+        self._record_all = recorder()
+        self._begun = _begun if straight else ()
+        self._between = _between if straight and LIBRARY is not None else _elapsed
         self._occupy = _occupying(flush_bytes) if occupy else None
         self._ns, self._fills = 0, FILLS
         if self._occupy is not None:
-            self._ns = max(0, HOLD_NS - self._least_ns())
+            self._ns = max(0, HOLD_NS - QUIET_NS - self._least_ns())
         else:
             self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
             self._fills = math.ceil(HOLD_NS / (self._least_ns() / FILLS))
@@ -113,16 +136,16 @@ class CudaClock:
         for _ in range(7):
             _sync()
             _record(start)
-            self._hold(())
+            self._hold((), 0)
             _record(end)
             _sync()
             times.append(_elapsed(start, end))
         return max(FILLS, int(min(times) * 1e6))
 
-    def _hold(self, left: Sequence[LateChange]) -> None:
+    def _hold(self, left: Sequence[LateChange], until: int = HOLD_NS) -> None:
         if self._occupy is not None:
             stream = self._stream if self._stream is not None else _current_stream()
-            self._occupy(stream.cuda_stream, self._ns, left)
+            self._occupy(stream.cuda_stream, self._ns, left, until)
             return
         for _ in range(self._fills):
             _zero(self._flush)
@@ -134,7 +157,7 @@ class CudaClock:
         """The call's result, the time between events, and the wall time without that for which the
         device was held, both in nanoseconds. `left` is changed on the same stream just before the
         call, which is not timed."""
-        held, start, end = (_Event(enable_timing=True) for _ in range(3))
+        held, start, end, idle = (_Event(enable_timing=True) for _ in range(4))
         stream = self._stream
         if stream is not None:
             _set_stream(stream)
@@ -143,18 +166,31 @@ class CudaClock:
             self._forget()
         began = _now()
         with _without_functions(), _without_dispatch():  # a mode that was left could skip these
+            _record(idle, stream)  # makes it
             _record(held, stream)
             self._hold(left)
         _record(start, stream)
         result = call()
         _record(end, stream)
+        known = self._record_all is not None and not self._record_all(idle.cuda_event)
         _sync()
-        held_ns = int(_elapsed(held, start) * 1e6)
+        self.diverted = self.diverted or diverted(self._begun)
+        held_ns = self._ns_between(held, start)
         wall = _now() - began - held_ns
         self.held_ns += held_ns
+        if known:
+            self.idles.append(self._ns_between(end, idle))
         if stream is not None:
             _set_stream(stream)
-        return result, int(_elapsed(start, end) * 1e6), wall
+        return result, self._ns_between(start, end), wall
+
+    def _ns_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+        return int(self._between(start, end) * 1e6)
+
+
+def _between(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    """As `torch.cuda.Event.elapsed_time`, without what a candidate can put between."""
+    return elapsed_ms(start.cuda_event, end.cuda_event)
 
 
 def _occupying(flush_bytes: int) -> Hold | None:

@@ -13,10 +13,10 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import torch
 
+from optimizer.evaluation.runner.driver import LIBRARY
 from optimizer.evaluation.runner.memory import LATE, LATE_TENSORS, LateChange
 
 THREADS = 512  # of a block: divides what a multiprocessor holds on every architecture
@@ -32,14 +32,15 @@ PTX = f"""
 .address_size 64
 .visible .entry hold(
     .param .u64 buffer, .param .u64 words, .param .u64 ns, .param .u64 most,
-    .param .u64 arrived, .param .u64 blocks, .param .align 8 .b8 late[{8 * RECORD * LATE_TENSORS}]
+    .param .u64 arrived, .param .u64 blocks, .param .u64 until,
+    .param .align 8 .b8 late[{8 * RECORD * LATE_TENSORS}]
 )
 .maxntid {THREADS}, 1, 1
 {{
     .reg .pred %p;
     .reg .b16 %byte;
     .reg .b32 %r<8>;
-    .reg .b64 %begin, %time, %ns, %most, %words, %buffer, %arrived, %blocks;
+    .reg .b64 %begin, %time, %ns, %most, %words, %buffer, %arrived, %blocks, %until;
     .reg .b64 %own, %step, %at, %to, %from, %size, %count, %k<8>;
 
     mov.u64 %begin, %globaltimer;
@@ -49,6 +50,7 @@ PTX = f"""
     ld.param.u64 %most, [most];
     ld.param.u64 %arrived, [arrived];
     ld.param.u64 %blocks, [blocks];
+    ld.param.u64 %until, [until];
     mov.u32 %r1, %ctaid.x;
     mov.u32 %r2, %tid.x;
     mov.u32 %r3, %nctaid.x;
@@ -85,6 +87,11 @@ wait:
     @%p bra wait;
 together:
     bar.sync 0;
+quiet:
+    mov.u64 %time, %globaltimer;
+    sub.u64 %time, %time, %begin;
+    setp.lt.u64 %p, %time, %until;
+    @%p bra quiet;
     setp.ge.u32 %p, %r1, {LATE_TENSORS};
     @%p bra done;
     mul.wide.u32 %k4, %r1, {8 * RECORD};
@@ -124,7 +131,7 @@ class Hold:
 
     def __init__(self, flush_bytes: int) -> None:
         """Raises HoldUnavailable where there is no driver of NVIDIA, or it refuses the kernel."""
-        self._function = _function()
+        self._function, self._launch = _function(), LIBRARY.cuLaunchKernel
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         places = device.max_threads_per_multi_processor // THREADS
         self._blocks = device.multi_processor_count * places
@@ -132,13 +139,16 @@ class Hold:
         self._arrived = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._launched = 0
         self._late = (ctypes.c_uint64 * (RECORD * LATE_TENSORS))()
-        self._numbers = [ctypes.c_uint64() for _ in range(6)]
+        self._numbers = [ctypes.c_uint64() for _ in range(7)]
         given = [*map(ctypes.addressof, self._numbers), ctypes.addressof(self._late)]
         self._given = (ctypes.c_void_p * len(given))(*given)
 
-    def __call__(self, stream: int, ns: int, late: Sequence[LateChange]) -> None:
-        """Launch it on a stream, by the stream's handle, for so many nanoseconds and one more round
-        over the buffer. When it ends, `late` is in place."""
+    def __call__(
+        self, stream: int, ns: int, late: Sequence[LateChange] = (), until: int = 0
+    ) -> None:
+        """Launch it on a stream, by the stream's handle: it overwrites the buffer for so many
+        nanoseconds, and to the end of a round, and is quiet until `until`. When it ends, `late` is
+        in place."""
         self._launched += 1
         values = (
             self._buffer.data_ptr(),
@@ -147,6 +157,7 @@ class Hold:
             ns + GRACE_NS,
             self._arrived.data_ptr(),
             self._launched * self._blocks,
+            until,
         )
         for number, value in zip(self._numbers, values, strict=True):
             number.value = value
@@ -154,7 +165,7 @@ class Hold:
         for at, change in enumerate(late):
             self._late[RECORD * at : RECORD * (at + 1)] = list(_record(*change))
         size = (self._blocks, 1, 1, THREADS, 1, 1)
-        code = _launch(self._function, *size, 0, ctypes.c_void_p(stream), self._given, None)
+        code = self._launch(self._function, *size, 0, ctypes.c_void_p(stream), self._given, None)
         if code:
             raise RuntimeError(f"the device cannot be held: error {code} of its driver")
 
@@ -182,24 +193,12 @@ def _record(places: torch.Tensor, values: torch.Tensor) -> tuple[int, ...]:
 @cache
 def _function() -> ctypes.c_void_p:
     """The kernel, loaded into the current context. Raises HoldUnavailable."""
-    if _driver is None:
+    if LIBRARY is None:
         raise HoldUnavailable("there is no driver of NVIDIA")
     torch.cuda.current_stream().synchronize()  # makes torch's context the current one
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    code = _driver.cuModuleLoadData(ctypes.byref(module), PTX.encode())
-    code = code or _driver.cuModuleGetFunction(ctypes.byref(function), module, b"hold")
+    code = LIBRARY.cuModuleLoadData(ctypes.byref(module), PTX.encode())
+    code = code or LIBRARY.cuModuleGetFunction(ctypes.byref(function), module, b"hold")
     if code:
         raise HoldUnavailable(f"error {code} of the driver")
     return function
-
-
-def _loaded() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
-
-
-# Taken when this module is imported, before any candidate is.
-_driver = _loaded()
-_launch: Any = _driver.cuLaunchKernel if _driver is not None else None

@@ -114,6 +114,7 @@ LOOKED_AT = 32  # values of a bank, to tell numbers that vary from a few that re
 LATE_TENSORS, LATE = 4, 256
 
 # Elements that still hold other values, and the values that they are to get.
+_copy_each = torch._foreach_copy_
 LateChange = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -197,12 +198,20 @@ def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, move: Move | N
     odd place: rows of even length then come from two rows each.
     """
     held = bank.numel()
+    places, values = list[torch.Tensor](), list[torch.Tensor]()
     for begin in range(0, flat.numel(), held):
         part = flat[begin : begin + held]
         start = (chosen.randrange(held) | 1) % held
         first = min(part.numel(), held - start)
-        _fill(part[:first], bank[start : start + first], move)
-        _fill(part[first:], bank[: part.numel() - first], move)
+        places += (part[:first], part[first:])
+        values += (bank[start : start + first], bank[: part.numel() - first])
+    if flat.is_cuda:  # a launch for each takes longer than the copies
+        _copy_each(places, values)
+        if move is not None:
+            flat.mul_(move.factor).add_(move.term)
+        return
+    for place, value in zip(places, values, strict=True):
+        _fill(place, value, move)
 
 
 class Move(NamedTuple):

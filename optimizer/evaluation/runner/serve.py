@@ -93,7 +93,7 @@ class Runner:
         self._snapshots = Snapshots()
         self._without: frozenset[int] = frozenset()
         self._fence: list[torch.Tensor] = []
-        self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
+        self._clock = clocks.CpuClock()
 
     def serve(self) -> None:
         """Answer requests until the supervisor leaves."""
@@ -194,6 +194,7 @@ class Runner:
                 forget=21 not in self._without,
                 occupy=self._without.isdisjoint((37, 48, 49)),
                 same_stream=45 not in self._without,
+                straight=52 not in self._without,
             )
         elif 4 in self._without:
             self._clock = clocks.TrustingCpuClock()
@@ -296,7 +297,7 @@ class Runner:
         modes_left = clocks.modes_left
         watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
         patched, self._last, shown, moded = False, None, b"", False
-        clock.held_ns = 0
+        clock.begin()
         while True:
             token = self._answer(REQUEST + shown, read, write)
             if look == "inside" and self._last is not None:
@@ -336,6 +337,8 @@ class Runner:
             "refresh_ns": refreshed,
             "touch_ns": touched,
             "held_ns": clock.held_ns,
+            "idles_ns": clock.idles,
+            "diverted": clock.diverted,
             "moded": moded,
             "threads": [before, threading.active_count()],
             "patched": 41 not in self._without

@@ -9,8 +9,10 @@ from collections.abc import Iterator, Sequence
 from optimizer.evaluation.records import Flag
 from optimizer.evaluation.timed_block import Block
 
-# From where on time after a call counts as the candidate's: a share of a call, and more.
-CHARGED_SHARE, CHARGED_NS = 0.02, 10_000
+# From where on what the device does after a call counts as the candidate's: a share of a call, and
+# more. By events on the device, and by the clock of the host, for which a process has to wake up.
+IDLE_SHARE, IDLE_NS = 0.02, 2_000
+WALL_SHARE, WALL_NS = 0.05, 25_000
 # By how much longer than before the candidate's calls the device may be held before the
 # reference's. It is the same kernel; where two processes take turns, both take twice as long.
 SLOWED_SHARE = 0.3
@@ -19,6 +21,12 @@ SLOWED_SHARE = 0.3
 def late_ns(blocks: Sequence[Block]) -> float:
     """How long the device stays busy, typically, after the stream of the call is done. Work on
     another stream is there in most calls, not in all: some wait for what the one before left."""
+    if all(block.idles for block in blocks):
+        return statistics.median(ns for block in blocks for ns in block.idles)
+    return _wall_late_ns(blocks)
+
+
+def _wall_late_ns(blocks: Sequence[Block]) -> float:
     return statistics.median(
         wall - took for block in blocks for wall, took in zip(block.walls, block.times, strict=True)
     )
@@ -26,16 +34,20 @@ def late_ns(blocks: Sequence[Block]) -> float:
 
 def charged_late_ns(pairs: Sequence[tuple[Block, Block]]) -> float:
     """Nanoseconds a call for which the device goes on with the candidate's work after its call,
-    beside the reference's, where they are more than waking a process takes. They count as its time:
-    a stream that nobody waits for, or an end that is recorded too early, gains nothing.
+    beside the reference's, where they are more than chance. They count as its time: a stream that
+    nobody waits for, or an end that is recorded too early, gains nothing. Where the device does not
+    say so, the clock of the host must.
 
     The least over all pairs: a delay is in one of them, hidden work in each.
     """
     if not pairs or all(block.walls == block.times for pair in pairs for block in pair):
         return 0.0
-    late = min(late_ns([ours]) - late_ns([theirs]) for theirs, ours in pairs)
     own = statistics.median(ours.mean_ns for _, ours in pairs)
-    return late if late > CHARGED_SHARE * own + CHARGED_NS else 0.0
+    late = min(late_ns([ours]) - late_ns([theirs]) for theirs, ours in pairs)
+    if late > IDLE_SHARE * own + IDLE_NS and all(b.idles for pair in pairs for b in pair):
+        return late
+    wall = min(_wall_late_ns([ours]) - _wall_late_ns([theirs]) for theirs, ours in pairs)
+    return wall if wall > WALL_SHARE * own + WALL_NS else 0.0
 
 
 def slowed(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:
