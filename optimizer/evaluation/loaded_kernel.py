@@ -77,7 +77,7 @@ class Mirror:
         """`device` is the runner's. `without` holds rows of the exploit table whose defence is off,
         which decide about fresh values."""
         self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
-        self._moved = (38 if device == "cpu" else 51) not in without
+        self._moved = (38 if device == "cpu" else 49) not in without
         self._fresh = not {7, 8} & {*without}
         self.reset(sample)
 
@@ -327,7 +327,6 @@ class LoadedKernel:
                 late=0 if looks is None else looks.late,
                 worked_ns=worked,
                 seeds=tuple(drawn.seeds),
-                held_ns=reply["held_ns"],
                 idles=tuple(reply["idles_ns"]),
                 diverted=reply["diverted"],
                 moded=reply["moded"],

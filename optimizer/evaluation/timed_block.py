@@ -24,10 +24,10 @@ class Block:
     replaced. `worked_ns` is processor time of all of the runner's threads. `inputs` has the bytes
     of some elements of what each call left in its inputs, and `late` counts calls whose outputs
     changed after they had ended; both are there only where the supervisor looked itself. `seeds`
-    decided each call's fresh values. `held_ns` is for how long a GPU was held before the calls,
-    `idles` how long after each call's end on its stream it had nothing left to do, where that is
-    known. `diverted` says that functions which tell times began otherwise than at the start,
-    `moded` that a mode of torch's dispatcher was on after a call.
+    decided each call's fresh values. `idles` holds how long after each call's end on its stream a
+    GPU had nothing left to do, where that is known. `diverted` says that functions which tell times
+    began otherwise than at the start, `moded` that a mode of torch's dispatcher was on after a
+    call.
     """
 
     times: tuple[int, ...]
@@ -48,7 +48,6 @@ class Block:
     late: int = 0
     worked_ns: int = 0
     seeds: tuple[int, ...] = ()
-    held_ns: int = 0
     idles: tuple[int, ...] = ()
     diverted: bool = False
     moded: bool = False

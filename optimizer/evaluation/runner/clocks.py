@@ -51,11 +51,10 @@ class CpuClock:
     """Wall time around one call."""
 
     def begin(self) -> None:
-        """A block of calls begins: forget what is known of the device in earlier ones. `held_ns` is
-        for how long it was held before calls, `idles` how long after the end of each call on its
-        stream it had nothing left to do, in nanoseconds, where that is known; `diverted` says that
-        a library's functions were not what they had been."""
-        self.held_ns, self.idles, self.diverted = 0, list[int](), False
+        """A block of calls begins: forget what is known of the device in earlier ones. `idles` is
+        how long after the end of each call on its stream it had nothing left to do, in nanoseconds,
+        where that is known; `diverted` says that functions of libraries were changed."""
+        self.idles, self.diverted = list[int](), False
 
     def time(
         self, call: Callable[[], Any], left: Sequence[LateChange] = ()
@@ -112,9 +111,9 @@ class CudaClock(CpuClock):
         straight: bool = True,
     ) -> None:
         """`flush_bytes` is the size of the buffer that is overwritten. `forget` makes persisting
-        lines ordinary ones (`--without 21` leaves them), `occupy` takes all places (not without 37,
-        48 or 49), `same_stream` keeps to the default stream (not without 45), `straight` asks the
-        driver itself for times, and whether its functions are what they were (not without 52)."""
+        lines ordinary ones (`--without 21` leaves them), `occupy` takes all places (not without 37
+        or 48), `same_stream` keeps to the default stream (not without 45), `straight` asks the
+        driver itself for times, and whether its functions are what they were (not without 50)."""
         self.begin()
         self._stream = _default_stream() if same_stream else None
         self._forget = _persisting_reset() if forget else None
@@ -177,7 +176,6 @@ class CudaClock(CpuClock):
         self.diverted = self.diverted or diverted(self._begun)
         held_ns = self._ns_between(held, start)
         wall = _now() - began - held_ns
-        self.held_ns += held_ns
         if known:
             self.idles.append(self._ns_between(end, idle))
         if stream is not None:

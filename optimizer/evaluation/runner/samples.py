@@ -120,7 +120,7 @@ class Snapshots:
             forms = [_form(value) for value in values]
             if forms != self._forms:
                 self._forms = forms
-                self._copies = [None if _large(v) else torch.empty_like(v) for v in values]
+                self._copies = [None if _large(v) else _room(v) for v in values]
             pairs = zip(values, self._copies, strict=True)
             self._held = [v if copy is None else _copy(copy, v) for v, copy in pairs]
 
@@ -139,6 +139,14 @@ class Snapshots:
 
 def _form(value: torch.Tensor) -> tuple[Any, ...]:
     return value.shape, value.stride(), value.dtype, value.device
+
+
+def _room(value: torch.Tensor) -> torch.Tensor | None:
+    """Memory for a copy; None where the candidate has left none."""
+    try:
+        return torch.empty_like(value)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _large(value: torch.Tensor) -> bool:

@@ -192,9 +192,9 @@ class Runner:
             self._clock = clocks.CudaClock(
                 message["flush_bytes"],
                 forget=21 not in self._without,
-                occupy=self._without.isdisjoint((37, 48, 49)),
+                occupy=self._without.isdisjoint((37, 48)),
                 same_stream=45 not in self._without,
-                straight=52 not in self._without,
+                straight=50 not in self._without,
             )
         elif 4 in self._without:
             self._clock = clocks.TrustingCpuClock()
@@ -336,7 +336,6 @@ class Runner:
             "spans": spans.rows,
             "refresh_ns": refreshed,
             "touch_ns": touched,
-            "held_ns": clock.held_ns,
             "idles_ns": clock.idles,
             "diverted": clock.diverted,
             "moded": moded,
@@ -360,7 +359,7 @@ class Runner:
             return []
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
         late = self._device == "cuda" and self._without.isdisjoint((1, 37))
-        moved = (38 if self._device == "cpu" else 51) not in self._without
+        moved = (38 if self._device == "cpu" else 49) not in self._without
         near = self._mapped["banks"].tensors
         return refresh(self._targets, self._banks, seed, 0, spread, whole, late, moved, near)
 

@@ -27,7 +27,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
 from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.device_clocks import charged_late_ns, late_ns, slowed
+from optimizer.evaluation.timing.device_clocks import charged_late_ns, late_ns
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
 from optimizer.evaluation.timing.tampering import tampering
 
@@ -66,7 +66,7 @@ QUIET = {"cpu": 0.05, "cuda": 100.0}
 BLOCK_MS = {"cpu": 30.0, "cuda": 15.0}
 # Rows of the exploit table that the comparison of the two clocks serves.
 WALL = (1, 2, 3, 4, 13)
-CLOCKS = (1, 2, 13, 36, 50)  # what it flags, and what the time to read outputs does
+CLOCKS = (1, 2, 13, 36)  # what it flags, and what the time to read outputs does
 T = TypeVar("T")
 Compare = Callable[[Sequence[torch.Tensor], Sequence[torch.Tensor]], str | None]
 CompareLooks = Callable[[Block, Block], str | None]
@@ -213,7 +213,7 @@ def measure(
     left = left_between(before, account(processes))
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
     charged = hidden_ns(calm, policy.threads) if on(*WALL, 40) else 0.0
-    charged += charged_late_ns(pairs) if on(1, 44, 45, 52) else 0.0
+    charged += charged_late_ns(pairs) if on(1, 44, 45, 50) else 0.0
     timing = _crowded(_conclude(case, pairs, len(disturbed), policy, charged), left, policy)
     if timing.state == "measured" and len(calm) < TELLING_BLOCKS:
         reason = "timing must be repeated: the machine was too restless to vouch for the clocks"
@@ -391,8 +391,6 @@ def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) ->
     """What the clocks say about the candidate's honesty; nothing where there are few blocks."""
     if len(candidate) < TELLING_BLOCKS:
         return
-    if on(50):
-        yield from slowed(baseline, candidate)
     if on(36):
         yield from _waiting_for_a_reader(baseline, candidate)
     if on(*WALL):
