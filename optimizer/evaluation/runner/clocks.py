@@ -50,11 +50,19 @@ FILLS = 8  # of the buffer, to learn how long one takes
 class CpuClock:
     """Wall time around one call."""
 
+    def __init__(self) -> None:
+        self.begin()
+
     def begin(self) -> None:
-        """A block of calls begins: forget what is known of the device in earlier ones. `idles` is
-        how long after the end of each call on its stream it had nothing left to do, in nanoseconds,
-        where that is known; `diverted` says that functions of libraries were changed."""
-        self.idles, self.diverted = list[int](), False
+        """A block of calls begins: forget what is known of earlier ones."""
+        self._idles, self._diverted, self._moded = list[int](), False, False
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Of the calls of a block: how long after the end of each on its stream the device had
+        nothing left to do, in nanoseconds, where that is known; whether functions of libraries were
+        changed; and whether modes of torch's dispatcher were left on."""
+        return {"idles_ns": self._idles, "diverted": self._diverted, "moded": self._moded}
 
     def time(
         self, call: Callable[[], Any], left: Sequence[LateChange] = ()
@@ -65,6 +73,7 @@ class CpuClock:
         started = _now()
         result = call()
         took = _now() - started
+        self._moded = self._moded or _modes() > 0
         return result, took, took
 
 
@@ -173,11 +182,12 @@ class CudaClock(CpuClock):
         _record(end, stream)
         known = self._record_all is not None and not self._record_all(idle.cuda_event)
         _sync()
-        self.diverted = self.diverted or diverted(self._begun)
+        self._diverted = self._diverted or diverted(self._begun)
+        self._moded = self._moded or _modes() > 0
         held_ns = self._ns_between(held, start)
         wall = _now() - began - held_ns
         if known:
-            self.idles.append(self._ns_between(end, idle))
+            self._idles.append(self._ns_between(end, idle))
         if stream is not None:
             _set_stream(stream)
         return result, self._ns_between(start, end), wall
@@ -197,11 +207,6 @@ def _occupying(flush_bytes: int) -> Hold | None:
         return Hold(flush_bytes)
     except HoldUnavailable:
         return None
-
-
-def modes_left() -> int:
-    """How many modes of torch's dispatcher are on."""
-    return _modes()
 
 
 def _persisting_reset() -> Callable[[], Any] | None:

@@ -291,12 +291,10 @@ class Runner:
         before = threading.active_count()
         times, walls, looks = list[int](), list[int](), list[str]()
         refreshed = touched = 0
-        spans = Spans()
-        began = clocks.now_ns()
+        spans, began = Spans(), clocks.now_ns()
         spans.leave()
-        modes_left = clocks.modes_left
         watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
-        patched, self._last, shown, moded = False, None, b"", False
+        patched, self._last, shown = False, None, b""
         clock.begin()
         while True:
             token = self._answer(REQUEST + shown, read, write)
@@ -309,11 +307,7 @@ class Runner:
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
             self._last, took, wall = clock.time(call, left)
-            if look == "outside":  # before a thread can finish what was left
-                shown = self._shown(wall)
-            elif look and self._device == "cuda":
-                self._snapshots.take(self._checked())
-            moded = moded or modes_left() > 0
+            shown = self._seen(look, wall)  # before a thread can finish what was left
             # In a frame that runs already: a function could deny its replacement.
             for holder, name, function, code in watched:
                 if function.__code__ is not code or holder.get(name) is not function:
@@ -336,9 +330,7 @@ class Runner:
             "spans": spans.rows,
             "refresh_ns": refreshed,
             "touch_ns": touched,
-            "idles_ns": clock.idles,
-            "diverted": clock.diverted,
-            "moded": moded,
+            **clock.known,
             "threads": [before, threading.active_count()],
             "patched": 41 not in self._without
             and (patched or clocks.replaced(started, self._without.isdisjoint((13, 35)))),
@@ -387,6 +379,15 @@ class Runner:
     def _checked(self) -> list[torch.Tensor]:
         """The outputs of the last call, as they can be read."""
         return resolved(check(self._last, self._expected, 3 not in self._without, self._keys))
+
+    def _seen(self, look: str, chance: int) -> bytes:
+        """Keep what the call that has ended left, as far as somebody looks at it; what the next
+        request shows of it. `chance` is a number that nobody knew before."""
+        if look == "outside":
+            return self._shown(chance)
+        if look and self._device == "cuda":
+            self._snapshots.take(self._checked())
+        return b""
 
     def _looked_at(self, draw: bytes) -> bytes:
         """The bytes of the elements that this draw decides about, of the last call's outputs."""
