@@ -5,6 +5,9 @@ tests/exploits/honest on the shipped problems with the constants of every evalua
 runs all of them in full, writes benchmarks/results/honest_corpus.md. `--small` leaves the large
 cases out. Torch candidates are checked on all cases of the CPU, C++ on
 those in float32, Triton on small ones in float32 in its interpreter.
+
+`--gpu` evaluates those in tests/exploits/honest_gpu on the GPU that is here and prints what came
+out; it writes no file.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from pathlib import Path
 from benchmarks.report import machine
 from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.exploits.proof import gpu_here
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerSettings
@@ -32,10 +36,12 @@ from optimizer.evaluation.toolchains.registry import toolchain_for
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "exploits" / "honest"
+GPU_FOLDER = ROOT / "tests" / "exploits" / "honest_gpu"
+EXPLOITED = ROOT / "optimizer" / "evaluation" / "exploits" / "problems"
 RESULT = ROOT / "benchmarks" / "results" / "honest_corpus.md"
 CPU = Target("x86-64", ("x86-64",), "native", "cpu")
 GPU = Target("h100", ("h100", "hopper", "nvidia"), "90")  # compiled for, checked in the interpreter
-BUILTIN = {"cpp": "g++", "torch": "torch", "triton": "triton-nvidia"}
+BUILTIN = {"cpp": "g++", "cuda": "nvcc", "torch": "torch", "triton": "triton-nvidia"}
 SETTINGS = EvaluationSettings(timing=TimingPolicy(max_pairs=8))
 _TOLD = re.compile(r"kernlore-honest: problem=(\w+)")
 
@@ -49,10 +55,10 @@ class Honest:
     language: str
 
 
-def corpus(names: Collection[str] = ()) -> list[Honest]:
+def corpus(names: Collection[str] = (), folder: Path = FOLDER) -> list[Honest]:
     """All of them, or those with these names, by problem."""
     result = []
-    for path in sorted(FOLDER.iterdir()):
+    for path in sorted(folder.iterdir()):
         report = _TOLD.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         if report is not None and (not names or path.stem in names):
             result.append(Honest(path, report[1], read_bundle(path).language))
@@ -99,6 +105,41 @@ def evaluate_all(
         pool.close()
 
 
+def evaluate_on_gpu(
+    chosen: Sequence[Honest], target: Target, settings: EvaluationSettings = SETTINGS
+) -> Iterator[tuple[Honest, Evaluation]]:
+    """As `evaluate_all`, on the GPU `target`."""
+    level = level_for(settings.isolation, "cuda")
+    pool = RunnerPool(RunnerSettings("cuda", settings.threads, level))
+    evaluators: dict[str, Evaluator] = {}
+    try:
+        for honest in chosen:
+            if honest.problem not in evaluators:
+                own = EXPLOITED / f"{honest.problem}.py"
+                problem = load_problem(own if honest.problem == "gamma" else Path(honest.problem))
+                evaluators[honest.problem] = Evaluator(problem, target, settings, pool=pool)
+            evaluator = evaluators[honest.problem]
+            chain = toolchain_for(honest.language, target, BUILTIN[honest.language])
+            cases = gpu_cases(evaluator.problem, honest.language)
+            if "torch.compile" in honest.path.read_text(encoding="utf-8"):
+                cases = cases[:1]  # each is compiled anew, in six seconds
+            yield honest, evaluator.evaluate(read_bundle(honest.path), chain, cases)
+    finally:
+        for evaluator in evaluators.values():
+            evaluator.close()
+        pool.close()
+
+
+def gpu_cases(problem: Problem, language: str) -> tuple[Case, ...]:
+    """Those that are not timed, and the first on any device, which is timed: calls of some
+    microseconds are what clocks err about most."""
+    cases = [replace(problem.searched[0], devices=("cuda",)), *problem.searched[1:]]
+    cases = [case for case in cases if case is cases[0] or not case.timed]
+    if language == "cuda":
+        cases = [case for case in cases if case.dtype in (None, "float32")]
+    return tuple(cases)
+
+
 def accepted(result: Evaluation) -> bool:
     """Correct, and nothing held against it."""
     return result.correct and not result.flags
@@ -106,9 +147,16 @@ def accepted(result: Evaluation) -> bool:
 
 def main(arguments: Sequence[str]) -> int:
     small = "--small" in arguments
-    names = [argument for argument in arguments if argument != "--small"]
+    names = [argument for argument in arguments if not argument.startswith("--")]
     rows, wrong, began = [], 0, time.monotonic()
-    for honest, result in evaluate_all(corpus(names), small=small):
+    if "--gpu" in arguments:
+        gpu = gpu_here()
+        if gpu is None:
+            raise SystemExit("there is no GPU here that torch can use")
+        results = evaluate_on_gpu(corpus(names, GPU_FOLDER), gpu)
+    else:
+        results = evaluate_all(corpus(names), small=small)
+    for honest, result in results:
         fine = accepted(result)
         wrong += not fine
         report = "; ".join([result.message, *(flag.message for flag in result.flags)]).strip("; ")

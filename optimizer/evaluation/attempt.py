@@ -27,7 +27,7 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.least import too_little
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.records import (
@@ -42,6 +42,7 @@ from optimizer.evaluation.roofline import Work, impossible_times
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
+from optimizer.evaluation.timed_block import Block
 from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     BLOCK_MS,

@@ -27,18 +27,17 @@ from optimizer.evaluation.problem.tensors import OpenCase
 from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
 from optimizer.evaluation.runner.samples import DRAW_BYTES, token
 from optimizer.evaluation.shared_arrays import SharedStore
+from optimizer.evaluation.timed_block import Block
 from optimizer.evaluation.toolchains.base import Loader
 
 POISON_BYTE = 0xA5
 POISON_STEP = 1021  # bytes, in outputs above SMALL_BYTES: prime, so that every lane is met
 SMALL_BYTES = 1 << 20
-COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block: the clock's warm-up
-WARM_SPANS = 3
-GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
 # Rows of the exploit table that looking at every call's outputs serves, and those without whose
 # defence the runner is told what will be looked at.
 EVERY_CALL = (2, 3, 9, 10, 32, 33, 36, 39)
 TOLD = (41, 42)
+EVERY_CALL_ON_GPU = (46, 47)
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
@@ -68,72 +67,6 @@ class Sample:
     banks: tuple[torch.Tensor | None, ...]
 
 
-@dataclass(frozen=True)
-class Block:
-    """Calls that were timed together. All times are in nanoseconds.
-
-    `times` has one entry for each call by the device's clock, `walls` by the wall clock. Each span
-    is a number of calls, their time, and how long threads were ready and had no processor
-    meanwhile. `looks` has the bytes of some elements of each call's outputs, `draws` what decided
-    which they are; `looks` is empty where nobody looks. `waited_ns` is the wait over the whole
-    block; `delayed_ns` is how long the supervisor itself waited, so that it saw the end too late.
-    `busy_ns` is processor time of the runner's main thread, by the kernel's account. `threads`
-    counts Python threads before and after. `patched` says that timers or comparison functions were
-    replaced. `worked_ns` is processor time of all of the runner's threads. `inputs` has the bytes
-    of some elements of what each call left in its inputs, and `late` counts calls whose outputs
-    changed after they had ended; both are there only where the supervisor looked itself. `seeds`
-    decided each call's fresh values.
-    """
-
-    times: tuple[int, ...]
-    walls: tuple[int, ...]
-    spans: tuple[tuple[int, int, int], ...]
-    refresh_ns: int
-    touch_ns: int
-    total_ns: int
-    wall_ns: int
-    waited_ns: int
-    delayed_ns: int
-    busy_ns: int
-    threads: tuple[int, int]
-    patched: bool
-    draws: tuple[bytes, ...] = ()
-    looks: tuple[bytes, ...] = ()
-    inputs: tuple[bytes, ...] = ()
-    late: int = 0
-    worked_ns: int = 0
-    seeds: tuple[int, ...] = ()
-
-    @property
-    def mean_ns(self) -> float:
-        """The mean call."""
-        return sum(self.times) / len(self.times)
-
-    def quiet_mean_ns(self, share: float) -> float | None:
-        """The mean call in spans that waited for no more than this share; None if those are less
-        than half of the calls.
-
-        A block begins with caches that hold the other side's data and with threads that sleep: its
-        first spans do not count where there are enough others.
-        """
-        spans = self._warm_spans()
-        quiet = [(calls, ns) for calls, ns, waited in spans if waited <= share * ns + GRACE_NS]
-        calls = sum(calls for calls, _ in quiet)
-        if not calls or 2 * calls < sum(calls for calls, _, _ in spans):
-            return None
-        return sum(ns for _, ns in quiet) / calls
-
-    def _warm_spans(self) -> Sequence[tuple[int, int, int]]:
-        cold = min(COLD_NS, COLD_SHARE * sum(self.times))
-        passed = skipped = 0
-        for _, ns, _ in self.spans:
-            if passed >= cold:
-                break
-            passed += ns
-            skipped += 1
-        return self.spans[skipped:] if len(self.spans) - skipped >= WARM_SPANS else self.spans
-
-
 class Mirror:
     """What a kernel's inputs hold, by making the fresh values of its last call again.
 
@@ -144,7 +77,7 @@ class Mirror:
         """`device` is the runner's. `without` holds rows of the exploit table whose defence is off,
         which decide about fresh values."""
         self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
-        self._moved = device == "cpu" and 38 not in without
+        self._moved = (38 if device == "cpu" else 49) not in without
         self._fresh = not {7, 8} & {*without}
         self.reset(sample)
 
@@ -394,6 +327,9 @@ class LoadedKernel:
                 late=0 if looks is None else looks.late,
                 worked_ns=worked,
                 seeds=tuple(drawn.seeds),
+                idles=tuple(reply["idles_ns"]),
+                diverted=reply["diverted"],
+                moded=reply["moded"],
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             # A candidate can replace what writes the answer; it does not end the supervisor.
@@ -403,7 +339,9 @@ class LoadedKernel:
 
     def _looking(self) -> Literal["outside", "inside", ""]:
         """Who looks at the outputs of every call: this process, the runner, or nobody."""
-        if self._runner.settings.device != "cpu" or not self._without.isdisjoint(EVERY_CALL):
+        if self._runner.settings.device != "cpu":
+            return "inside" if self._without.isdisjoint(EVERY_CALL_ON_GPU) else ""
+        if not self._without.isdisjoint(EVERY_CALL):
             return ""
         told = not self._without.isdisjoint(TOLD) or not self._runner.readable
         return "inside" if told else "outside"

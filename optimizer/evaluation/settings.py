@@ -11,7 +11,7 @@ from optimizer.evaluation.isolation.levels import Wanted
 from optimizer.evaluation.isolation.processors import usable_processors
 from optimizer.evaluation.timing.blocks import TimingPolicy
 
-HARNESS = "12"  # raised whenever the same candidate could get another verdict
+HARNESS = "13"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 

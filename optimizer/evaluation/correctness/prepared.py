@@ -18,7 +18,7 @@ import torch
 
 from optimizer.evaluation.correctness.needed_bytes import needed_read_bytes
 from optimizer.evaluation.correctness.undecided import OtherRoundings, settled
-from optimizer.evaluation.loaded_kernel import Block, Sample
+from optimizer.evaluation.loaded_kernel import Sample
 from optimizer.evaluation.problem.bounds import Bound, agree, compare, plainly_equal, shares
 from optimizer.evaluation.problem.check import unvaried
 from optimizer.evaluation.problem.operators import traits_of
@@ -29,6 +29,7 @@ from optimizer.evaluation.records import OutputError
 from optimizer.evaluation.roofline import Work, work_of
 from optimizer.evaluation.runner.samples import LOOKS, places
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.timed_block import Block
 
 T = TypeVar("T")
 KEPT_SAMPLES = 4

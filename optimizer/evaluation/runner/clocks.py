@@ -13,19 +13,36 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
 
 import torch
 
+from optimizer.evaluation.runner.driver import (
+    LIBRARY,
+    beginnings,
+    diverted,
+    elapsed_ms,
+    recorder,
+)
+from optimizer.evaluation.runner.hold import Hold, HoldUnavailable
+from optimizer.evaluation.runner.memory import LateChange, finish
+
 _now = time.perf_counter_ns
 # Taken when this module is imported, before any candidate is.
 _Event: Callable[..., torch.cuda.Event] = torch.cuda.Event
 _sync, _zero = torch.cuda.synchronize, torch.Tensor.zero_
 _record, _elapsed = torch.cuda.Event.record, torch.cuda.Event.elapsed_time
-_without_modes = torch._C.DisableTorchFunction
+_set_stream, _default_stream = torch.cuda.set_stream, torch.cuda.default_stream
+_current_stream = torch.cuda.current_stream
+_without_functions = torch._C.DisableTorchFunction
+_without_dispatch: Callable[[], AbstractContextManager[Any]] = torch._C._DisableTorchDispatch
+_modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
+_begun = beginnings()
+QUIET_NS = 20_000  # of the time for which a GPU is held: what was overwritten is written back
 HOLD_NS = 400_000  # how long a GPU is kept busy before a call; most calls take less to launch
 FILLS = 8  # of the buffer, to learn how long one takes
 
@@ -33,16 +50,30 @@ FILLS = 8  # of the buffer, to learn how long one takes
 class CpuClock:
     """Wall time around one call."""
 
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """A block of calls begins: forget what is known of earlier ones."""
+        self._idles, self._diverted, self._moded = list[int](), False, False
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Of the calls of a block: how long after the end of each on its stream the device had
+        nothing left to do, in nanoseconds, where that is known; whether functions of libraries were
+        changed; and whether modes of torch's dispatcher were left on."""
+        return {"idles_ns": self._idles, "diverted": self._diverted, "moded": self._moded}
+
     def time(
-        self, call: Callable[[], Any], first: Callable[[], None] | None = None
+        self, call: Callable[[], Any], left: Sequence[LateChange] = ()
     ) -> tuple[Any, int, int]:
-        """The call's result, its time, and the wall time, both in nanoseconds. `first` comes before
-        the call and is not timed."""
-        if first is not None:
-            first()
+        """The call's result, its time, and the wall time, both in nanoseconds. `left` is changed
+        before the call, which is not timed."""
+        finish(left)
         started = _now()
         result = call()
         took = _now() - started
+        self._moded = self._moded or _modes() > 0
         return result, took, took
 
 
@@ -51,79 +82,131 @@ class TrustingCpuClock(CpuClock):
     to show that the exploit works (`kernlore doctor --exploits --without 4`)."""
 
     def time(
-        self, call: Callable[[], Any], first: Callable[[], None] | None = None
+        self, call: Callable[[], Any], left: Sequence[LateChange] = ()
     ) -> tuple[Any, int, int]:
         """As `CpuClock.time`."""
-        if first is not None:
-            first()
+        finish(left)
         started = time.perf_counter_ns()
         result = call()
         took = time.perf_counter_ns() - started
         return result, took, took
 
 
-class CudaClock:
-    """Event time on the current stream beside the wall time until the whole device is idle.
+class CudaClock(CpuClock):
+    """Event time on the default stream beside the wall time until the whole device is idle.
 
-    A buffer larger than the last-level cache is overwritten before each call, as often as keeps the
-    device busy for `HOLD_NS`. So no call finds its inputs in the cache, and the call is launched
-    while the device is busy: its time is what the device needs, as in a program that runs ahead of
-    its device, and not what Python needs to launch it. Where launching takes longer than that, the
-    rest is in the time. Lines that a candidate made persistent would survive in the cache, so they
-    are made ordinary ones first.
+    Before each call the device is held for `HOLD_NS`: a kernel takes all of its places for threads,
+    and overwrites a buffer larger than the last-level cache. So no call finds its inputs in the
+    cache, nothing that it launches begins before it is timed, and the call is launched while the
+    device is busy: its time is what the device needs, as in a program that runs ahead of its
+    device, and not what Python needs to launch it. Where launching takes longer than that, the rest
+    is in the time. Lines that a candidate made persistent would survive in the cache, so they are
+    made ordinary ones first.
 
-    Work on a stream that does not wait for the current one could begin while the device is held;
-    `first` changes inputs on the current stream after that, so such work is wrong.
+    Where the driver does not take that kernel, torch overwrites the buffer, beside which other
+    streams can work. What changes inputs then comes after it, so that work which begins early is
+    wrong at least.
+
+    A candidate finds the default stream as the current one, whatever it left in its place, and the
+    end of its call is recorded on it. Another event waits for all that the context has to do.
     """
 
-    def __init__(self, flush_bytes: int, forget: bool = True) -> None:
+    def __init__(
+        self,
+        flush_bytes: int,
+        forget: bool = True,
+        occupy: bool = True,
+        same_stream: bool = True,
+        straight: bool = True,
+    ) -> None:
         """`flush_bytes` is the size of the buffer that is overwritten. `forget` makes persisting
-        lines ordinary ones (`--without 21` leaves them)."""
-        self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
+        lines ordinary ones (`--without 21` leaves them), `occupy` takes all places (not without 37
+        or 48), `same_stream` keeps to the default stream (not without 45), `straight` asks the
+        driver itself for times, and whether its functions are what they were (not without 50)."""
+        self.begin()
+        self._stream = _default_stream() if same_stream else None
         self._forget = _persisting_reset() if forget else None
-        self._fills = FILLS
-        self._fills = math.ceil(HOLD_NS / self._fill_ns())
+        self._record_all = recorder()
+        self._begun = _begun if straight else ()
+        self._between = _between if straight and LIBRARY is not None else _elapsed
+        self._occupy = _occupying(flush_bytes) if occupy else None
+        self._ns, self._fills = 0, FILLS
+        if self._occupy is not None:
+            self._ns = max(0, HOLD_NS - QUIET_NS - self._least_ns())
+        else:
+            self._flush = torch.empty(flush_bytes, dtype=torch.int8, device="cuda")
+            self._fills = math.ceil(HOLD_NS / (self._least_ns() / FILLS))
 
-    def _fill_ns(self) -> int:
-        """How long the buffer takes to be overwritten once, in nanoseconds; the first few times are
-        longer."""
+    def _least_ns(self) -> int:
+        """How long the device is held at least, in nanoseconds; the first few times are longer."""
         start, end = _Event(enable_timing=True), _Event(enable_timing=True)
         times = []
         for _ in range(7):
             _sync()
             _record(start)
-            self._hold()
+            self._hold((), 0)
             _record(end)
             _sync()
             times.append(_elapsed(start, end))
-        return max(1, int(min(times) * 1e6 / FILLS))
+        return max(FILLS, int(min(times) * 1e6))
 
-    def _hold(self) -> None:
+    def _hold(self, left: Sequence[LateChange], until: int = HOLD_NS) -> None:
+        if self._occupy is not None:
+            stream = self._stream if self._stream is not None else _current_stream()
+            self._occupy(stream.cuda_stream, self._ns, left, until)
+            return
         for _ in range(self._fills):
             _zero(self._flush)
+        finish(left)
 
     def time(
-        self, call: Callable[[], Any], first: Callable[[], None] | None = None
+        self, call: Callable[[], Any], left: Sequence[LateChange] = ()
     ) -> tuple[Any, int, int]:
         """The call's result, the time between events, and the wall time without that for which the
-        device was held, both in nanoseconds. `first` comes on the same stream just before the call
-        and is not timed."""
-        held, start, end = (_Event(enable_timing=True) for _ in range(3))
+        device was held, both in nanoseconds. `left` is changed on the same stream just before the
+        call, which is not timed."""
+        held, start, end, idle = (_Event(enable_timing=True) for _ in range(4))
+        stream = self._stream
+        if stream is not None:
+            _set_stream(stream)
         _sync()
         if self._forget is not None:
             self._forget()
         began = _now()
-        with _without_modes():  # a mode that a candidate left could skip these
-            _record(held)
-            self._hold()
-            if first is not None:
-                first()
-        _record(start)
+        with _without_functions(), _without_dispatch():  # a mode that was left could skip these
+            _record(idle, stream)  # makes it
+            _record(held, stream)
+            self._hold(left)
+        _record(start, stream)
         result = call()
-        _record(end)
+        _record(end, stream)
+        known = self._record_all is not None and not self._record_all(idle.cuda_event)
         _sync()
-        wall = _now() - began - int(_elapsed(held, start) * 1e6)
-        return result, int(_elapsed(start, end) * 1e6), wall
+        self._diverted = self._diverted or diverted(self._begun)
+        self._moded = self._moded or _modes() > 0
+        held_ns = self._ns_between(held, start)
+        wall = _now() - began - held_ns
+        if known:
+            self._idles.append(self._ns_between(end, idle))
+        if stream is not None:
+            _set_stream(stream)
+        return result, self._ns_between(start, end), wall
+
+    def _ns_between(self, start: torch.cuda.Event, end: torch.cuda.Event) -> int:
+        return int(self._between(start, end) * 1e6)
+
+
+def _between(start: torch.cuda.Event, end: torch.cuda.Event) -> float:
+    """As `torch.cuda.Event.elapsed_time`, without what a candidate can put between."""
+    return elapsed_ms(start.cuda_event, end.cuda_event)
+
+
+def _occupying(flush_bytes: int) -> Hold | None:
+    """What takes all places of the device; None where its driver does not let us."""
+    try:
+        return Hold(flush_bytes)
+    except HoldUnavailable:
+        return None
 
 
 def _persisting_reset() -> Callable[[], Any] | None:
@@ -222,6 +305,9 @@ def _identities() -> tuple[int, ...]:
             torch.cuda.Event.elapsed_time,
             torch.cuda.Event.synchronize,
             torch.cuda.synchronize,
+            torch.cuda.set_stream,
+            torch.take,
+            torch.tensor,
             torch.allclose,
             torch.equal,
             torch.isclose,

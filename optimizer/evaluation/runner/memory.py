@@ -114,6 +114,7 @@ LOOKED_AT = 32  # values of a bank, to tell numbers that vary from a few that re
 LATE_TENSORS, LATE = 4, 256
 
 # Elements that still hold other values, and the values that they are to get.
+_copy_each = torch._foreach_copy_
 LateChange = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -126,6 +127,7 @@ def refresh(
     whole: bool = True,
     late: bool = False,
     moved: bool = True,
+    near: Sequence[torch.Tensor] | None = None,
 ) -> list[LateChange]:
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
@@ -143,15 +145,19 @@ def refresh(
     earlier one saw. The supervisor makes the same changes on its own copy, so it knows the inputs
     of any call without shipping them; whole changes do not depend on the calls before.
 
+    `near` holds the banks in the memory of the host, where they are on a device: some of their
+    values are looked at.
+
     With `late`, a few elements of a few tensors, the largest among them, hold other values
     afterwards. They are returned with the values that they are to get from `finish`.
     """
     chosen = Random(seed * 1_000_003 + call)
     replaced: list[LateChange] = []
-    for tensor, bank in zip(tensors, banks, strict=True):
+    for number, (tensor, bank) in enumerate(zip(tensors, banks, strict=True)):
         if tensor is None or bank is None or not tensor.numel():
             continue
-        move = _move(bank.view(-1), chosen) if whole and moved else None
+        looked_at = bank if near is None else near[number]
+        move = _move(looked_at.view(-1), chosen) if whole and moved else None
         if whole:
             _turn(tensor.view(-1), bank.view(-1), chosen, move)
         places = _places(tensor.view(-1), chosen, spread)
@@ -192,12 +198,20 @@ def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, move: Move | N
     odd place: rows of even length then come from two rows each.
     """
     held = bank.numel()
+    places, values = list[torch.Tensor](), list[torch.Tensor]()
     for begin in range(0, flat.numel(), held):
         part = flat[begin : begin + held]
         start = (chosen.randrange(held) | 1) % held
         first = min(part.numel(), held - start)
-        _fill(part[:first], bank[start : start + first], move)
-        _fill(part[first:], bank[: part.numel() - first], move)
+        places += (part[:first], part[first:])
+        values += (bank[start : start + first], bank[: part.numel() - first])
+    if flat.is_cuda:  # a launch for each takes longer than the copies
+        _copy_each(places, values)
+        if move is not None:
+            flat.mul_(move.factor).add_(move.term)
+        return
+    for place, value in zip(places, values, strict=True):
+        _fill(place, value, move)
 
 
 class Move(NamedTuple):

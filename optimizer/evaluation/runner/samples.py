@@ -11,7 +11,9 @@ from __future__ import annotations
 
 import ctypes
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 
@@ -26,6 +28,12 @@ CALL, END = b"c", b"e"  # how a token begins: a call is granted, or the block en
 TOKEN_BYTES = 1 + 2 * DRAW_BYTES
 _STEP, _ADD, _ALL = 6364136223846793005, 1442695040888963407, (1 << 64) - 1  # Knuth's generator
 _read = ctypes.string_at
+MOST_COPIED = 256 << 20  # bytes of an output
+# By the bytes of an element, numbers of as many: they are read whatever they mean.
+_WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_take, _tensor, _copy = torch.take, torch.tensor, torch.Tensor.copy_
+_without_functions = torch._C.DisableTorchFunction
+_without_dispatch: Callable[[], AbstractContextManager[Any]] = torch._C._DisableTorchDispatch
 
 
 def token(granted: bool, seed: bytes, draw: bytes) -> bytes:
@@ -90,6 +98,59 @@ def read_elements(values: Sequence[torch.Tensor], draw: bytes, count: int = LOOK
             at = offset(number, shape, stride)  # dense or not, in the same time
             parts.append(_read(begin + at * size, size))
     return b"".join(parts)
+
+
+class Snapshots:
+    """What outputs on a device held as soon as their call had ended, in memory that stays from call
+    to call. Which elements of them are read is drawn later, so what a call leaves to be done then
+    is missing.
+
+    Outputs of many bytes are read where they lie: a copy of them would take the device's memory
+    from the candidate.
+    """
+
+    def __init__(self) -> None:
+        self._forms: list[tuple[Any, ...]] = []
+        self._copies: list[torch.Tensor | None] = []
+        self._held: list[torch.Tensor] = []
+
+    def take(self, values: Sequence[torch.Tensor]) -> None:
+        """Of these outputs, which are `resolved`, on the current stream."""
+        with _without_functions(), _without_dispatch():
+            forms = [_form(value) for value in values]
+            if forms != self._forms:
+                self._forms = forms
+                self._copies = [None if _large(v) else _room(v) for v in values]
+            pairs = zip(values, self._copies, strict=True)
+            self._held = [v if copy is None else _copy(copy, v) for v, copy in pairs]
+
+    def read(self, draw: bytes) -> bytes:
+        """The bytes of the elements that a draw decides about, one output after the other."""
+        parts = []
+        sizes = [value.numel() for value in self._held]
+        with _without_functions(), _without_dispatch():
+            for value, numbers in zip(self._held, places(draw, sizes), strict=True):
+                if numbers:
+                    at = _tensor(numbers, device=value.device)
+                    words = _take(value.view(_WORDS[value.element_size()]), at).cpu()
+                    parts.append(_read(words.data_ptr(), words.numel() * words.element_size()))
+        return b"".join(parts)
+
+
+def _form(value: torch.Tensor) -> tuple[Any, ...]:
+    return value.shape, value.stride(), value.dtype, value.device
+
+
+def _room(value: torch.Tensor) -> torch.Tensor | None:
+    """Memory for a copy; None where the candidate has left none."""
+    try:
+        return torch.empty_like(value)
+    except torch.OutOfMemoryError:
+        return None
+
+
+def _large(value: torch.Tensor) -> bool:
+    return value.numel() * value.element_size() > MOST_COPIED
 
 
 def offset(number: int, shape: Sequence[int], strides: Sequence[int]) -> int:

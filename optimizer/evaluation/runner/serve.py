@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from optimizer.evaluation.runner import clocks
+from optimizer.evaluation.runner import clocks, hold
 from optimizer.evaluation.runner.clocks import Spans
 from optimizer.evaluation.runner.confine import confine, leave_ipc
 from optimizer.evaluation.runner.kernels import (
@@ -30,9 +30,9 @@ from optimizer.evaluation.runner.kernels import (
 )
 from optimizer.evaluation.runner.memory import (
     Arrays,
+    LateChange,
     OutputRefused,
     check,
-    finish,
     pin,
     places_from,
     refresh,
@@ -46,6 +46,7 @@ from optimizer.evaluation.runner.samples import (
     READABLE,
     REQUEST,
     TOKEN_BYTES,
+    Snapshots,
     draw_in,
     read_elements,
     resolved,
@@ -69,6 +70,7 @@ def settle_torch(threads: int, device: str) -> None:
         # As for the golden results: where a problem allows less precision, a candidate asks for it.
         torch.backends.cudnn.allow_tf32 = False
         torch.zeros(1, device="cuda")
+        hold.prepare()
 
 
 class Runner:
@@ -88,9 +90,10 @@ class Runner:
         self._pinned = False  # the outputs' memory
         self._last: Any = None
         self._kept: list[torch.Tensor] = []
+        self._snapshots = Snapshots()
         self._without: frozenset[int] = frozenset()
         self._fence: list[torch.Tensor] = []
-        self._clock: clocks.CpuClock | clocks.CudaClock = clocks.CpuClock()
+        self._clock = clocks.CpuClock()
 
     def serve(self) -> None:
         """Answer requests until the supervisor leaves."""
@@ -165,6 +168,7 @@ class Runner:
                 # A driver for a GPU may change metadata of its own files.
                 self._confined += forbid_calls(metadata=self._device == "cpu")
         self._last = self._kernel = None
+        self._snapshots = Snapshots()
         self._unpin()
         for name, fd, (rows, size) in zip(ARRAYS, fds, message["arrays"], strict=True):
             self._mapped[name] = Arrays(fd, places_from(rows), size)
@@ -185,7 +189,13 @@ class Runner:
         fresh = message["fresh"]
         self._banks = [b if wanted else None for b, wanted in zip(banks, fresh, strict=True)]
         if self._device == "cuda":
-            self._clock = clocks.CudaClock(message["flush_bytes"], 21 not in self._without)
+            self._clock = clocks.CudaClock(
+                message["flush_bytes"],
+                forget=21 not in self._without,
+                occupy=self._without.isdisjoint((37, 48)),
+                same_stream=45 not in self._without,
+                straight=50 not in self._without,
+            )
         elif 4 in self._without:
             self._clock = clocks.TrustingCpuClock()
         return {
@@ -281,24 +291,23 @@ class Runner:
         before = threading.active_count()
         times, walls, looks = list[int](), list[int](), list[str]()
         refreshed = touched = 0
-        spans = Spans()
-        began = clocks.now_ns()
+        spans, began = Spans(), clocks.now_ns()
         spans.leave()
         watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
         patched, self._last, shown = False, None, b""
+        clock.begin()
         while True:
             token = self._answer(REQUEST + shown, read, write)
             if look == "inside" and self._last is not None:
-                looks.append(read_elements(self._checked(), draw_in(token)).hex())
+                looks.append(self._looked_at(draw_in(token)).hex())
             if token[:1] != CALL:
                 break
-            first, took = self._freshened(seed_in(token))
+            left, took = self._freshened(seed_in(token))
             refreshed += took
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
-            self._last, took, wall = clock.time(call, first)
-            if look == "outside":  # before a thread can finish what was left
-                shown = self._shown(wall)
+            self._last, took, wall = clock.time(call, left)
+            shown = self._seen(look, wall)  # before a thread can finish what was left
             # In a frame that runs already: a function could deny its replacement.
             for holder, name, function, code in watched:
                 if function.__code__ is not code or holder.get(name) is not function:
@@ -321,12 +330,13 @@ class Runner:
             "spans": spans.rows,
             "refresh_ns": refreshed,
             "touch_ns": touched,
+            **clock.known,
             "threads": [before, threading.active_count()],
             "patched": 41 not in self._without
             and (patched or clocks.replaced(started, self._without.isdisjoint((13, 35)))),
         }
 
-    def _freshened(self, seed: int) -> tuple[Callable[[], None] | None, int]:
+    def _freshened(self, seed: int) -> tuple[list[LateChange], int]:
         """Give the inputs fresh values; returns what is left to do on the stream of the call, and
         how long this took, in nanoseconds."""
         began = clocks.now_ns()
@@ -335,15 +345,15 @@ class Runner:
             torch.cuda.synchronize()
         return left, clocks.now_ns() - began
 
-    def _fresh(self, seed: int) -> Callable[[], None] | None:
+    def _fresh(self, seed: int) -> list[LateChange]:
         """The seed is that of one call alone: what later calls get is not in this process."""
         if not self._without.isdisjoint((7, 8)):
-            return None
+            return []
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
         late = self._device == "cuda" and self._without.isdisjoint((1, 37))
-        moved = self._device == "cpu" and 38 not in self._without
-        left = refresh(self._targets, self._banks, seed, 0, spread, whole, late, moved)
-        return partial(finish, left) if left else None
+        moved = (38 if self._device == "cpu" else 49) not in self._without
+        near = self._mapped["banks"].tensors
+        return refresh(self._targets, self._banks, seed, 0, spread, whole, late, moved, near)
 
     def _touch(self) -> int:
         """Read the outputs of a call, page by page; how long that took, in nanoseconds."""
@@ -369,6 +379,21 @@ class Runner:
     def _checked(self) -> list[torch.Tensor]:
         """The outputs of the last call, as they can be read."""
         return resolved(check(self._last, self._expected, 3 not in self._without, self._keys))
+
+    def _seen(self, look: str, chance: int) -> bytes:
+        """Keep what the call that has ended left, as far as somebody looks at it; what the next
+        request shows of it. `chance` is a number that nobody knew before."""
+        if look == "outside":
+            return self._shown(chance)
+        if look and self._device == "cuda":
+            self._snapshots.take(self._checked())
+        return b""
+
+    def _looked_at(self, draw: bytes) -> bytes:
+        """The bytes of the elements that this draw decides about, of the last call's outputs."""
+        if self._device == "cuda":
+            return self._snapshots.read(draw)
+        return read_elements(self._checked(), draw)
 
     def _shown(self, chance: int) -> bytes:
         """What the next request shows of them. `chance` is a number that nobody knew before."""

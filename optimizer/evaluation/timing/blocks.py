@@ -24,9 +24,12 @@ from optimizer.evaluation.isolation.runner_process import (
     RunnerHung,
     RunnerProcess,
 )
-from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
+from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.records import CaseTiming, Flag, Interval
+from optimizer.evaluation.timed_block import Block
+from optimizer.evaluation.timing.device_clocks import charged_late_ns, late_ns
 from optimizer.evaluation.timing.statistics import log_ratio, ratio_interval
+from optimizer.evaluation.timing.tampering import tampering
 
 CROWD = 0.5  # processors that other work may use
 MAX_CALIBRATION = 5  # blocks of each side
@@ -37,6 +40,7 @@ TELLING_BLOCKS = 4  # with fewer, chance explains much
 # shares of a block and of a call, and what waking a process and copying outputs take.
 HIDDEN_SHARE, HIDDEN_NS = 0.15, 2_000_000
 OUTSIDE_SHARE, OUTSIDE_NS = 0.3, 50_000
+HOST_SHARE = 0.3  # by which two processes differ in what a host does between calls on a GPU
 BUSY_SHARE, BUSY_NS = 0.1, 50_000
 # How much longer than the reference's the outputs may take to be read: a share of a call, and more.
 TOUCH_SHARE, TOUCH_NS = 0.1, 40_000
@@ -209,6 +213,7 @@ def measure(
     left = left_between(before, account(processes))
     calm = [pair for pair in pairs if all(_calm(block, policy) for block in pair)]
     charged = hidden_ns(calm, policy.threads) if on(*WALL, 40) else 0.0
+    charged += charged_late_ns(pairs) if on(1, 44, 45, 50) else 0.0
     timing = _crowded(_conclude(case, pairs, len(disturbed), policy, charged), left, policy)
     if timing.state == "measured" and len(calm) < TELLING_BLOCKS:
         reason = "timing must be repeated: the machine was too restless to vouch for the clocks"
@@ -216,7 +221,7 @@ def measure(
     if timing.state == "repeat":
         timing = _with_rough(timing, [*pairs, *disturbed])
     sides = [b for b, _ in calm], [c for _, c in calm]
-    flags = [*_left_running(candidate, on), *_tampering(sides[1], on)]
+    flags = [*_left_running(candidate, on), *tampering(sides[1], on)]
     if timing.state == "measured":  # clocks that give no figure are no evidence either
         flags += _integrity(*sides, on)
     return Measured(timing, tuple(flags))
@@ -271,10 +276,13 @@ def _calibrate(
             side.per_call_ns = min(side.per_call_ns, max(1.0, min(block.times)))
             side.wall_per_call_ns = block.wall_ns / len(block.times)
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
-        if calls >= 3 and calls * slower * 4 >= policy.block_ns:
+        around = max(slower, baseline.wall_per_call_ns)
+        shown = max(calls * slower, calls * around / WALL_BLOCKS)
+        if calls >= 3 and shown * 4 >= policy.block_ns:
             break
         # A single call after waking means little: at least a few, and at most a quarter of a block.
-        calls = max(min(4 * calls, 3), min(4 * calls, int(policy.block_ns / slower / 4)))
+        most = min(policy.block_ns / slower, WALL_BLOCKS * policy.block_ns / around) / 4
+        calls = max(min(4 * calls, 3), min(4 * calls, int(most)))
         if calls * slower > SLOW_CALIBRATION_NS:
             break
 
@@ -379,14 +387,6 @@ def _left_running(candidate: Side, on: On) -> Iterator[Flag]:
         yield Flag(2, "reject", "processes that it started ran beside the reference's calls")
 
 
-def _tampering(candidate: Sequence[Block], on: On) -> Iterator[Flag]:
-    """What the runner itself saw the candidate do, however restless the machine was."""
-    if on(4) and any(block.patched for block in candidate):
-        yield Flag(4, "reject", "timers or comparison functions of torch or time were replaced")
-    if on(2) and any(block.threads[1] > block.threads[0] for block in candidate):
-        yield Flag(2, "reject", "Python threads were started by timed calls and are still alive")
-
-
 def _integrity(baseline: Sequence[Block], candidate: Sequence[Block], on: On) -> Iterator[Flag]:
     """What the clocks say about the candidate's honesty; nothing where there are few blocks."""
     if len(candidate) < TELLING_BLOCKS:
@@ -436,8 +436,9 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
     # On the CPU there are no streams: there the two clocks of a call are one.
     streams = any(b.walls != b.times for b in candidate)
     outside = min(map(_outside_ns, candidate)) - max(map(_outside_ns, baseline))
-    late = _late_ns(candidate) - _late_ns(baseline)
-    if outside > OUTSIDE_SHARE * own + OUTSIDE_NS + BLOCK_NS / calls:
+    late = late_ns(candidate) - late_ns(baseline)
+    usual = HOST_SHARE * _median(map(_outside_ns, baseline)) if streams else 0.0
+    if outside > OUTSIDE_SHARE * own + OUTSIDE_NS + BLOCK_NS / calls + usual:
         yield _outside_flag(1 if streams else 2, outside)
     elif late > OUTSIDE_SHARE * own + OUTSIDE_NS:
         yield _outside_flag(1, late)
@@ -446,12 +447,6 @@ def _wall(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Fla
 def _outside_flag(row: int, ns: float) -> Flag:
     message = f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
     return Flag(row, "reject", message)
-
-
-def _late_ns(blocks: Sequence[Block]) -> float:
-    """How long the device stays busy, typically, after the stream of the call is done. Work on
-    another stream is there in most calls, not in all: some wait for what the one before left."""
-    return _median(w - t for b in blocks for w, t in zip(b.walls, b.times, strict=True))
 
 
 def _waiting_for_a_reader(baseline: Sequence[Block], candidate: Sequence[Block]) -> Iterator[Flag]:

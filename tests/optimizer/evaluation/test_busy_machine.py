@@ -11,8 +11,9 @@ import pytest
 
 from optimizer.evaluation.attempt import with_size
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
-from optimizer.evaluation.loaded_kernel import Block, LoadedKernel
+from optimizer.evaluation.loaded_kernel import LoadedKernel
 from optimizer.evaluation.roofline import Work
+from optimizer.evaluation.timed_block import Block
 from optimizer.evaluation.timing.blocks import (
     BUSY_FROM_THE_START,
     Measured,

@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from optimizer.evaluation.loaded_kernel import Block
 from optimizer.evaluation.records import CaseTiming, Flag
+from optimizer.evaluation.timed_block import Block
 from optimizer.evaluation.timing.blocks import Measured, _integrity, hidden_ns
 
 CALLS = 20

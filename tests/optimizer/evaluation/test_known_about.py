@@ -32,7 +32,7 @@ SCALAR = Evaluation(
     hardware="x86-64",
     device="cpu",
     toolchain="g++ (Debian 12.2.0-14+deb12u1) 12.2.0; native=znver3",
-    harness="12",
+    harness="13",
     validity="correct",
     timing="repeat",
     reached="benchmark",
