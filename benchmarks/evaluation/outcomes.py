@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from api.services import Services
-from benchmarks.knowledge.builtin_coverage import builtin_services
+from benchmarks.knowledge.builtin import builtin_services
 from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from kb.hardware.schema import parse_hardware

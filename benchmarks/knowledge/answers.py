@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from api.services import Services
-from benchmarks.knowledge.builtin_coverage import CHIPS, builtin_services
+from benchmarks.knowledge.builtin import CHIPS, builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.model_writes.chips import FAMILIES, READABLE, draw
 from ingestion.uploads import Upload

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.knowledge.builtin_coverage import builtin_services
+from benchmarks.knowledge.builtin import builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.latency import request_of
 from benchmarks.retrieval.quality import unrestricted

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.knowledge.builtin_coverage import CHIPS
+from benchmarks.knowledge.builtin import CHIPS
 from benchmarks.retrieval.builtin import (
     QUESTIONS,
     ROOT,
