@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import fcntl
 import gc
 import os
@@ -102,6 +101,9 @@ def pytest_configure() -> None:
     # How long an example takes says something about the machine, not about what is tested.
     hypothesis.settings.register_profile("kernlore", deadline=None)
     hypothesis.settings.load_profile("kernlore")
+    # Of most tests time is not the subject. By default a candidate is timed for two seconds, and
+    # thrice as long where the machine is busy. Tests about time name their policy, or `full`.
+    os.environ.setdefault("KERNLORE_TIMING", "brief")
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
     worker = os.environ.get("PYTEST_XDIST_WORKER")
@@ -288,20 +290,6 @@ def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if folder is not None:
         postgresql.server().forget(folder)
-
-
-@pytest.fixture(scope="module")
-def quick_timing() -> Iterator[None]:
-    """Candidates are timed in four short pairs of blocks, on a busy machine too, for a module whose
-    subject is no time. By default it takes two seconds each, and thrice as many where it is busy.
-    """
-    from optimizer.evaluation.timing.blocks import TimingPolicy  # here: it imports torch
-
-    fields = {field.name: field.default for field in dataclasses.fields(TimingPolicy)}
-    quick = {"block_ms": 1.0, "min_pairs": 4, "max_pairs": 4, "quiet": 1e6}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TimingPolicy.__init__, "__defaults__", tuple((fields | quick).values()))
-        yield
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.evaluation.settings import TIMING
 from optimizer.search.portable.launch import CEILINGS
 from tests.api.cli_process import kernlore
 from tests.catalogs import copy_data_dir
@@ -48,7 +49,8 @@ def on_bare_machine(
     bare: Path, *arguments: str | Path, cwd: Path, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """In a process that sees torch and what torch requires, and the compilers of this machine."""
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    kept = ("PATH", "HOME", TIMING)
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     return subprocess.run(

@@ -39,7 +39,7 @@ from optimizer.evaluation.records import (
     checks_from_json,
 )
 from optimizer.evaluation.roofline import Work, impossible_times
-from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.settings import BRIEF, BRIEFLY, EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.timing.blocks import (
@@ -332,6 +332,8 @@ class Attempt:
 
     def _benchmark(self, loader: Loader, runner: RunnerProcess | None) -> None:
         """runner: of the candidate, where it is timed in the process that checked it."""
+        if self._settings.timing == BRIEF and any(case.timed for case in self.cases):
+            self.notes.append(BRIEFLY)
         for case in self.cases:
             if case.timed and self.validity == "correct":
                 measured = self._measured(loader, case, runner)

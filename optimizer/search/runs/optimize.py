@@ -20,6 +20,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.rough import too_busy
+from optimizer.evaluation.settings import BRIEF, BRIEFLY
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
@@ -173,7 +174,9 @@ def _bench(
     if elsewhere is None:
         bench = bench_for(base, problem, places)
         on_processors = isinstance(bench, LocalBench) and bench.device == "cpu"
-        if on_processors and (busy := too_busy(bench.settings.threads)):
+        if bench.settings.timing == BRIEF:
+            listener.log(f"Kernels are {BRIEFLY}")
+        elif on_processors and (busy := too_busy(bench.settings.threads)):
             listener.log(f"Warning: {busy}")
         return bench
     return elsewhere.bench(base, problem, listener.log)
