@@ -52,9 +52,10 @@ def builtin_data_dir(folder: Path) -> Path:
     return copy_data_dir(Path(_builtin().name), folder)
 
 
-def copy_data_dir(source: Path, target: Path, *, symlinks: bool = False) -> Path:
-    """A copy of a data directory that nobody writes to, with its catalog; `target`."""
-    shutil.copytree(source, target, dirs_exist_ok=True, symlinks=symlinks)
+def copy_data_dir(source: Path, target: Path) -> Path:
+    """A copy of a data directory that nobody writes to, with its catalog; `target`. A link to the
+    exported query model, which has 90 MB, stays one."""
+    shutil.copytree(source, target, dirs_exist_ok=True, symlinks=True)
     if postgresql.EVERYWHERE:
         postgresql.server().copy_directory(source, target)
     store_servers.copy_directory(source, target)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import fcntl
+import dataclasses
 import gc
 import os
 import re
@@ -41,11 +41,9 @@ from kb.tokens import tokenize
 from tests import chroma_server as chroma_server_module
 from tests import postgresql, seaweed, store_servers
 from tests.catalogs import fresh_data_dir
-from tests.shared import copy_knowledge, place_models
+from tests.shared import SHARED, copy_knowledge, exported_models, place_models
 
 ROOT = Path(__file__).resolve().parent.parent
-# Stays between test sessions.
-SHARED = Path(tempfile.gettempdir()) / f"kernlore-tests-{os.getuid()}"
 SERVICE_START_SECONDS = 90
 # The fixture of a service and the folder of its conftest; the group of the tests that share it.
 SERVICES = {("service_url", "tests"): "service", ("client", "tests/api"): "application"}
@@ -292,6 +290,17 @@ def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
         postgresql.server().forget(folder)
 
 
+@pytest.fixture(scope="module")
+def quick_timing() -> Iterator[None]:
+    """Brief timing that has a figure on a busy machine too, for a module that needs one."""
+    from optimizer.evaluation import settings  # here: it imports torch
+
+    quick = dataclasses.replace(settings.BRIEF, block_ms=1.0, max_pairs=4, quiet=1e6)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(settings, "BRIEF", quick)
+        yield
+
+
 @pytest.fixture(scope="session")
 def postgres() -> postgresql.Server:
     """A PostgreSQL server; a test that asks for it is skipped where none can be started."""
@@ -324,15 +333,7 @@ def catalog(data_dir: Path) -> Iterator[Catalog]:
 
 @pytest.fixture(scope="session")
 def model_cache() -> Path:
-    """Where the exported query model stays between runs, and is: exporting takes seconds."""
-    folder = SHARED / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (SHARED / "models.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        opened = open_embedder(DEFAULT_MODEL, folder)
-        if not (folder / f"{opened.fingerprint}.onnx").exists():
-            opened.encode_query("this exports it")
-    return folder
+    return exported_models()
 
 
 @pytest.fixture(scope="session")

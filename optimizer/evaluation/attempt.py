@@ -31,6 +31,7 @@ from optimizer.evaluation.loaded_kernel import Block, KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.least import too_little
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.records import (
+    BRIEFLY,
     CaseCheck,
     CaseTiming,
     Flag,
@@ -39,7 +40,7 @@ from optimizer.evaluation.records import (
     checks_from_json,
 )
 from optimizer.evaluation.roofline import Work, impossible_times
-from optimizer.evaluation.settings import BRIEF, BRIEFLY, EvaluationSettings
+from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.simulated import run_simulated
 from optimizer.evaluation.source_rules import SourceUnreadable, source_flags
 from optimizer.evaluation.timing.blocks import (
@@ -332,7 +333,7 @@ class Attempt:
 
     def _benchmark(self, loader: Loader, runner: RunnerProcess | None) -> None:
         """runner: of the candidate, where it is timed in the process that checked it."""
-        if self._settings.timing == BRIEF and any(case.timed for case in self.cases):
+        if self._settings.brief and any(case.timed for case in self.cases):
             self.notes.append(BRIEFLY)
         for case in self.cases:
             if case.timed and self.validity == "correct":
@@ -402,7 +403,8 @@ class Attempt:
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.context.device])
-        policy = replace(policy, tolerated=QUIET[self.context.device])
+        tolerated = max(policy.tolerated or 0.0, QUIET[self.context.device])
+        policy = replace(policy, tolerated=tolerated)
         if policy.block_ms is None:
             policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

@@ -14,8 +14,7 @@ from typing import Any, Protocol
 from kb import telemetry
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.spec import HELD_OUT
-from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
-from optimizer.evaluation.settings import BRIEFLY
+from optimizer.evaluation.records import BRIEFLY, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
 from optimizer.search.rough import rough_best

@@ -18,7 +18,7 @@ from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
-from optimizer.evaluation.settings import TIMING
+from optimizer.evaluation.records import TIMING
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process

@@ -408,6 +408,7 @@ def test_measuring_again_is_for_what_is_new_changed_or_untimed(space: Space) -> 
     assert len(missing(space, table, 2)) == 13  # a round of its own
 
 
+@pytest.mark.usefixtures("quick_timing")
 def test_measuring_goes_on_where_it_was_stopped(tmp_path: Path, space: Space) -> None:
     from api.cli.backends import read_settings
     from api.cli.backends.local import LocalTarget

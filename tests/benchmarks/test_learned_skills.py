@@ -80,7 +80,7 @@ from tests.catalogs import builtin_data_dir
 from tests.shared import once, read_builtin_knowledge
 from tests.skills.curator.planted import catalog_in
 
-pytestmark = pytest.mark.slow(seconds=40)
+pytestmark = [pytest.mark.slow(seconds=40), pytest.mark.usefixtures("quick_timing")]
 
 HERE = "problem.op in ['elementwise']"
 ELSEWHERE = "problem.op in ['softmax']"

@@ -312,6 +312,7 @@ def rows(catalog: Any) -> list[SkillRow]:
 # -- trials
 
 
+@pytest.mark.usefixtures("quick_timing")
 def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -> None:
     problem_in(tmp_path / "problems" / "row_total")
     skill = skill_in(services.catalog, tmp_path, TEMPLATE, name="row-total-test")

