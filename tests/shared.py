@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-import tempfile
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,10 +19,9 @@ from ingestion.shipped_vectors import FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
 from tests.catalogs import copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
+from tests.places import SHARED
 
 BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
-# Stays between test sessions.
-SHARED = Path(tempfile.gettempdir()) / f"kernlore-tests-{os.getuid()}"
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -19,7 +19,7 @@ from retrieval.service import Retriever
 from retrieval.signal_sections import speaks_of_other_machines
 from retrieval.skill_choice import is_for_any
 from retrieval.titles import Titles, calls
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=3)
 

@@ -12,7 +12,7 @@ from kb.index.exact import ExactIndex
 from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
 

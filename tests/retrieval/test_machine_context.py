@@ -17,7 +17,7 @@ from retrieval.blocks import section_blocks
 from retrieval.language_words import is_for_others
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store, hardware_toml
+from tests.fixtures import Store, hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=4)
 

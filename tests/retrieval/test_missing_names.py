@@ -9,7 +9,7 @@ import pytest
 from retrieval.missing_names import language_named, missing_names
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 MANUAL = """\
 # Programming the chip

@@ -10,7 +10,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from retrieval.named_sections import is_distinct
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 FILLER = "\n\n".join(
     f"## Note {n}\n\nAn operand of the wrong type is reported by the compiler, see case {n}."

@@ -14,7 +14,7 @@ from retrieval.answer import Answer
 from retrieval.diagnose.log_digest import digest
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store, hardware_toml
+from tests.fixtures import Store, hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=10)
 

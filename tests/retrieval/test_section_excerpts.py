@@ -14,7 +14,7 @@ from retrieval.section_excerpts import section_excerpts
 pytestmark = pytest.mark.slow(seconds=6)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 
 def manual(count: int) -> str:

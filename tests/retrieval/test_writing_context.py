@@ -16,7 +16,7 @@ from retrieval.ranking import Ranked, mixed
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from retrieval.target_context import usable_symbols
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=4)
 

@@ -14,7 +14,7 @@ from kb.errors import StoreAway
 from kb.index import near
 from kb.index.chroma import ChromaIndex
 from kb.index.near import NearIndex, state_of
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 
