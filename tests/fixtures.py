@@ -35,7 +35,7 @@ from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
 from tests import chroma_server as chroma_server_module
 from tests import postgresql, seaweed, store_servers
-from tests.catalogs import fresh_data_dir
+from tests.catalogs import filled_data_dir, fresh_data_dir
 from tests.places import ROOT
 from tests.shared import copy_knowledge, exported_models, place_models
 
@@ -77,6 +77,12 @@ def hardware_toml(hardware_id: str, name: str, parent: str | None, kind: str) ->
     )
 
 
+def register_hardware(catalog: Catalog) -> None:
+    registry = HardwareRegistry(catalog)
+    for entry in HARDWARE:
+        registry.put(parse_hardware(hardware_toml(*entry), entry[0]), "builtin")
+
+
 class Store:
     """A data directory with everything that ingestion and search at store level need."""
 
@@ -87,17 +93,15 @@ class Store:
         self.embedder = embedder
         self.parsers = parsers
         self.tagger = tagger
-        self.catalog: Catalog = open_catalog(fresh_data_dir(data_dir))
+        self.catalog: Catalog = open_catalog(filled_data_dir(data_dir, register_hardware))
         self.blobs = open_blobs(data_dir, None)
         self.jobs = Jobs(self.catalog)
         self.registry = HardwareRegistry(self.catalog)
+        if not self.registry.all():  # on a server
+            register_hardware(self.catalog)
         self.documents = Documents(self.catalog)
         self.exact = ExactIndex(self.catalog, embedder.fingerprint)
         self.pipeline = pipeline_fingerprint(embedder, tagger)
-
-    def register_hardware(self) -> None:
-        for entry in HARDWARE:
-            self.registry.put(parse_hardware(hardware_toml(*entry), entry[0]), "builtin")
 
     @property
     def uploads(self) -> Uploads:
@@ -249,13 +253,11 @@ def tagger() -> Tagger:
 def make_store(
     embedder: LocalEmbedder, parsers: ParserPool, tagger: Tagger
 ) -> Iterator[Callable[[Path], Store]]:
-    """Opens stores on any directory; hardware is registered when it is new."""
+    """Opens stores on any directory; a new one has hardware."""
     opened: list[Store] = []
 
     def make(data_dir: Path) -> Store:
         store = Store(data_dir, embedder, parsers, tagger)
-        if not store.registry.all():
-            store.register_hardware()
         opened.append(store)
         return store
 

@@ -99,7 +99,6 @@ def retriever(
     tagger: object,
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("signals"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("notes.md", NOTES, hardware=("a100",))
     store.submit("keys.md", OF_AN_OPERATOR, hardware=("mi300x",))

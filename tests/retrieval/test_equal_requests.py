@@ -52,7 +52,6 @@ class Asking:
 @pytest.fixture
 def ask(tmp_path: Any, embedder: Any, parsers: Any, tagger: Any) -> Iterator[Asking]:
     store = Store(tmp_path, embedder, parsers, tagger)
-    store.register_hardware()
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     index = Counting(store.catalog, store.embedder.fingerprint)
     retriever = Retriever(store.catalog, store.registry, store.embedder, lambda: index)

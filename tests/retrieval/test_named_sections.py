@@ -56,7 +56,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("named"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
     yield opened

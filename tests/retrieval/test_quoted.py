@@ -42,7 +42,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("quoted"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.submit("guide.md", GUIDE, category="guidance")
     store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
     store.worker().drain()

@@ -80,7 +80,6 @@ def retriever(
     tagger: object,
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("writing"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     for name, text in (("reference", REFERENCE), ("errors", ERRORS)):
         store.submit(f"{name}.md", text, category="guidance", languages=("triton",))
     for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):
