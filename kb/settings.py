@@ -27,6 +27,7 @@ OTHER_VARIABLES = frozenset(
         "KERNLORE_CONTAINER_OPTIONS",
         "KERNLORE_KERNEL_CACHE",
         "KERNLORE_RUNNER",
+        "KERNLORE_TIMING",
     }
 )
 # A cluster sets these for a service of the name `kernlore`, and tests those for stores.

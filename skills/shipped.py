@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import SkillDraft, SkillRow
+from kb.catalog.skills import SkillDraft, SkillRow, Stored
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.scope import ALL_ACCESS
 from skills.drafts import draft_of
@@ -57,6 +57,7 @@ def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> 
     changed = 0
     with catalog.write() as connection:
         shipped = {row.name: row for row in store.listed(connection, origin="shipped")}
+        stored = set(store.names(connection))
         for draft in drafts:
             if _as_shipped(shipped.get(draft.name), draft):
                 continue
@@ -65,18 +66,27 @@ def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> 
                     f"the shipped skill {draft.name} names no source",
                     hint="List where it comes from under `## Sources`.",
                 )
-            changed += _sync_one(connection, draft)
+            if draft.name in stored:
+                changed += _sync_one(connection, draft)
+            else:  # nobody has decided anything about it: at a first start, over a hundred
+                _put(connection, draft)
+                changed += 1
         kept = {draft.name for draft in drafts}
         gone = [row for name, row in shipped.items() if name not in kept]
         retired = _retire(connection, gone)
     return SyncReport(len(drafts), changed, retired)
 
 
-def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
-    before = store.find(connection, draft.name)
-    stored = store.put(
+def _put(connection: Connection, draft: SkillDraft) -> Stored:
+    return store.put(
         connection, draft, state="active", actor=BUILTIN_ACTOR, reason="ships with the product"
     )
+
+
+def _sync_one(connection: Connection, draft: SkillDraft) -> bool:
+    """Bring a skill of a name that is stored up to what ships; whether it changed."""
+    before = store.find(connection, draft.name)
+    stored = _put(connection, draft)
     row = store.get(connection, draft.name, ALL_ACCESS)
     if before is not None and before.origin != "shipped" and row.state != "active":
         # What was imported under this name before does not hold back the shipped skill.

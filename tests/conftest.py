@@ -1,100 +1,40 @@
-"""Shared fixtures: real catalogs, embedder, parser child and service. No mocks."""
+"""How a session of tests begins, what is collected, and in which order. The fixtures that all tests
+share are in `tests/fixtures.py`.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import fcntl
 import gc
 import os
 import re
-import socket
-import subprocess
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import hypothesis
 import pytest
 
-from ingestion.findings.tags import SignalWords, Tagger
-from ingestion.parse_process import ParserPool
-from ingestion.read import pipeline_fingerprint
-from ingestion.uploads import Submitted, Upload, Uploads
-from ingestion.worker import Parts, Worker
-from kb.blobs import open_blobs
-from kb.catalog import Catalog, open_catalog
-from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs
-from kb.catalog.knowledge import lexical, passages
-from kb.catalog.knowledge.documents import Documents
-from kb.catalog.knowledge.passages import Passage
-from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
-from kb.hardware.schema import parse_hardware
-from kb.index.exact import ExactIndex
-from kb.scope import ALL_ACCESS, ScopeFilter
-from kb.tokens import tokenize
-from tests import chroma_server as chroma_server_module
-from tests import postgresql, seaweed, store_servers
-from tests.catalogs import fresh_data_dir
-from tests.shared import copy_knowledge, place_models
+from tests import postgresql, store_servers
+from tests.places import ROOT, SHARED
 
-ROOT = Path(__file__).resolve().parent.parent
-# Stays between test sessions.
-SHARED = Path(tempfile.gettempdir()) / f"kernlore-tests-{os.getuid()}"
-SERVICE_START_SECONDS = 90
-# The fixture of a service and the folder of its conftest; the group of the tests that share it.
-SERVICES = {("service_url", "tests"): "service", ("client", "tests/api"): "application"}
+# The fixture of a service and the folder of its conftest, none for `tests.fixtures`; the group of
+# the tests that share it.
+SERVICES = {("service_url", ""): "service", ("client", "tests/api"): "application"}
 SLOW_MODULE = re.compile(r"^pytestmark = (?:\[[^\]]*)?pytest\.mark\.slow", re.MULTILINE)
-SERVED_DOCUMENTS = (
-    "guidance/memory-bound.md",
-    "guidance/uncoalesced-access-and-bank-conflicts.md",
-    "hardware/h100/memory-hierarchy.md",
-    "hardware/h100/programming-and-limits.md",
-    "hardware/nvidia/execution-model-and-resource-reports.md",
-)
-
-# id, name, parent, kind
-HARDWARE = (
-    ("nvidia", "NVIDIA", None, "vendor"),
-    ("ampere", "NVIDIA Ampere", "nvidia", "family"),
-    ("hopper", "NVIDIA Hopper", "nvidia", "family"),
-    ("a100", "NVIDIA A100", "ampere", "accelerator"),
-    ("h100", "NVIDIA H100", "hopper", "accelerator"),
-    ("h200", "NVIDIA H200", "hopper", "accelerator"),
-    ("amd", "AMD", None, "vendor"),
-    ("mi300x", "AMD MI300X", "amd", "accelerator"),
-)
-
-VOCABULARY = {
-    "memory_bound": SignalWords(
-        ("memory bandwidth", "coalescing"),
-        ("the kernel waits for memory and moves more bytes than it needs",),
-    ),
-    "low_occupancy": SignalWords(("occupancy",), ("too few warps are resident to hide latency",)),
-}
 
 
-def hardware_toml(hardware_id: str, name: str, parent: str | None, kind: str) -> str:
-    above = f'parent = "{parent}"\n' if parent else ""
-    return (
-        f'id = "{hardware_id}"\nname = "{name}"\nvendor = "{name.split()[0].lower()}"\n{above}'
-        f'aliases = []\nlanguages = ["triton"]\nkind = "{kind}"\nsummary = "{name} for tests."\n'
-    )
-
-
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Every worker has processors of its own, with all that it starts, and a folder for temporary
     files, where the locks of devices are. So what one measures does not wait for what another
     does, and is not disturbed by it: a measurement that is goes on longer, is repeated twice, and
     has no result in the end.
     """
     gc.disable()  # until everything is collected, of which nothing is garbage
+    worker = os.environ.get("PYTEST_XDIST_WORKER")
+    if worker is not None or not config.getoption("numprocesses", None):
+        # Its imports take seconds, which the process that only hands out tests does without.
+        config.pluginmanager.import_plugin("tests.fixtures")
     if postgresql.EVERYWHERE:
         postgresql.use_everywhere()
     if store_servers.EVERYWHERE:
@@ -102,9 +42,11 @@ def pytest_configure() -> None:
     # How long an example takes says something about the machine, not about what is tested.
     hypothesis.settings.register_profile("kernlore", deadline=None)
     hypothesis.settings.load_profile("kernlore")
+    # Of most tests time is not the subject. By default a candidate is timed for two seconds, and
+    # thrice as long where the machine is busy. Tests about time name their policy, or `full`.
+    os.environ.setdefault("KERNLORE_TIMING", "brief")
     # Importing litellm would ask the network for prices, three times.
     os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")
-    worker = os.environ.get("PYTEST_XDIST_WORKER")
     if worker is None or not hasattr(os, "sched_setaffinity"):
         return
     workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
@@ -184,265 +126,3 @@ def _group(item: pytest.Item) -> str:
         if name in fixtures and fixtures[name][-1].baseid == folder:
             return group
     return item.nodeid.partition("::")[0]
-
-
-class Store:
-    """A data directory with everything that ingestion and search at store level need."""
-
-    def __init__(
-        self, data_dir: Path, embedder: LocalEmbedder, parsers: ParserPool, tagger: Tagger
-    ) -> None:
-        self.data_dir = data_dir
-        self.embedder = embedder
-        self.parsers = parsers
-        self.tagger = tagger
-        self.catalog: Catalog = open_catalog(fresh_data_dir(data_dir))
-        self.blobs = open_blobs(data_dir, None)
-        self.jobs = Jobs(self.catalog)
-        self.registry = HardwareRegistry(self.catalog)
-        self.documents = Documents(self.catalog)
-        self.exact = ExactIndex(self.catalog, embedder.fingerprint)
-        self.pipeline = pipeline_fingerprint(embedder, tagger)
-
-    def register_hardware(self) -> None:
-        for entry in HARDWARE:
-            self.registry.put(parse_hardware(hardware_toml(*entry), entry[0]), "builtin")
-
-    @property
-    def uploads(self) -> Uploads:
-        return self.uploads_of(self.pipeline)
-
-    def uploads_of(self, pipeline: str, max_bytes: int = 1 << 20) -> Uploads:
-        return Uploads(self.catalog, self.blobs, self.jobs, self.registry, pipeline, max_bytes)
-
-    def worker(
-        self, lease: float = 60.0, on_vectors: Callable[[set[str]], None] | None = None
-    ) -> Worker:
-        parts = Parts(
-            self.catalog,
-            self.blobs,
-            self.jobs,
-            self.registry,
-            self.embedder,
-            self.tagger,
-            self.parsers,
-        )
-        return Worker(parts, lease, on_vectors)
-
-    def submit(self, name: str, text: str | bytes, **said: object) -> Submitted:
-        data = text.encode() if isinstance(text, str) else text
-        return self.uploads.submit(Upload(name, data, **said))  # type: ignore[arg-type]
-
-    def ingest(self, name: str, text: str | bytes, **said: object) -> Submitted:
-        """Upload and work until nothing is queued."""
-        submitted = self.submit(name, text, **said)
-        self.worker().drain()
-        return submitted
-
-    def job(self, submitted: Submitted) -> Job:
-        assert submitted.job_id is not None
-        return self.jobs.get(submitted.job_id)
-
-    # -- asking
-
-    def scope(self, hardware: str | None) -> ScopeFilter:
-        return ScopeFilter(self.registry.scopes(hardware) if hardware else None)
-
-    def by_words(self, query: str, hardware: str | None = None, k: int = 20) -> list[Passage]:
-        """Lexical hits of the passage level, checked against the catalog."""
-        scope = self.scope(hardware)
-        with self.catalog.read() as connection:
-            hits = lexical.search(
-                connection, "passage", tokenize(query), scope, heading_weight=1.0, limit=k
-            )
-            found = passages.load(connection, hits, scope)
-        return [found[seq] for seq in hits if seq in found]
-
-    def by_meaning(
-        self, query: str, hardware: str | None = None, k: int = 20, index: object = None
-    ) -> list[Passage]:
-        """Vector hits of an index (exact when none is given), checked against the catalog."""
-        scope = self.scope(hardware)
-        chosen: ExactIndex = index or self.exact  # type: ignore[assignment]
-        hits = chosen.query(scope.hardware, self.embedder.encode_query(query), k)
-        with self.catalog.read() as connection:
-            found = passages.load(connection, hits, scope)
-        return [found[seq] for seq in hits if seq in found]
-
-    def rows(self, table: str) -> int:
-        with self.catalog.read() as connection:
-            return int(connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar_one())
-
-    def passages_of(self, document_id: str, version: int | None = None) -> list[Passage]:
-        with self.catalog.read() as connection:
-            version_id = self.documents.version_id(connection, document_id, version, ALL_ACCESS)
-            return passages.of_version(connection, version_id, limit=10_000)
-
-
-@pytest.fixture(autouse=True)
-def _databases(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The catalogs that a test has on a server in its own folder go with it."""
-    folder: Path | None = None
-    if postgresql.EVERYWHERE and "tmp_path" in request.fixturenames:
-        folder = request.getfixturevalue("tmp_path")
-    yield
-    if folder is not None:
-        postgresql.server().forget(folder)
-
-
-@pytest.fixture(scope="module")
-def quick_timing() -> Iterator[None]:
-    """Candidates are timed in four short pairs of blocks, on a busy machine too, for a module whose
-    subject is no time. By default it takes two seconds each, and thrice as many where it is busy.
-    """
-    from optimizer.evaluation.timing.blocks import TimingPolicy  # here: it imports torch
-
-    fields = {field.name: field.default for field in dataclasses.fields(TimingPolicy)}
-    quick = {"block_ms": 1.0, "min_pairs": 4, "max_pairs": 4, "quiet": 1e6}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TimingPolicy.__init__, "__defaults__", tuple((fields | quick).values()))
-        yield
-
-
-@pytest.fixture(scope="session")
-def postgres() -> postgresql.Server:
-    """A PostgreSQL server; a test that asks for it is skipped where none can be started."""
-    return postgresql.server_or_skip()
-
-
-@pytest.fixture(scope="session")
-def chroma_server() -> chroma_server_module.ChromaServer:
-    """A Chroma server; a test that asks for it is skipped where none can be started."""
-    return chroma_server_module.server_or_skip()
-
-
-@pytest.fixture(scope="session")
-def s3_server() -> seaweed.S3Server:
-    """An S3 server; a test that asks for it is skipped where none can be started."""
-    return seaweed.server_or_skip()
-
-
-@pytest.fixture
-def data_dir(tmp_path: Path) -> Path:
-    return tmp_path / "data"
-
-
-@pytest.fixture
-def catalog(data_dir: Path) -> Iterator[Catalog]:
-    opened = open_catalog(fresh_data_dir(data_dir))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture(scope="session")
-def model_cache() -> Path:
-    """Where the exported query model stays between runs, and is: exporting takes seconds."""
-    folder = SHARED / "models"
-    folder.mkdir(parents=True, exist_ok=True)
-    with (SHARED / "models.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        opened = open_embedder(DEFAULT_MODEL, folder)
-        if not (folder / f"{opened.fingerprint}.onnx").exists():
-            opened.encode_query("this exports it")
-    return folder
-
-
-@pytest.fixture(scope="session")
-def embedder(model_cache: Path) -> LocalEmbedder:
-    opened = open_embedder(DEFAULT_MODEL, model_cache)
-    assert isinstance(opened, LocalEmbedder)
-    return opened
-
-
-@pytest.fixture(scope="session")
-def parsers() -> Iterator[ParserPool]:
-    with ParserPool() as pool:
-        yield pool
-
-
-@pytest.fixture(scope="session")
-def tagger() -> Tagger:
-    return Tagger(VOCABULARY)
-
-
-@pytest.fixture
-def make_store(
-    embedder: LocalEmbedder, parsers: ParserPool, tagger: Tagger
-) -> Iterator[Callable[[Path], Store]]:
-    """Opens stores on any directory; hardware is registered when it is new."""
-    opened: list[Store] = []
-
-    def make(data_dir: Path) -> Store:
-        store = Store(data_dir, embedder, parsers, tagger)
-        if not store.registry.all():
-            store.register_hardware()
-        opened.append(store)
-        return store
-
-    yield make
-    for store in opened:
-        store.catalog.close()
-
-
-@pytest.fixture
-def store(data_dir: Path, make_store: Callable[[Path], Store]) -> Store:
-    return make_store(data_dir)
-
-
-@pytest.fixture(scope="session")
-def service_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the service at `service_url`; `data` in it is its data directory."""
-    return tmp_path_factory.mktemp("service")
-
-
-@pytest.fixture(scope="session")
-def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
-    """The real service on a free port with a data directory of its own, killed at the end. It has
-    all chips and some documents: reading and embedding the others would go on beside other tests.
-    """
-    with service_of(service_folder, SERVED_DOCUMENTS, model_cache) as url:
-        yield url
-
-
-@contextmanager
-def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> Iterator[str]:
-    """A real service with these built-in documents; everything that it has lies in `folder`."""
-    knowledge = copy_knowledge(folder / "knowledge", documents)
-    place_models(folder / "data", model_cache)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    arguments = ["serve", "--port", str(port), "--data-dir", str(folder / "data")]
-    output = (folder / "service.log").open("wb")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "api.cli.main", *arguments],
-        cwd=ROOT,
-        env=os.environ
-        | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)}
-        | postgresql.environment_of(folder / "data")
-        | store_servers.environment_of(folder / "data"),
-        stdout=output,
-        stderr=subprocess.STDOUT,
-    )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_until_healthy(url, process, folder / "service.log")
-        yield url
-    finally:
-        process.kill()
-        process.wait()
-        output.close()
-
-
-def _wait_until_healthy(url: str, process: subprocess.Popen[bytes], output: Path) -> None:
-    """Until it answers from the built-in knowledge by words (`/readyz` is 503 before that)."""
-    deadline = time.monotonic() + SERVICE_START_SECONDS
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{url}/readyz", timeout=2) as answer:
-                if answer.status == 200:
-                    return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.1)
-    tail = output.read_text(encoding="utf-8", errors="replace")[-3000:]
-    pytest.fail(f"the service did not become healthy (exit {process.poll()}):\n{tail}")

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from optimizer.evaluation.records import TIMING
 from optimizer.search.portable.launch import CEILINGS
 from tests.api.cli_process import kernlore
 from tests.catalogs import copy_data_dir
@@ -39,7 +40,7 @@ def packed_session(factory: pytest.TempPathFactory, place: Path) -> PackedSessio
     """A session of one candidate for map_id, below `place`."""
     read = once(factory, "read-builtin", read_builtin_knowledge)
     made = once(factory, "packed-session", lambda folder: _carried_out(folder, read))
-    shutil.copytree(made, place, dirs_exist_ok=True)
+    shutil.copytree(made, place, dirs_exist_ok=True, symlinks=True)
     warnings = (place / "warnings.txt").read_text(encoding="utf-8")
     return PackedSession(place / "home", place / "session.zip", place / "results", warnings)
 
@@ -48,7 +49,8 @@ def on_bare_machine(
     bare: Path, *arguments: str | Path, cwd: Path, path: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
     """In a process that sees torch and what torch requires, and the compilers of this machine."""
-    environment = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    kept = ("PATH", "HOME", TIMING)
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     if path is not None:
         environment["PYTHONPATH"] = str(path)
     return subprocess.run(

@@ -6,6 +6,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -15,8 +16,10 @@ from api.cli.backends.local import LocalTarget
 from api.cli.progress import plain_lines
 from ingestion.shipped_readings import FILE as READINGS
 from ingestion.shipped_vectors import FILE
+from kb.embedding import DEFAULT_MODEL, open_embedder
 from tests.catalogs import copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
+from tests.places import SHARED
 
 BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
 
@@ -38,7 +41,8 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 
 def read_builtin_knowledge(data_dir: Path) -> None:
     """All that ships, with its vectors, as a first search leaves a data directory."""
-    local = LocalTarget(read_settings(store_ceilings(fresh_data_dir(data_dir))))
+    place_models(data_dir, exported_models())
+    local = LocalTarget(read_settings(store_ceilings(data_dir)))
     try:
         local.load_knowledge(lambda _: None)
     finally:
@@ -69,6 +73,19 @@ def _finish_a_run(folder: Path) -> None:
         local.close()
     assert len(finished.tree) == FINISHED_CANDIDATES + 1
     (folder / "run").write_text(finished.run.id, encoding="utf-8")
+
+
+@cache
+def exported_models() -> Path:
+    """Where the exported query model stays between runs, and is: exporting takes ten seconds."""
+    folder = SHARED / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    with (SHARED / "models.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        opened = open_embedder(DEFAULT_MODEL, folder)
+        if not (folder / f"{opened.fingerprint}.onnx").exists():
+            opened.encode_query("this exports it")
+    return folder
 
 
 def place_models(data_dir: Path, model_cache: Path) -> Path:

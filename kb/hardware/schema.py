@@ -18,6 +18,7 @@ import re
 import tomllib
 import warnings
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any, TypeGuard, cast
 
 from kb.hardware.checks import Problems, TableReader, names_of
@@ -38,6 +39,7 @@ from kb.hardware.toolchain_schema import read_toolchains
 
 MAX_PATTERN = 300
 MAX_ITEMS = 500
+KEPT_TEXTS = 200  # of some ten thousand characters each
 
 _LARGEST = 1e100
 
@@ -49,6 +51,16 @@ _ID_RULE = "1-64 of a-z 0-9 . _ -, starting with a letter or digit"
 
 def parse_hardware(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
     """Check a hardware.toml text, or the same as a mapping; `origin` names it in messages."""
+    return _text_parsed(toml, origin) if isinstance(toml, str) else _parsed(toml, origin)
+
+
+# A start reads each of the chips that ship three times, and every opened catalog reads them again.
+@lru_cache(KEPT_TEXTS)
+def _text_parsed(text: str, origin: str) -> HardwareSpec:
+    return _parsed(text, origin)
+
+
+def _parsed(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
     problems = Problems(origin)
     root = TableReader(_load(toml, problems), "", problems)
     root.only(names_of(HardwareSpec))

@@ -31,6 +31,7 @@ from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel
 from optimizer.evaluation.problem.least import too_little
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.records import (
+    BRIEFLY,
     CaseCheck,
     CaseTiming,
     Flag,
@@ -333,6 +334,8 @@ class Attempt:
 
     def _benchmark(self, loader: Loader, runner: RunnerProcess | None) -> None:
         """runner: of the candidate, where it is timed in the process that checked it."""
+        if self._settings.brief and any(case.timed for case in self.cases):
+            self.notes.append(BRIEFLY)
         for case in self.cases:
             if case.timed and self.validity == "correct":
                 measured = self._measured(loader, case, runner)
@@ -401,7 +404,8 @@ class Attempt:
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.context.device])
-        policy = replace(policy, tolerated=QUIET[self.context.device])
+        tolerated = max(policy.tolerated or 0.0, QUIET[self.context.device])
+        policy = replace(policy, tolerated=tolerated)
         if policy.block_ms is None:
             policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

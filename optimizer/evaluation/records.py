@@ -26,6 +26,9 @@ STAGES: tuple[Stage, ...] = (
 Validity = Literal[
     "correct", "incorrect", "crashed", "timed_out", "not_compiled", "rejected", "not_run"
 ]
+TIMING = "KERNLORE_TIMING"  # environment variable: full or brief
+# The note of what was timed in the second way.
+BRIEFLY = f"timed briefly ({TIMING}): in four short pairs of blocks, on a machine that may be busy"
 TimingState = Literal["measured", "simulator", "repeat", "none"]
 
 

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kb import telemetry
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.spec import HELD_OUT
-from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
+from optimizer.evaluation.records import BRIEFLY, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
 from optimizer.search.rough import rough_best
@@ -256,8 +256,8 @@ def _measured(
             notes.append(f"node {node.number}: {problem}")
             return None, took
         took = max(took, time.monotonic() - began)
-        if held_out:
-            notes += [n for n in evaluation.notes if n.startswith(HELD_OUT) and n not in notes]
+        kept = [n for n in evaluation.notes if n.startswith(HELD_OUT) or n == BRIEFLY]
+        notes += [n for n in kept if n not in notes]
         if not evaluation.correct and held_out:
             # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
             # module lets the kernel have only what was measured and right.

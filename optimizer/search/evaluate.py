@@ -15,7 +15,7 @@ from typing import Protocol
 
 from kb import telemetry
 from kb.errors import KernloreError, NotFound, Unavailable
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import BRIEFLY, Evaluation
 from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
 
 ATTEMPTS = 3  # of one evaluation, where the machine or the infrastructure failed
@@ -41,8 +41,8 @@ class Bench(Protocol):
 
 
 def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
-    """The node with its evaluation, tried up to ATTEMPTS times where the machine was busy or the
-    infrastructure broke.
+    """The node with its evaluation, tried up to ATTEMPTS times where the machine was busy (once,
+    where it is timed briefly) or the infrastructure broke.
 
     `log` takes a message for each failure; `seconds` is the clock of the run, in seconds since it
     began.
@@ -71,7 +71,8 @@ def _evaluated(bench: Bench, node: Node, log: Log, seconds: Callable[[], float])
         state: NodeState = "evaluated"
         if evaluation.correct and evaluation.timing == "repeat":
             state = "unmeasured"
-        if state == "evaluated" or attempt == ATTEMPTS:
+        last = attempt == ATTEMPTS or BRIEFLY in evaluation.notes
+        if state == "evaluated" or last:
             node = replace(node, state=state, evaluation=evaluation, attempts=attempt)
             return replace(node, at=seconds())
     return replace(node, state="failed", attempts=ATTEMPTS, problem=problem, at=seconds())

@@ -17,6 +17,7 @@ import httpx
 
 from benchmarks.processes import kill_tree
 from tests.api.cli_process import COMMAND, ROOT, free_port
+from tests.known_device import store_ceilings
 from tests.shared import place_models
 
 START_SECONDS = 120.0
@@ -32,7 +33,7 @@ class Replica:
         self.folder = folder
         self.data = folder / "data"
         if model_cache is not None:
-            place_models(self.data, model_cache)
+            store_ceilings(place_models(self.data, model_cache))
         self._environment = {**os.environ, **environment}
         self._process: subprocess.Popen[bytes] | None = None
         self._port = free_port()

@@ -18,6 +18,7 @@ from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
 from kb.catalog.search.evaluations import Evaluations
 from kb.settings import Settings
+from optimizer.evaluation.records import TIMING
 from optimizer.search.store import FileStore
 from retrieval.request import RetrieveRequest
 from tests.api.cli_process import ERROR_KEYS, Ran, kernlore, kernlore_process
@@ -316,7 +317,11 @@ def test_three_lines_close_a_run(place: Path, bare: Path) -> None:
     assert imported.returncode == 0, imported.stderr
 
 
-def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(place: Path) -> None:
+def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Timed as users' candidates are."""
+    monkeypatch.setenv(TIMING, "full")
     problem = place / "own_norm.py"
     problem.write_text(OWN)
     options = ("--language", "cpp", "--candidates", "1", "--knowledge", "off", "--minutes", "2")

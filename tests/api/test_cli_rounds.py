@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from optimizer.evaluation.records import TIMING
 from optimizer.search.portable.launch import CEILINGS, SESSION
 from tests.api.cli_process import COMMAND, ERROR_KEYS, Ran, kernlore
 from tests.catalogs import fresh_data_dir
@@ -86,7 +87,8 @@ def evaluated(batch: Path, out: Path) -> Path:
     """What the machine with the device does."""
     out.mkdir()
     (out / CEILINGS).write_text(json.dumps(known_ceilings().as_json()), encoding="utf-8")
-    environment = {n: os.environ[n] for n in ("PATH", "HOME", "TMPDIR") if n in os.environ}
+    kept = ("PATH", "HOME", "TMPDIR", TIMING)
+    environment = {name: os.environ[name] for name in kept if name in os.environ}
     command = [sys.executable, str(batch), "--out", str(out), "--finalists", "1"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -24,7 +24,7 @@ from tests.api.cli_process import COMMAND, ROOT, free_port
 from tests.shared import copy_knowledge
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=20), pytest.mark.embedded]
 

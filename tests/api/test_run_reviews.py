@@ -35,8 +35,7 @@ from skills.trajectories.accept import trajectory_store
 from skills.trajectories.reading import trajectory
 from tests.api.cli_process import kernlore
 from tests.api.conftest import URL, assert_error, hold_to_description, wait_until_ready
-from tests.catalogs import fresh_data_dir
-from tests.shared import copy_knowledge
+from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -48,12 +47,13 @@ ANSWER = {"decision": "accepted", "actor": "ann", "reason": "a table look-up, ev
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+def client(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[TestClient]:
     """A service of its own, as these runs were measured by nobody: chips and a single document,
     whose vectors ship."""
     base = tmp_path_factory.mktemp("reviews")
     knowledge = copy_knowledge(base / "knowledge", ("guidance/memory-bound.md",))
-    settings = Settings(data_dir=fresh_data_dir(base / "data"), knowledge_dir=knowledge)
+    data = place_models(base / "data", model_cache)
+    settings = Settings(data_dir=data, knowledge_dir=knowledge)
     with TestClient(create_app(settings), URL, raise_server_exceptions=False) as running:
         hold_to_description(running)
         # Recipes have the licences that exports look up. What a start prints is printed by then, so

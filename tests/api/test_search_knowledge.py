@@ -21,7 +21,7 @@ from optimizer.search.knowledge import Query
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from skills.lifecycle import change_state
 from tests.api.conftest import small_knowledge
-from tests.shared import BUILTIN
+from tests.shared import BUILTIN, place_models
 from tests.skills.trials.curated import skill_in
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -53,10 +53,13 @@ def measured_skill(services: Services, folder: Path) -> None:
     change_state(services, skill.name, "active", **signed)
 
 
-def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(tmp_path: Path) -> None:
+def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
+    tmp_path: Path, model_cache: Path
+) -> None:
     knowledge = small_knowledge(tmp_path / "knowledge")
     shutil.copy(BUILTIN / PARAMETERS, knowledge / PARAMETERS)
-    local = LocalTarget(Settings(data_dir=tmp_path / "data", knowledge_dir=knowledge))
+    data = place_models(tmp_path / "data", model_cache)
+    local = LocalTarget(Settings(data_dir=data, knowledge_dir=knowledge))
     try:
         local.load_knowledge(lambda _: None)
         source = ServiceKnowledge(local.services)

@@ -32,7 +32,7 @@ from tests.postgresql import environment_of
 pytestmark = pytest.mark.slow(seconds=15)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 SENTENCE = "The persimmon unit of this chip issues two loads per clock."

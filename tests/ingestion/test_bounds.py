@@ -11,7 +11,7 @@ from ingestion.elements import Element, Table
 from ingestion.formats.tables import table_element
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MOST = 250  # passages of one line: pieces for the window are smaller where characters are rare
 PROSE = "The quoll cache has four banks of sixteen bytes each. "

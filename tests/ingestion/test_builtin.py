@@ -20,12 +20,12 @@ from ingestion.findings.moves import moves_of
 from kb.errors import InvalidKnowledge
 from kb.hardware.lineage import registry_problems
 from kb.hardware.schema import parse_hardware
-from tests.conftest import hardware_toml
+from tests.fixtures import hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=5)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
 DOCUMENT = "---\ntitle: {title}\nlanguages: [triton]\nsources: []\n---\n# {title}\n\n{text}\n"

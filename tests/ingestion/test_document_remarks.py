@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
 

@@ -13,7 +13,7 @@ from ingestion.worker import Worker
 pytestmark = pytest.mark.slow(seconds=5)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 
 def test_an_idle_worker_asks_nothing_until_something_changes(

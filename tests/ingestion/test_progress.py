@@ -11,7 +11,7 @@ from kb.errors import Conflict, InvalidRequest, NotFound, UnknownHardware
 from kb.scope import AccessScope
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 
 @pytest.fixture

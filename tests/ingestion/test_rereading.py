@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ingestion.rereading import read_again
 from kb.hardware.schema import parse_hardware
-from tests.conftest import Store
+from tests.fixtures import Store
 
 MANUAL = b"# Guide\n\n## Run a kernel\n\nText of the guide.\n"
 BEFORE = 'id = "late-1"\nname = "Late 1"\nvendor = "late"\nlanguages = ["late-c"]\n'

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow(seconds=5)
 
 if TYPE_CHECKING:
     from kb.hardware.spec import HardwareSpec
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 
 def worker_of(store: Store, shipped: ShippedReadings | None, elsewhere: Any = None) -> Worker:

@@ -19,12 +19,12 @@ from ingestion.shipped_samples import (
 )
 from kb.catalog.knowledge import samples as stored
 from kb.errors import InvalidKnowledge
-from tests.conftest import hardware_toml
+from tests.fixtures import hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=3)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
 KERNEL = """\

@@ -17,7 +17,7 @@ from tests.shared import BUILTIN, once, read_builtin_knowledge
 pytestmark = pytest.mark.slow(seconds=15)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MODEL = "model-384-abc"
 MANUAL = "# Manual\n\n## Clocks\n\nThe clock runs at 1.4 GHz.\n\n## Banks\n\nThere are 32 banks.\n"

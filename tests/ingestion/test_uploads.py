@@ -21,7 +21,7 @@ from kb.errors import (
 from kb.hardware.schema import parse_hardware
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = "# Manual\n\nOne block may take 227 KiB.\n"
 

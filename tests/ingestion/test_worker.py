@@ -28,7 +28,7 @@ from tests.ingestion import golden
 pytestmark = pytest.mark.slow(seconds=10)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 ROOT = Path(__file__).resolve().parents[2]
 MANUALS = {
@@ -44,7 +44,7 @@ WORK = """
 import sys
 from pathlib import Path
 from ingestion.parse_process import ParserPool
-from tests.conftest import VOCABULARY, Store
+from tests.fixtures import VOCABULARY, Store
 from ingestion.findings.tags import Tagger
 from kb.embedding import open_embedder
 embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[1]))

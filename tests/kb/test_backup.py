@@ -36,7 +36,7 @@ from kb.settings import Settings
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
 from tests.catalogs import fresh_data_dir
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = [pytest.mark.in_data_dir, pytest.mark.slow(seconds=12), pytest.mark.embedded]
 

@@ -25,7 +25,7 @@ from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import KEY, READER, SECRET, S3Server
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=12)
 MANUAL = "# Manual\n\n## Loads\n\nThe quince unit loads 16 bytes a clock.\n"

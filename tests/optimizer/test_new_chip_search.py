@@ -88,7 +88,7 @@ class Chips:
         folder = self._folders(f"nova-{seed}") / "chip"
         filled = self._filled[seed, manual]
         shutil.copytree(filled, folder, symlinks=True, ignore=shutil.ignore_patterns("data"))
-        copy_data_dir(filled / "data", folder / "data", symlinks=True)
+        copy_data_dir(filled / "data", folder / "data")
         self._chips.append(Chip(folder, seed))
         return self._chips[-1]
 

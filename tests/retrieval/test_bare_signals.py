@@ -19,7 +19,7 @@ from retrieval.service import Retriever
 from retrieval.signal_sections import speaks_of_other_machines
 from retrieval.skill_choice import is_for_any
 from retrieval.titles import Titles, calls
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=3)
 
@@ -99,7 +99,6 @@ def retriever(
     tagger: object,
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("signals"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.submit("chip.md", CHIP, hardware=("h100",))
     store.submit("notes.md", NOTES, hardware=("a100",))
     store.submit("keys.md", OF_AN_OPERATOR, hardware=("mi300x",))

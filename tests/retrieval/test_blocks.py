@@ -15,7 +15,7 @@ from retrieval.blocks import Block, fenced, part_around, section_blocks
 from retrieval.ranking import Ranked
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 

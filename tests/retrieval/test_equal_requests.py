@@ -12,7 +12,7 @@ from kb.index.exact import ExactIndex
 from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -52,7 +52,6 @@ class Asking:
 @pytest.fixture
 def ask(tmp_path: Any, embedder: Any, parsers: Any, tagger: Any) -> Iterator[Asking]:
     store = Store(tmp_path, embedder, parsers, tagger)
-    store.register_hardware()
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     index = Counting(store.catalog, store.embedder.fingerprint)
     retriever = Retriever(store.catalog, store.registry, store.embedder, lambda: index)

@@ -17,7 +17,7 @@ from retrieval.blocks import section_blocks
 from retrieval.language_words import is_for_others
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store, hardware_toml
+from tests.fixtures import Store, hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=4)
 
@@ -104,7 +104,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("machine"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     for name, languages in (("x86-64", "cpp"), ("gpu", 'triton", "cuda')):
         toml = hardware_toml(name, name, None, "accelerator").replace("triton", languages)
         store.registry.put(parse_hardware(toml, name), "builtin")

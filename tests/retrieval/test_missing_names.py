@@ -9,7 +9,7 @@ import pytest
 from retrieval.missing_names import language_named, missing_names
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 MANUAL = """\
 # Programming the chip
@@ -45,7 +45,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("missing"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
     yield opened

@@ -10,7 +10,7 @@ from kb.catalog.knowledge.symbols import Symbol
 from retrieval.named_sections import is_distinct
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 FILLER = "\n\n".join(
     f"## Note {n}\n\nAn operand of the wrong type is reported by the compiler, see case {n}."
@@ -56,7 +56,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("named"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
     yield opened

@@ -9,7 +9,7 @@ import pytest
 from retrieval import quoted
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -43,7 +43,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("quoted"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     store.submit("guide.md", GUIDE, category="guidance")
     store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
     store.worker().drain()

@@ -14,7 +14,7 @@ from retrieval.answer import Answer
 from retrieval.diagnose.log_digest import digest
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
-from tests.conftest import Store, hardware_toml
+from tests.fixtures import Store, hardware_toml
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -120,7 +120,6 @@ def retriever(
     tmp_path_factory: pytest.TempPathFactory, embedder: object, parsers: object, tagger: object
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("rank"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     toml = hardware_toml("kestrel-2", "Kestrel-2", None, "accelerator").replace("triton", "kasm")
     store.registry.put(parse_hardware(toml, "kestrel-2"), "user")
     for name, text in (("rules.md", RULES), ("limits.md", LIMITS), ("wrong.md", WRONG)):

@@ -14,7 +14,7 @@ from retrieval.section_excerpts import section_excerpts
 pytestmark = pytest.mark.slow(seconds=6)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 
 def manual(count: int) -> str:
@@ -25,7 +25,6 @@ def manual(count: int) -> str:
 
 def test_a_sentence_longer_than_an_excerpt_is_no_error(store: Store) -> None:
     """Around its last passage only what follows begins cleanly, and that was not ranked."""
-    store.register_hardware()
     for count in range(80, 104):  # some leave room for the sentence after it
         store.submit(f"{count}.md", manual(count), hardware=("h100",))
     store.worker().drain()

@@ -16,7 +16,7 @@ from retrieval.ranking import Ranked, mixed
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from retrieval.target_context import usable_symbols
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=4)
 
@@ -80,7 +80,6 @@ def retriever(
     tagger: object,
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("writing"), embedder, parsers, tagger)  # type: ignore[arg-type]
-    store.register_hardware()
     for name, text in (("reference", REFERENCE), ("errors", ERRORS)):
         store.submit(f"{name}.md", text, category="guidance", languages=("triton",))
     for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):

@@ -88,9 +88,10 @@ class TimingPolicy:
     within the two processes at which measuring stops early. `between` is described at
     `ratio_interval`; None stands for that of the device. `threads` counts processors that both
     sides need for themselves, 0 where that does not matter. `quiet` is the share of a span of calls
-    that its threads may wait for a processor, None for `tolerated`, that of the device. `seconds`
-    is the deadline of a block. `calls` is the number of calls of every block, 0 for a random number
-    that follows from block_ms; a known number can be counted to.
+    that its threads may wait for a processor, None for `tolerated`, by default that of the device;
+    with `quiet`, clocks of blocks that waited as much are evidence too. `seconds` is the deadline
+    of a block. `calls` is the number of calls of every block, 0 for a random number that follows
+    from block_ms; a known number can be counted to.
     """
 
     block_ms: float | None = None

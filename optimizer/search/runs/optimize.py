@@ -18,7 +18,7 @@ from kb.problem_terms import op_family
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import BRIEFLY, Evaluation
 from optimizer.evaluation.rough import too_busy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -173,7 +173,9 @@ def _bench(
     if elsewhere is None:
         bench = bench_for(base, problem, places)
         on_processors = isinstance(bench, LocalBench) and bench.device == "cpu"
-        if on_processors and (busy := too_busy(bench.settings.threads)):
+        if bench.settings.brief:
+            listener.log(f"Kernels are {BRIEFLY}")
+        elif on_processors and (busy := too_busy(bench.settings.threads)):
             listener.log(f"Warning: {busy}")
         return bench
     return elsewhere.bench(base, problem, listener.log)

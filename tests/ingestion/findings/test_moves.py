@@ -13,7 +13,7 @@ from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.scope import ScopeFilter
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 GOOD = {
     "id": "shrink-the-tile",

@@ -9,7 +9,7 @@ import pytest
 from ingestion.findings.scopes import SectionScopes
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 VENDOR = """# Tuning guide
 

@@ -35,7 +35,7 @@ from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS, legal
 pytestmark = pytest.mark.slow(seconds=11)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 # Nobody's language: constants before the kernel, commas in brackets, a literal without a name.
 QUILL = """\

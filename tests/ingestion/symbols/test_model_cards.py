@@ -19,7 +19,7 @@ from kb.errors import InvalidRequest, Unavailable
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, failure
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=8)
 

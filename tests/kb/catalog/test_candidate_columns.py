@@ -13,7 +13,7 @@ from kb.catalog.meta import bump_revision
 from kb.scope import CATEGORIES, ScopeFilter
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = "# Manual\n\n" + "\n\n".join(
     f"## Part {n}\n\nPart {n} moves bytes through the queue.\n\n```\nld r{n}\n```" for n in range(8)

@@ -17,7 +17,7 @@ from kb.errors import NotFound, UnknownHardware
 from kb.scope import AccessScope
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = "# Manual\n\n## Shared memory\n\nOne block may take 227 KiB of shared memory.\n"
 

@@ -14,7 +14,7 @@ from kb.scope import ALL_ACCESS, AccessScope
 pytestmark = pytest.mark.slow(seconds=5)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = """# Clock manual
 

@@ -10,7 +10,7 @@ from kb.catalog.knowledge import embeddings
 from kb.scope import ALL_ACCESS, AccessScope
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = "# Manual\n\n## One\n\nThe first sentence.\n\n## Two\n\nThe second sentence.\n"
 

@@ -16,7 +16,7 @@ from tests.stored_text import files_with
 pytestmark = pytest.mark.slow(seconds=4)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 # No other word begins with its first letters: the index of words stores what differs from the word
 # before.

@@ -18,7 +18,7 @@ from kb.scope import ScopeFilter
 from tests.kb.catalog.stored_skills import named, put
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = "# Manual\n\n## Shared memory\n\nOne block may take 227 KiB of shared memory.\n"
 CHIP = ScopeFilter(("h100",), ("hardware",))

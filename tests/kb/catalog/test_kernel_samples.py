@@ -12,7 +12,7 @@ from kb.catalog.knowledge.samples import Sample, VerifiedKernel
 from kb.errors import NotFound
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 

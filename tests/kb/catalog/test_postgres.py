@@ -31,7 +31,7 @@ from kb.catalog.tables import metadata
 from kb.catalog.tables.jobs import jobs as jobs_table
 from kb.errors import Conflict, InvalidRequest, KernloreError, StoreError, Unavailable
 from tests.catalogs import fresh_data_dir
-from tests.conftest import Store
+from tests.fixtures import Store
 from tests.kb.catalog.test_lexical import answers, drawn_rows
 from tests.postgresql import Server
 

@@ -16,7 +16,7 @@ from tests.stored_text import files_with
 pytestmark = pytest.mark.slow(seconds=4)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 SENTENCE = "The Orbis-3 has 96 GB of memory."
 SHEET = f"""# Orbis-3 qyzzavon data sheet

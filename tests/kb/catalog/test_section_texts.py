@@ -11,7 +11,7 @@ from kb.catalog.knowledge.section_texts import WholeSection
 from kb.scope import ANY, ScopeFilter
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 

@@ -15,7 +15,7 @@ from kb.errors import InvalidRequest, NotFound
 from kb.scope import ALL_ACCESS, AccessScope
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 

@@ -11,7 +11,7 @@ from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionCon
 from kb.ids import VersionId
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 
 def content(*texts: str, hardware: tuple[str, ...] | None = None) -> VersionContent:

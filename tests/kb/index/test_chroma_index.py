@@ -23,7 +23,7 @@ from tests.catalogs import copy_data_dir
 pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.in_data_dir]
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 ROOT = Path(__file__).resolve().parents[3]
 MANUAL = "# Manual\n\n" + "\n\n".join(

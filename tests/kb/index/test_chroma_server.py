@@ -25,7 +25,7 @@ from tests.faulty_proxy import FaultyProxy
 from tests.kb.index.test_chroma_index import MANUAL, QUERY, no_encoding, texts  # noqa: F401
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=15)
 

@@ -9,7 +9,7 @@ import numpy as np
 from kb.catalog.knowledge import embeddings
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 MANUAL = """# Manual
 

@@ -18,7 +18,7 @@ from kb.index.chroma import ChromaIndex
 pytestmark = pytest.mark.slow(seconds=4)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 COUNT = 240
 SCOPES = ("h100", "hopper", "any")

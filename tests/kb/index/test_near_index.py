@@ -14,7 +14,7 @@ from kb.errors import StoreAway
 from kb.index import near
 from kb.index.chroma import ChromaIndex
 from kb.index.near import NearIndex, state_of
-from tests.conftest import Store
+from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)
 
@@ -34,7 +34,6 @@ def store(
     tmp_path_factory: pytest.TempPathFactory, embedder: Any, parsers: Any, tagger: Any
 ) -> Store:
     made = Store(tmp_path_factory.mktemp("near"), embedder, parsers, tagger)
-    made.register_hardware()
     for hardware in ((), ("h100",), ("h100", "mi300x"), ("mi300x",)):
         name = "-".join(hardware) or "general"
         text = "\n\n".join(f"## {t}\n\n{t} of {name} need care: {t.lower()}." for t in TOPICS)

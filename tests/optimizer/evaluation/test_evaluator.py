@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import BRIEFLY, TIMING, Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
@@ -184,6 +185,25 @@ def test_a_busy_machine_gives_no_figure(tmp_path: Path, pool: RunnerPool) -> Non
         found = verdict(evaluator, cpp(KERNEL))
     assert (found.validity, found.timing, found.speedup) == ("correct", "repeat", None)
     assert "timing must be repeated" in found.timings[0].reason
+
+
+def test_brief_timing_says_how_it_was_taken(
+    tmp_path: Path, pool: RunnerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "scaled_relu.py"
+    path.write_text(PROBLEM)
+    monkeypatch.setenv(TIMING, "brief")
+    brief = EvaluationSettings(threads=1)
+    with Evaluator(load_problem(path), CPU, brief, pool=pool) as evaluator:
+        found = verdict(evaluator, cpp(KERNEL))
+    assert found.validity == "correct" and found.timing in ("measured", "repeat")
+    assert BRIEFLY in found.notes
+    monkeypatch.delenv(TIMING)
+    assert EvaluationSettings(threads=1).timing == TimingPolicy()
+    assert EvaluationSettings(threads=1).fingerprint != brief.fingerprint
+    monkeypatch.setenv(TIMING, "short")
+    with pytest.raises(InvalidRequest, match="KERNLORE_TIMING is 'short'"):
+        EvaluationSettings()
 
 
 def test_a_bundle_is_read_from_a_file(tmp_path: Path) -> None:

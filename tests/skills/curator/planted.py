@@ -19,7 +19,7 @@ from skills.curator.contrast import Roles
 from skills.curator.distil import distil as product_distil
 from skills.curator.distillation import Distillation
 from skills.trajectories.records import Side, Step, Subject, Trajectory, side_from_json
-from tests.catalogs import fresh_data_dir
+from tests.catalogs import filled_data_dir
 
 SEEDS = range(10)
 HARDWARE = (
@@ -43,12 +43,17 @@ VALUES: dict[str, Value] = {"lanes": 8, "unroll": 1, "chunk": 16, "ahead": 0}
 
 
 def catalog_in(folder: Path) -> Catalog:
-    catalog = open_catalog(fresh_data_dir(folder))
+    catalog = open_catalog(filled_data_dir(folder, _register))
+    if not HardwareRegistry(catalog).all():
+        _register(catalog)
+    return catalog
+
+
+def _register(catalog: Catalog) -> None:
     registry = HardwareRegistry(catalog)
     for name, parent in HARDWARE:
         spec = {"id": name, "name": name.upper(), "vendor": "test", "summary": "A test chip."}
         registry.put(parse_hardware({**spec, "parent": parent} if parent else spec, name), "user")
-    return catalog
 
 
 def ratio(value: float, spread: float = 0.03, n: int = 12) -> Interval:
