@@ -27,7 +27,7 @@ from tests.stored_text import files_with
 pytestmark = pytest.mark.slow(seconds=6)
 
 if TYPE_CHECKING:
-    from tests.conftest import Store
+    from tests.fixtures import Store
 
 SHEET = """# Orbis-3 qyzzavon data sheet
 
