@@ -67,19 +67,21 @@ class Briefing:
 
 @dataclass(frozen=True)
 class _Variable:
-    """The parts of a prompt that are given up bit by bit when it is too long."""
+    """The parts of a prompt that are given up bit by bit when it is too long. `base` is the right
+    kernel to go on from where the start is the reference: its source stays, as a start's does."""
 
     excerpts: tuple[Excerpt, ...]
     seen: tuple[Node, ...]
     sources: tuple[Node, ...]
     log_chars: int
+    base: Node | None = None
 
     def less(self) -> _Variable | None:
         if self.excerpts:
             return replace(self, excerpts=self.excerpts[:-1])
         if self.seen:
             return replace(self, seen=self.seen[:-1])
-        if self.sources:
+        if self.sources[-1:] not in ((), (self.base,)):
             return replace(self, sources=self.sources[:-1])
         if self.log_chars > LEAST_LOG_CHARS:
             return replace(self, log_chars=max(LEAST_LOG_CHARS, self.log_chars // 2))
@@ -133,11 +135,14 @@ def _joined(parts: Iterable[str]) -> str:
 def _fitted(context: Context, fence: Fence, budget: int) -> tuple[Context, _Variable, _Variable]:
     """The context as the budget allows it, all of its variable parts, and those that fit."""
     packed = context.knowledge.target or context.knowledge.situation
+    sources = results.worth_showing(context)
+    first = context.parent.proposal is None and sources and sources[0].correct
     whole = _Variable(
         context.knowledge.excerpts if context.with_knowledge and not packed else (),
         tuple(node for node in context.seen if node.proposal is not None),
-        results.worth_showing(context),
+        sources,
         LOG_CHARS,
+        base=sources[0] if first else None,
     )
     if budget <= 0:  # the model's window is smaller than what was packed
         context = replace(context, knowledge=replace(context.knowledge, target="", situation=""))
@@ -152,8 +157,9 @@ def _fitted(context: Context, fence: Fence, budget: int) -> tuple[Context, _Vari
 
 def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
     log = context.parent.evaluation.log if context.parent.evaluation is not None else ""
-    # What the knowledge base packed has a budget of its own.
+    # What the knowledge base packed has a budget of its own, and the kernel to go on from has none.
     unpacked = replace(context, knowledge=replace(context.knowledge, situation=""))
+    kept = replace(kept, sources=tuple(node for node in kept.sources if node is not kept.base))
     return "".join(
         [
             known(unpacked, kept.excerpts, fence),

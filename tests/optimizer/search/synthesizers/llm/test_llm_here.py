@@ -64,6 +64,10 @@ def prompt(given: Context) -> Prompt:
     return compose(given, Fence(), budget=6_000, tools=False)
 
 
+def sources(of: Prompt) -> int:
+    return sum(kind == "source" for kind, _ in blocks(of.user)[0])
+
+
 def outside(text: str) -> str:
     return blocks(text)[1]
 
@@ -222,8 +226,12 @@ def test_an_earlier_kernel_says_what_its_author_was_told_to_go_on_from() -> None
 def test_what_is_told_beside_the_parent_is_what_the_prompt_shows() -> None:
     assert prompt(first(busy(1))).beside == (1,)
     assert prompt(first(broken(1))).beside == () == prompt(first()).beside
-    cut = compose(first(busy(1)), Fence(), budget=1, tools=False)
-    assert cut.beside == () and "source stands under Earlier kernels" not in cut.user
+    # A kernel that comes after it and failed is given up first, the one to go on from not at all.
+    both = first(busy(1), broken(2))
+    assert sources(prompt(both)) == 2
+    cut = compose(both, Fence(), budget=1, tools=False)
+    assert cut.beside == (1,) and "source stands under Earlier kernels" in cut.user
+    assert sources(cut) == 1
 
 
 def test_a_proposal_of_an_older_run_was_told_nothing_beside_its_parent() -> None:
