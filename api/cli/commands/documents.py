@@ -205,7 +205,10 @@ def drop_correction(
     url: Url = None,
     as_json: AsJson = False,
 ) -> None:
-    """Drop a correction that no longer fits the current version: of a passage, heading or card."""
+    """Drop a correction that no longer fits.
+
+    It was made on an earlier version of the document, to a passage, a heading or a card.
+    """
     with open_target(data_dir, url) as target:
         dropped = target.drop_correction(document_id, correction_id)
     show(dropped, as_json, lambda answer: f"dropped {answer['id']}")
