@@ -60,7 +60,7 @@ def _row(document: Json) -> tuple[Any, ...]:
 def show_(
     document_id: DocumentId, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False
 ) -> None:
-    """Show one document: versions, what was read of it, headings."""
+    """Show one document: versions, findings and headings."""
     with open_target(data_dir, url) as target:
         document = {**target.document(document_id), "sections": target.sections(document_id)}
     show(document, as_json, _document_text)
