@@ -197,14 +197,16 @@ def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]
         rough = rough_best(right)
         return (
             f"not measured: {len(right)} of {len(tried)} candidates are right and none could be"
-            f" timed{f', {rough}' if rough else ''}; repeat it with more time (--minutes) or while"
-            " the machine is idle"
+            f" timed{f', {rough}' if rough else ''}; search again with more time (--minutes) or"
+            " while the machine is idle; with the same data directory that begins with what is"
+            " right"
         )
     if chosen:
         at = chosen[0].speedup
         return (
             f"not measured again: node {chosen[0].number} stood at {at} in the search, and the"
-            " last measurement gave no figure; resume the run while the machine is idle"
+            " last measurement gave no figure; search again while the machine is idle; with the"
+            " same data directory that begins with it"
         )
     return ""
 

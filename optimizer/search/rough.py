@@ -1,4 +1,5 @@
-"""What is known of right candidates that could not be timed: for readers, never to rank by."""
+"""What is known of right candidates that could not be timed: for readers, and to choose what is
+shown or measured first, never to rank results by."""
 
 from __future__ import annotations
 
@@ -14,6 +15,16 @@ def rough_of(node: Node) -> str:
     if node.speedup is not None or node.evaluation is None or not node.correct:
         return ""
     return rough_ratio(node.evaluation.timings)
+
+
+def rough_gain(node: Node) -> float:
+    """The reference's time over the kernel's in its first case that could not be timed; 0 where no
+    call of it was.
+    """
+    for timing in node.evaluation.timings if node.evaluation is not None else ():
+        if timing.rough_us and timing.rough_baseline_us:
+            return timing.rough_baseline_us / timing.rough_us
+    return 0.0
 
 
 def rough_cases(node: Node) -> dict[str, str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -103,34 +104,38 @@ def found(
     )
 
 
+def evaluated(
+    services: Services, run: str, number: int, value: float | None, *flags: Flag
+) -> Evaluation:
+    problem, rows = load_problem(Path("map_id")), Evaluations(services.catalog)
+    of = bundle(run, number) if number else None
+    made = found(problem, of, value, *flags, key=f"{run}-{number}")
+    sha256 = of.sha256 if of is not None else "0" * 64
+    rows.begin(
+        made.key,
+        ProblemRow(problem.name, problem.sha256, "file", "map", "blob", {}),
+        [CaseRow("main", "float32", [], "small", "normal", 1.0, False)],
+        CandidateRow(sha256, "cpp", "kernlore_run", "recipe", {}, "blob"),
+        "3",
+        "cpu",
+    )
+    figures = [
+        CaseFigures(t.case, True, 40.0, t.candidate_us, value, t.speedup.low)
+        for t in made.timings
+        if t.speedup is not None
+    ]
+    rows.finish(made.key, made.as_json(), figures, op_family="map", hardware_id="x86-64")
+    return made
+
+
+def proposed(run: str, number: int, parent: int = 0) -> Proposal:
+    return Proposal(bundle(run, number), "recipe", parent, "a plan", RECIPE)
+
+
 def stored(services: Services, run: str) -> str:
-    problem = load_problem(Path("map_id"))
-    goal = Goal(language="cpp", knowledge=False)
-    rows, store = Evaluations(services.catalog), run_store(services)
-
-    def evaluation(number: int, value: float | None, *flags: Flag) -> Evaluation:
-        of = bundle(run, number) if number else None
-        made = found(problem, of, value, *flags, key=f"{run}-{number}")
-        sha256 = of.sha256 if of is not None else "0" * 64
-        rows.begin(
-            made.key,
-            ProblemRow(problem.name, problem.sha256, "file", "map", "blob", {}),
-            [CaseRow("main", "float32", [], "small", "normal", 1.0, False)],
-            CandidateRow(sha256, "cpp", "kernlore_run", "recipe", {}, "blob"),
-            "3",
-            "cpu",
-        )
-        figures = [
-            CaseFigures(t.case, True, 40.0, t.candidate_us, value, t.speedup.low)
-            for t in made.timings
-            if t.speedup is not None
-        ]
-        rows.finish(made.key, made.as_json(), figures, op_family="map", hardware_id="x86-64")
-        return made
-
-    def proposal(number: int, parent: int = 0) -> Proposal:
-        return Proposal(bundle(run, number), "recipe", parent, "a plan", RECIPE)
-
+    problem, store = load_problem(Path("map_id")), run_store(services)
+    evaluation = partial(evaluated, services, run)
+    proposal = partial(proposed, run)
     nodes = [
         Node(0, None, "evaluated", None, evaluation(0, None)),
         Node(1, 0, "evaluated", proposal(1), evaluation(1, 1.5)),
@@ -138,6 +143,7 @@ def stored(services: Services, run: str) -> str:
         Node(3, 0, "duplicate", proposal(2), None, same_as=2),
         Node(4, 0, "evaluated", proposal(4), evaluation(4, None, REVIEW, REJECT)),
     ]
+    goal = Goal(language="cpp", knowledge=False)
     store.begin(RunRow(run, str(problem.path), problem.sha256, "x86-64", goal))
     for node in nodes:
         store.add(run, node)
@@ -236,6 +242,24 @@ def test_a_later_run_inherits_nothing_that_was_refused(
     assert inherited() == [plain]
     assert client.post(path, json=ANSWER).status_code == 201
     assert inherited() == [waiting, plain]
+
+
+def test_right_candidates_without_a_figure_are_offered_to_a_later_run_of_the_problem(
+    client: TestClient, services: Services, run: str
+) -> None:
+    store, problem = run_store(services), load_problem(Path("map_id")).sha256
+    number = len(store.nodes(run))
+    untimed = Node(
+        number, 0, "unmeasured", proposed(run, number), evaluated(services, run, number, None)
+    )
+    store.add(run, untimed)
+
+    def offered(lineage: str = "x86-64", sha256: str = problem) -> list[int]:
+        nodes = store.untimed((lineage,), sha256, 99)
+        return [n.number for n in nodes if n.proposal and run in n.proposal.bundle.source]
+
+    assert offered() == [number]
+    assert offered(lineage="h100") == offered(sha256="0" * 64) == []
 
 
 def test_a_told_trajectory_is_answered_as_a_run_is(

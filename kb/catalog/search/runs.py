@@ -292,6 +292,30 @@ class Runs:
         by_id = {row.id: row.record for row in records}
         return [(by_id[node_id], here) for node_id, here in chosen.items()]
 
+    def untimed(
+        self, hardware: tuple[str, ...], problem_sha256: str, limit: int
+    ) -> list[Mapping[str, Any]]:
+        """Records of nodes of this very problem that are right and have no figure, the newest
+        first. Candidates that a person refused are left out.
+        """
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(t.nodes.c.record)
+                .select_from(t.nodes)
+                .join(t.runs, t.runs.c.id == t.nodes.c.run_id)
+                .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
+                .join(t.problems, t.problems.c.id == t.evaluations.c.problem_id)
+                .where(
+                    t.nodes.c.state == "unmeasured",
+                    t.runs.c.hardware_id.in_(hardware),
+                    t.problems.c.sha256 == problem_sha256,
+                    sa.func.coalesce(answer_of_now(), "") != "refused",
+                )
+                .order_by(t.nodes.c.created_at.desc(), t.nodes.c.number.desc())
+                .limit(limit)
+            ).all()
+        return [row.record for row in rows]
+
 
 def _stored(row: sa.Row[Any]) -> StoredRun:
     return StoredRun(

@@ -116,6 +116,11 @@ class CatalogStore:
             if proposal is not None:
                 yield proposal, same
 
+    def untimed(self, lineage: tuple[str, ...], problem_sha256: str, limit: int) -> list[Node]:
+        """Right candidates of this very problem that have no figure, the newest first."""
+        records = self._runs.untimed(lineage, problem_sha256, limit)
+        return [node_from_json(self._whole(record)) for record in records]
+
     def cancelled(self, run_id: str) -> bool:
         """Whether a user asked for the run to end."""
         return self._runs.find(run_id).cancel_requested

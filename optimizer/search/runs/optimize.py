@@ -34,6 +34,7 @@ from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.loop import INTERRUPTED, Listener, Search
 from optimizer.search.propose import Task
 from optimizer.search.records import REFERENCE, Cost, Proposal
+from optimizer.search.rough import rough_gain
 from optimizer.search.runs.archive import keep_right_kernels
 from optimizer.search.runs.cluster_places import ClusterPlaces
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
@@ -423,7 +424,8 @@ def _matching(store: CatalogStore, run_id: str, problem: Problem) -> RunRow:
     if run.state == "finished":
         raise Conflict(
             f"{run_id} has ended: {run.ended}",
-            hint="Start a new run; it begins with the winners that are stored.",
+            hint="Start a new run; it begins with the winners that are stored, or with what is"
+            " right and has no figure yet.",
         )
     if run.problem_sha256 != problem.sha256:
         raise InvalidRequest(
@@ -442,27 +444,30 @@ def _inherited(
     places: dict[str, Place],
 ) -> list[Proposal]:
     """The best stored candidates of the same op family, dtype and lineage that fit this problem
-    and can be built here. Whether one is right for it is for its evaluation to say."""
+    and can be built here. Whether one is right for it is for its evaluation to say. Where none of
+    this very problem has a figure, those that no figure could be had for come first."""
     recipes = {recipe.name: recipe for recipe in library_recipes(base)}
     family, dtype = op_family(problem.op), view.main.dtype
     winners = store.winners(family, dtype, hardware.lineage, problem.sha256, LOOKED_AT)
+    stored = list(winners)
+    if not any(same for _, same in stored):
+        untimed = store.untimed(hardware.lineage, problem.sha256, LOOKED_AT)
+        untimed.sort(key=rough_gain, reverse=True)
+        stored = [(node.proposal, True) for node in untimed if node.proposal] + stored
     proposals: dict[str, Proposal] = {}
-    for winner, same in winners:
+    for winner, same in stored:
         if len(proposals) == INHERITED:
             break
         if winner.bundle.language in places:
             fitting = adapt_winner(winner, view, recipes, hardware.facts, same_problem=same)
             if fitting is not None:
-                proposals.setdefault(fitting.bundle.sha256, fitting)
-    plan = "A stored winner of the same family, measured again."
-    return [
-        replace(
-            proposal,
-            synthesizer="inherited",
-            parent=REFERENCE,
-            plan=plan,
-            cost=Cost(),  # the earlier run paid for it
-            model=None,
-        )
-        for proposal in proposals.values()
-    ]
+                proposals.setdefault(fitting.bundle.sha256, _measured_again(fitting))
+    return list(proposals.values())
+
+
+def _measured_again(stored: Proposal) -> Proposal:
+    plan = "A stored candidate of the same family, measured again."
+    # The earlier run paid for it.
+    return replace(
+        stored, synthesizer="inherited", parent=REFERENCE, plan=plan, cost=Cost(), model=None
+    )

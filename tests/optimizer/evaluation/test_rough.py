@@ -48,7 +48,7 @@ def test_a_machine_that_is_busy_is_said_to_be() -> None:
         for other in others:
             other.kill()
             other.wait()
-    assert "most get no figure" in said and "kernlore runs resume" in said
+    assert "most get no figure" in said and "begins with what is right" in said
 
 
 def test_a_machine_that_is_idle_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
+from optimizer.search.rough import rough_gain
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.synthesizers.llm.sections import number, pairs
 from optimizer.search.synthesizers.llm.templates import Fence
@@ -44,10 +45,12 @@ FROM_EARLIER = (
     " kernels: go on from it, or take another way from the reference above."
 )
 REPEAT = "timing must be repeated: "
-# Other work only adds to a time, but how much is left in the fastest call nobody knows.
+# Other work only adds to a time, and to some much more: 620 times the reference's speed was 46
+# times on an idle machine, where the reference ran a thousand small operators a call.
 ROUGH = (
-    "roughly, the fastest of calls that other work disturbed, good for a factor of two at best and"
-    " not to be compared with times of other candidates"
+    "roughly, the fastest of calls that other work disturbed, an order of magnitude at best (a"
+    " reference of many small operators suffers most) and not to be compared with times of other"
+    " candidates"
 )
 QUIET = ", processors quiet"
 NO_FIGURE = "no figure yet"
@@ -398,15 +401,6 @@ def _promising(context: Context) -> Node | None:
     seems = max(untimed, key=lambda n: (rough_gain(n), n.number), default=None)
     before = parent.speedup.value if parent.speedup is not None else rough_gain(parent)
     return seems if seems is not None and rough_gain(seems) > before else None
-
-
-def rough_gain(node: Node) -> float:
-    """The reference's time over the kernel's in its first case that could not be timed, for
-    choosing what to show; 0 where no call of it was timed."""
-    for timing in node.evaluation.timings if node.evaluation is not None else ():
-        if timing.rough_us and timing.rough_baseline_us:
-            return timing.rough_baseline_us / timing.rough_us
-    return 0.0
 
 
 def _mendable(node: Node) -> bool:

@@ -162,9 +162,7 @@ def test_what_disturbed_calls_took_is_shown_as_rough() -> None:
     text = prompt(first(busy(1))).user
     said = block(text, "earlier")
     assert "result: correct, no figure yet: the processors were busy in 10 of 10 pairs" in said
-    assert (
-        "the fastest of calls that other work disturbed, good for a factor of two at best" in said
-    )
+    assert "the fastest of calls that other work disturbed, an order of magnitude at best" in said
     assert "case main about 810 us a call, the reference about 4100 us" in said
     as_parent = block(prompt(context(parent=busy(3))).user, "verdict")
     assert "not measured: " in as_parent and "about 810 us a call" in as_parent
