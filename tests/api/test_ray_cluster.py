@@ -199,7 +199,7 @@ class TestOneConnection:
         nodes.at_least(2)
         there = places(chip, cluster, "cpp")
         left_out = there.activity.state["left_out"]
-        assert there.slots.count == len(there.hosts) == 2
+        assert there.slots.count == len(there.hosts) == 2, left_out
         (why,) = left_out.values()
         assert "(Other) 1.2.3" in why and "instead of" in why
         # A node that is exchanged while the run goes on is found out by its first candidate.
