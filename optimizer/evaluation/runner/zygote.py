@@ -84,9 +84,9 @@ def _prepare_compiler() -> None:
 
 def _probe_vector_instructions(instructions: Any) -> None:
     """Ask for each kind beside the others, since each takes up to four builds and loads. PyTorch
-    before 2.13 imports torch in every process that only loads a library; LD_LIBRARY_PATH finds
-    what such a library needs in a tenth of the time. On a processor with
-    AVX-512 and AMX a first candidate was there after 20 s in place of 49, the rest included.
+    before 2.13 imports torch in every process that only loads a library; with LD_LIBRARY_PATH it
+    finds what such a library needs without that. On a processor with AVX-512 and AMX the first
+    candidate of torch's compiler was there after 20 s in place of 49, all else included.
     """
     if isinstance(getattr(instructions.VecISA, "_avx_py_load", None), str):
         instructions.VecISA._avx_py_load = LOAD_LIBRARY
