@@ -19,6 +19,7 @@ from kb import clock
 from kb.catalog import meta, read_facts, visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware_removal import REMOVED, count_change
+from kb.catalog.kept import look_up
 from kb.catalog.read_facts import Outdated
 from kb.catalog.tables.hardware import facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
@@ -275,18 +276,37 @@ class HardwareRegistry:
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The fact that holds for each key, inherited ones included; by key."""
+        owners = self.lineage(self.resolve(name))
+        with self._catalog.read() as connection:
+            stated = self._accepted(connection)
         effective: dict[str, Fact] = {}
-        for owner in self.lineage(self.resolve(name)):
-            stated = sorted(
-                self.facts(owner, status="accepted"),
-                key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id),
-            )
+        for owner in owners:
             own: dict[str, Fact] = {}
-            for fact in stated:
+            for fact in stated.get(owner, ()):
                 if fact.holds_for_owner:
                     own.setdefault(fact.key, fact)
             effective = {**own, **effective}
         return dict(sorted(effective.items()))
+
+    def _accepted(self, connection: Connection) -> Mapping[str, Sequence[Fact]]:
+        """The accepted facts of each hardware, of one key the one that holds first. Read once a
+        revision: of all hardware they take hardly longer than of one.
+        """
+
+        def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, list[Fact]]]:
+            accepted = sa.select(*_FACT_COLUMNS).where(
+                facts.c.status == "accepted", visible.facts(self._access)
+            )
+            stated: dict[str, list[Fact]] = {}
+            for row in connection.execute(accepted):
+                stated.setdefault(row.hardware_id, []).append(Fact(**row._mapping))
+            for own in stated.values():
+                own.sort(
+                    key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id)
+                )
+            return dict.fromkeys(scopes, stated)
+
+        return look_up(connection, "accepted facts", [self._access], read)[self._access]
 
     def values(self, name: str) -> dict[str, float | str]:
         """Fact values by key, for predicates."""

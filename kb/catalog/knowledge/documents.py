@@ -13,6 +13,7 @@ from sqlalchemy import Connection
 
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
+from kb.catalog.kept import look_up
 from kb.catalog.knowledge import embeddings, erasure
 from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.versions import deactivate
@@ -28,22 +29,36 @@ def languages_of(
     connection: Connection, hardware_id: str, access_scope: AccessScope
 ) -> tuple[str, ...]:
     """The languages that current documents about this very hardware name, by name."""
+
+    def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, tuple[str, ...]]]:
+        return {scope: _languages_by_hardware(connection, scope) for scope in scopes}
+
+    # Of all hardware at once: it takes hardly longer than of one.
+    kept = look_up(connection, "languages of hardware", [access_scope], read)[access_scope]
+    return kept.get(hardware_id, ())
+
+
+def _languages_by_hardware(
+    connection: Connection, access_scope: AccessScope
+) -> dict[str, tuple[str, ...]]:
     about, spoken = t.document_scopes.alias(), t.document_scopes.alias()
     rows = connection.execute(
-        sa.select(spoken.c.value)
+        sa.select(about.c.value.label("hardware"), spoken.c.value)
         .distinct()
         .join(about, about.c.document_id == spoken.c.document_id)
         .join(t.documents, t.documents.c.id == spoken.c.document_id)
         .where(
             spoken.c.kind == "language",
             about.c.kind == "hardware",
-            about.c.value == hardware_id,
             visible.documents(access_scope),
             t.documents.c.current_version_id.is_not(None),
         )
         .order_by(spoken.c.value)
     )
-    return tuple(row.value for row in rows)
+    languages: dict[str, list[str]] = {}
+    for row in rows:
+        languages.setdefault(row.hardware, []).append(row.value)
+    return {hardware_id: tuple(names) for hardware_id, names in languages.items()}
 
 
 @dataclass(frozen=True)
