@@ -71,7 +71,11 @@ def nearest(groups: Iterable[tuple[NDArray[np.int64], Vector]], limit: int) -> d
     """The `limit` best passages of several groups, each with its numbers and their cosines, best
     first: seq -> cosine. A passage may be in several groups.
     """
-    best = [_largest(numbers, cosines, limit) for numbers, cosines in groups]
+    return merged([largest(numbers, cosines, limit) for numbers, cosines in groups], limit)
+
+
+def merged(best: Sequence[tuple[NDArray[np.int64], Vector]], limit: int) -> dict[int, float]:
+    """As `nearest`, of the `largest` of each group."""
     if not best:
         return {}
     seqs, places = np.unique(np.concatenate([numbers for numbers, _ in best]), return_index=True)
@@ -81,7 +85,7 @@ def nearest(groups: Iterable[tuple[NDArray[np.int64], Vector]], limit: int) -> d
     return dict(zip(seqs[order].tolist(), cosines[order].tolist(), strict=True))
 
 
-def _largest(
+def largest(
     numbers: NDArray[np.int64], cosines: Vector, limit: int
 ) -> tuple[NDArray[np.int64], Vector]:
     """Those of a group that may be among the best; of equal ones, which differ in the last bit of a

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import structlog
@@ -28,15 +28,19 @@ from kb.catalog.knowledge.candidates import Columns
 from kb.catalog.knowledge.embeddings import Vector
 from kb.errors import StoreAway
 from kb.index.chroma import ChromaIndex, SyncReport
-from kb.index.exact import ExactIndex, nearest
+from kb.index.exact import ExactIndex, largest, merged, nearest
 from kb.scope import ALL_ACCESS, AccessScope
 
 EXACT_UP_TO = 60_000  # passages
+MOST_KEYS = 16  # scopes of a query whose nearest passages are kept; all chips are hundreds
+MOST_NEAREST = 1_000  # groups that are kept, of 4 KB
 _KEPT_AS = "rows of scopes"
 
 log = structlog.get_logger(__name__)
 
 Ranges = tuple[tuple[int, int], ...]
+_Key = tuple[str, str]  # a hardware scope, and the owner of the access
+_Group = tuple[NDArray[np.int64], Vector]  # passages by number, and their cosines
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,16 +48,48 @@ class ScopeRows:
     """The embedded passages of each hardware scope, by scope and access, as ranges of rows of the
     columns: the first row, and the one behind the last. The columns are not held by this: old ones
     shall be gone before new ones are read.
+
+    What is nearest in a scope is kept by vector: a request asks for it again for single categories,
+    and those about a signal ask for the same in what is about no chip, whichever chip is theirs.
     """
 
     columns: weakref.ref[Columns]
-    ranges: Mapping[tuple[str, str], Ranges]
+    ranges: Mapping[_Key, Ranges]
+    _nearest: dict[tuple[_Key, int, bytes], _Group] = field(default_factory=dict)
 
-    def of(self, scopes: Sequence[str] | None, owner: str) -> list[Ranges]:
-        """The ranges of these scopes (None: all) under this owner."""
+    def of(self, scopes: Sequence[str] | None, owner: str) -> list[_Key]:
+        """The keys of these scopes (None: all) under this owner, of those that have passages."""
         if scopes is None:
-            return [ranges for (_, access), ranges in self.ranges.items() if access == owner]
-        return [self.ranges[key] for scope in scopes if (key := (scope, owner)) in self.ranges]
+            return [key for key in self.ranges if key[1] == owner]
+        return [key for scope in scopes if (key := (scope, owner)) in self.ranges]
+
+    def count(self, keys: Iterable[_Key]) -> int:
+        """The passages under these keys."""
+        return sum(stop - start for key in keys for start, stop in self.ranges[key])
+
+    def nearest(
+        self, columns: Columns, keys: Sequence[_Key], vector: Vector, limit: int
+    ) -> dict[int, float]:
+        """The `limit` passages under these keys that are nearest to a vector."""
+        if len(keys) > MOST_KEYS:
+            return nearest((self._cosines(columns, key, vector) for key in keys), limit)
+        name, best = vector.tobytes(), []
+        for key in keys:
+            kept = self._nearest.get((key, limit, name))
+            if kept is None:
+                kept = largest(*self._cosines(columns, key, vector), limit)
+                if len(self._nearest) >= MOST_NEAREST:
+                    self._nearest.clear()
+                self._nearest[key, limit, name] = kept
+            best.append(kept)
+        return merged(best, limit)
+
+    def _cosines(self, columns: Columns, key: _Key, vector: Vector) -> _Group:
+        ranges = self.ranges[key]
+        return (
+            np.concatenate([columns.seqs[start:stop] for start, stop in ranges]),
+            np.concatenate([columns.vectors[start:stop] @ vector for start, stop in ranges]),
+        )
 
 
 class NearIndex:
@@ -120,17 +156,16 @@ class NearIndex:
             scope_rows = _of(connection, columns) if columns is not None else None
             behind = self._catalog.on_server and candidates.state(connection) != self._followed
         if columns is not None and scope_rows is not None:
-            ranges = scope_rows.of(scopes, access_scope.owner)
-            count = sum(stop - start for part in ranges for start, stop in part)
-            if count <= self._exact_up_to or self._away is not None:
-                return nearest(_cosines(columns, ranges, vector), limit)
+            keys = scope_rows.of(scopes, access_scope.owner)
+            if scope_rows.count(keys) <= self._exact_up_to or self._away is not None:
+                return scope_rows.nearest(columns, keys, vector, limit)
         if self._away is None and not behind:
             try:
                 return self._chroma.query(scopes, vector, limit, access_scope)
             except StoreAway as error:
                 self._lose(error)
                 if columns is not None and scope_rows is not None:
-                    return nearest(_cosines(columns, ranges, vector), limit)
+                    return scope_rows.nearest(columns, keys, vector, limit)
         return self._without_chroma(scopes, vector, limit, access_scope)
 
     def _without_chroma(
@@ -195,16 +230,6 @@ def state_of(catalog: Catalog) -> Hashable:
         return candidates.state(connection)
 
 
-def _cosines(
-    columns: Columns, parts: Iterable[Ranges], vector: Vector
-) -> Iterable[tuple[NDArray[np.int64], Vector]]:
-    for ranges in parts:
-        yield (
-            np.concatenate([columns.seqs[start:stop] for start, stop in ranges]),
-            np.concatenate([columns.vectors[start:stop] @ vector for start, stop in ranges]),
-        )
-
-
 # -- in memory
 
 
@@ -215,7 +240,7 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
     columns = candidates.in_memory(connection, model)
     if columns is None or _of(connection, columns) is not None:
         return False
-    ranges: dict[tuple[str, str], Ranges] = {}
+    ranges: dict[_Key, Ranges] = {}
     for scope, rows in (candidates.places_of_scopes(connection, model) or {}).items():
         places = rows[columns.embedded[rows]]
         for owner in np.unique(columns.access[places]).tolist():
