@@ -36,7 +36,7 @@ from kb.catalog.faults import FREE
 from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase, forget_facts
-from kb.catalog.knowledge.passages import repair_lexical
+from kb.catalog.knowledge.reindexing import repair_lexical
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
@@ -45,6 +45,7 @@ from kb.index.near import EXACT_UP_TO, NearIndex, state_of
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
+from retrieval.ahead import OrdersAhead
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
@@ -285,6 +286,7 @@ class Background:
             lambda: services.embedder.fingerprint,
             follow=self._follow,
         )
+        self._ahead = OrdersAhead(services.retriever, services.settings.orders_ahead)
         self._near: NearIndex | None = None
         self._opening = threading.Thread(target=self._search_vectors, name="vectors", daemon=True)
         self._watch = StoreWatch(
@@ -303,6 +305,7 @@ class Background:
             parse_address(services.settings.chroma_url)
         self._thread.start()
         self._in_memory.start()
+        self._ahead.start()
         if services.settings.chroma_url or not services.blobs.near:
             self._watch.start()
 
@@ -310,6 +313,7 @@ class Background:
         """End the thread and close the services; no job is left running."""
         self._stop.set()
         self._watch.stop()
+        self._ahead.stop()
         self._in_memory.stop()
         for thread in (self._thread, self._opening):
             if thread.is_alive():

@@ -127,6 +127,13 @@ class Settings(BaseSettings):
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."
     )
+    orders_ahead: int = Field(
+        1500,
+        ge=0,
+        le=2000,
+        description="Answers to a signal and a chip alone that a service prepares while nobody"
+        " asks, after each change of the documents; 0: none.",
+    )
     requests_per_minute: int = Field(
         3000,
         ge=0,

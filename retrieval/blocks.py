@@ -25,16 +25,14 @@ from kb.catalog.knowledge.section_texts import (
     whole_sections,
 )
 from kb.catalog.knowledge.symbols import Symbol
-from kb.prompt_tokens import count_tokens, fits, least_tokens
+from kb.prompt_tokens import count_tokens, fits
 from kb.scope import ANY, ScopeFilter
 from retrieval.excerpts import citation
 from retrieval.ranking import Ranked
 
 HITS = 60  # passages of a ranking that sections are made of
 PORTION = 6  # sections read at a time: a context has room for few of those that are offered
-CUTOFF = (
-    0.45  # of the best weighed score, below which a section of the chip's documents is left out
-)
+CUTOFF = 0.45  # of the best weighed score, below which a section about the chip is left out
 LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
 FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
 SLACK = 4  # tokens by which the fences of two parts of a section may differ
@@ -222,14 +220,14 @@ class _Family:
 
     def takes_at_most(self, tokens: int) -> bool:
         """Whether they take at most so many tokens together. Of most nothing has to be counted."""
-        counts = (count_tokens(section.text) + HEADING for section in self.group)
+        counts = (section.tokens + HEADING for section in self.group)
         return self.least <= tokens and sum(counts) <= tokens
 
 
 def _families(
     connection: Connection, parents: Collection[str], scope: ScopeFilter
 ) -> dict[str, _Family]:
-    """The family of each of these sections. The same stand in many contexts, so they are kept."""
+    """The family of each of these sections; the same stand in many contexts."""
 
     def read(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], _Family]:
         wanted = [str(key[0]) for key in keys]
@@ -239,12 +237,12 @@ def _families(
         families = {}
         for key, parent in zip(keys, wanted, strict=True):
             group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
-            least = sum(least_tokens(section.text) + HEADING for section in group)
+            least = sum(section.least_tokens + HEADING for section in group)
             families[key] = _Family(group, texts[parent].level if parent in texts else 0, least)
         return families
 
     keys = [(parent, *scope.key) for parent in sorted(parents)]
-    families = look_up(connection, "families", keys, read, most=MOST_KEPT)
+    families = look_up(connection, "families", keys, read, most=MOST_KEPT, skills=False)
     return {str(key[0]): family for key, family in families.items()}
 
 
@@ -268,10 +266,10 @@ def _group_block(
     hit: Passage,
     largest: int,
 ) -> Block | None:
-    """The sections as one block; of a section that is too long, the part around the hit. None where
-    not even the hit fits. The same blocks stand in many contexts, so they are kept.
+    """The sections as a block, kept for all chips; of one that is too long, the part around the
+    hit. None where not even the hit fits.
     """
-    about = (kind, scope.hardware, scope.languages, scope.access_scope, *(s.id for s in group))
+    about = (kind, scope.access_scope, *(p.id for section in group for p in section.passages))
     whole = _kept(connection, about, lambda: _whole_block(kind, group))
     if len(group) > 1 or whole is None or whole.tokens <= largest:
         return whole
@@ -285,7 +283,8 @@ def _group_block(
 def _kept(
     connection: Connection, key: tuple[object, ...], make: Callable[[], Block | None]
 ) -> Block | None:
-    return look_up(connection, "blocks", [key], lambda _: {key: make()}, most=MOST_KEPT)[key]
+    made = look_up(connection, "blocks", [key], lambda _: {key: make()}, None, MOST_KEPT, False)
+    return made[key]
 
 
 def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
@@ -299,7 +298,7 @@ def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
 def _part_block(
     kind: str, section: WholeSection, whole: Block, hit: Passage, largest: int
 ) -> Block | None:
-    fence = whole.tokens - count_tokens(section.text)
+    fence = whole.tokens - section.tokens
     part = part_around(section.passages, hit, largest - fence - SLACK)
     if not part:
         return None

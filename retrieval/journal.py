@@ -132,6 +132,19 @@ class Journal:
         shown, reported = self._shown_in_vain(request.run_id)
         return Unwanted(excluded | reported, excluded | reported | shown)
 
+    def chips(self, most: int = 50) -> list[str]:
+        """The chips that were asked about, the last first."""
+        last = sa.func.max(retrievals.c.created_at)
+        with self._catalog.read() as connection:
+            rows = connection.execute(
+                sa.select(retrievals.c.hardware_id)
+                .where(retrievals.c.hardware_id.is_not(None))
+                .group_by(retrievals.c.hardware_id)
+                .order_by(last.desc())
+                .limit(most)
+            )
+            return [row.hardware_id for row in rows]
+
     def _shown_in_vain(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids that answers about failures of this run have shown, unless one of them helped; and
         those that an outcome says did not help: the ones it names as used, else all of its answer.

@@ -15,24 +15,25 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.kept import look_up
-from kb.scope import ScopeFilter
+from kb.scope import CATEGORIES, ScopeFilter
 from retrieval.ranking import Ranked
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
-MOST_RANKINGS = 600  # of 35 KB
+MOST_RANKINGS = 4_000  # of a scope 23 KB, of one of its categories some 3 KB
+_CATEGORIES: list[str] = sorted(CATEGORIES)
 
 Rankings = Callable[[ScopeFilter], Sequence[Ranked]]
 
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """A ranking in a sixth of the memory of its entries."""
+    """A ranking in a tenth of the memory of its entries; of each category its place among all."""
 
     seqs: NDArray[np.int64]
     scores: NDArray[np.float64]
     lexical: NDArray[np.float64]
     dense: NDArray[np.float64]
-    categories: NDArray[np.str_]
+    categories: NDArray[np.uint8]
 
     @classmethod
     def of(cls, ranked: Sequence[Ranked]) -> _Columns:
@@ -41,12 +42,13 @@ class _Columns:
             np.array([entry.score for entry in ranked], np.float64),
             np.array([entry.lexical for entry in ranked], np.float64),
             np.array([entry.dense for entry in ranked], np.float64),
-            np.array([entry.category for entry in ranked], np.str_),
+            np.array([_CATEGORIES.index(entry.category) for entry in ranked], np.uint8),
         )
 
     def entries(self) -> list[Ranked]:
-        columns = (self.seqs, self.scores, self.lexical, self.dense, self.categories)
-        return list(map(Ranked, *(column.tolist() for column in columns)))
+        columns = (self.seqs, self.scores, self.lexical, self.dense)
+        categories = map(_CATEGORIES.__getitem__, self.categories.tolist())
+        return list(map(Ranked, *(column.tolist() for column in columns), categories))
 
 
 def kept_ranking(
@@ -57,7 +59,9 @@ def kept_ranking(
     def read(keys: Sequence[Hashable]) -> dict[Hashable, _Columns]:
         return dict.fromkeys(keys, _Columns.of(make()))
 
-    kept = look_up(connection, "rankings of signals", [key], read, state, MOST_RANKINGS)
+    kept = look_up(
+        connection, "rankings of signals", [key], read, state, MOST_RANKINGS, skills=False
+    )
     return kept[key].entries()
 
 

@@ -101,5 +101,5 @@ def _part(
     def read(keys: Sequence[object]) -> dict[object, Sequence[Passage]]:
         return dict.fromkeys(keys, tuple(part_around(section.passages, hit, LARGEST)))
 
-    key: object = (hit.id, *scope.key)
-    return look_up(connection, "parts of sections", [key], read, most=MOST_PARTS)[key]
+    key: object = (hit.id, scope.access_scope, *(passage.id for passage in section.passages))
+    return look_up(connection, "parts of sections", [key], read, most=MOST_PARTS, skills=False)[key]

@@ -11,7 +11,8 @@ import functools
 import hashlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,39 +20,37 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.kept import look_up, revision_of
+from kb.catalog.kept import knowledge_of, look_up, revision_of
 from kb.catalog.knowledge import candidates
-from kb.catalog.knowledge.documents import languages_of
 from kb.catalog.knowledge.moves import candidates as move_candidates
 from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Embedder, Vectors
 from kb.errors import StoreAway
-from kb.hardware.spec import SignatureSpec
 from kb.ids import new_id
-from kb.predicates import Value
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
+from retrieval.ahead import Attendance
 from retrieval.answer import Answer, Move
 from retrieval.composer import Material, Remember, compose, kept_cards, task_of
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
-from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.excerpts import make_excerpts
 from retrieval.hints import NO_INDEX, NO_VECTORS_YET, hints_of
-from retrieval.journal import Journal, stored_request
+from retrieval.journal import Journal, Unwanted, stored_request
 from retrieval.layout import load_layout
 from retrieval.missing_names import language_named
 from retrieval.moves import fitting_moves
 from retrieval.own_codes import code_matches
 from retrieval.phrases import phrase_vectors
+from retrieval.place import Place, place_of
 from retrieval.plan import Plan, make_plan
 from retrieval.ranking import Ranked, ScopeSamples, VectorIndex, mixed, rank
 from retrieval.rankings import Rankings, by_category, kept_ranking
 from retrieval.request import RetrieveRequest, check_request
 from retrieval.request_order import by_words, plan_of
-from retrieval.request_scope import RequestScope, scope_of, with_own_toolchain
+from retrieval.request_scope import RequestScope
 from retrieval.section_excerpts import section_excerpts
 from retrieval.signal_sections import by_sections
 from retrieval.skill_choice import WITHHELD_SHARE, Choice, choose_skills
@@ -60,23 +59,8 @@ from retrieval.titles import Titles
 from retrieval.whole_answer import Asked, Written, answer_of, key_of
 
 REMEMBERED = 256  # stable parts of contexts
-MOST_PLACES, MOST_MOVES = 500, 2_000  # that are kept, of 50 KB and of 10 KB
+MOST_MOVES = 2_000  # that are kept, of 10 KB
 MOST_WRITTEN = 400  # parts of answers that are kept, of about 60 KB
-
-
-@dataclass(frozen=True)
-class _Place:
-    """The hardware part of a request. `scope` is as the request names it, `own` with the toolchain
-    of the chip's own language, which then is `language`; facts, error texts and rules are those of
-    the chip with its families.
-    """
-
-    scope: RequestScope
-    own: RequestScope
-    language: str | None
-    facts: Mapping[str, Value]
-    signatures: tuple[SignatureSpec, ...]
-    rules: OwnRules
 
 
 class Retriever:
@@ -113,16 +97,18 @@ class Retriever:
         self._samples = ScopeSamples(embedder.fingerprint)
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
+        self.attendance = Attendance()
 
     @stage("other", span="retrieve")
     def retrieve(self, request: RetrieveRequest) -> Answer:
         """The answer, logged under its `retrieval_id`. Equal requests on an equal catalog give an
         equal `context`; without a vector index that is needed it is found by words, and says so.
         Raises InvalidRequest, UnknownHardware and UnknownSignal."""
-        try:
-            return self._retrieve(request)
-        except StoreAway:  # `/readyz` says which and why
-            return self._without_vectors()._retrieve(request)
+        with self.attendance.asked():
+            try:
+                return self._retrieve(request)
+            except StoreAway:  # `/readyz` says which and why
+                return self._without_vectors()._retrieve(request)
 
     def _without_vectors(self) -> Retriever:
         """This retriever for one answer by words. It shares all that is kept."""
@@ -254,6 +240,43 @@ class Retriever:
         phrases = [phrase for signal in self._signals for phrase in signal.phrases]
         self._phrases = phrase_vectors(self._embedder, phrases, folder)
 
+    # -- ahead of requests (see retrieval.ahead.Orders)
+
+    def searched(self) -> Hashable:
+        """What kept orders depend on; None before words, columns and vectors are in memory."""
+        with self._catalog.read() as connection:
+            if not self._dense_ready() or not candidates.in_memory(
+                connection, self._embedder.fingerprint
+            ):
+                return None
+            return knowledge_of(connection), self._searched(connection)
+
+    def signals_and_chips(self, most: int) -> Sequence[tuple[str, str]]:
+        """Every signal of one chip after the other: those last asked about, then those that
+        documents are about.
+        """
+        known = self._registry.all()
+        with self._catalog.read() as connection:
+            places = candidates.places_of_scopes(connection, self._embedder.fingerprint) or {}
+        chips = [chip for chip in (*self._journal.chips(), *places) if chip in known]
+        pairs = ((s.id, chip) for chip in dict.fromkeys(chips) for s in self._signals)
+        return list(islice(pairs, most))
+
+    def make_order(self, signal: str, hardware: str) -> None:
+        """Make and keep the order of sections for a signal and a chip, and for each category."""
+        request = RetrieveRequest(signal=signal, hardware=hardware)
+        with self._catalog.read() as connection:
+            place = self._place(connection, request)
+            request = replace(request, language=place.language)
+            conclusion = self._conclude(connection, request, place)
+            moves = self._moves(connection, request, conclusion, place.own)
+            nothing = Unwanted(frozenset(), frozenset())
+            asked = Asked(request, conclusion, place.own, moves, Choice((), ()), nothing)
+            ranking = self._rankings(connection, asked, self._plan(request, conclusion))
+            of_category = by_category(place.own.filter, ranking(place.own.filter), ranking)
+            for category in place.own.filter.categories:
+                of_category(category)
+
     def close(self) -> None:
         """Write what the journal still holds."""
         self._journal.close()
@@ -263,35 +286,12 @@ class Retriever:
     def _chips(self, request: RetrieveRequest) -> HardwareRegistry:
         return self._registry.seen_by(request.access_scope)
 
-    def _place(self, connection: Connection, request: RetrieveRequest) -> _Place:
-        """The request's hardware with all that its description says; read once a revision."""
-        run_time = bool(request.given_signals or request.log or request.metrics)
-        access = request.access_scope
-        key: object = (request.hardware, request.language, request.categories, access, run_time)
-
-        def documented(hardware_id: str) -> tuple[str, ...]:
-            return languages_of(connection, hardware_id, access)
-
-        def read(_: Sequence[object]) -> dict[object, _Place]:
-            chips = self._chips(request)
-            specs = chips.all()
-            scope = scope_of(request, chips, documented)
-            own, named = with_own_toolchain(request, scope, chips, self._layout)
-            place = _Place(
-                scope,
-                own,
-                named.language,
-                {key: fact.value for key, fact in scope.facts.items()},
-                tuple(s for place in scope.lineage for s in specs[place].signatures),
-                rules_of(specs, scope.lineage),
-            )
-            return {key: place}
-
-        return look_up(connection, "places", [key], read, most=MOST_PLACES)[key]
+    def _place(self, connection: Connection, request: RetrieveRequest) -> Place:
+        return place_of(connection, request, self._chips(request), self._layout)
 
     @stage("diagnosis")
     def _conclude(
-        self, connection: Connection, request: RetrieveRequest, place: _Place
+        self, connection: Connection, request: RetrieveRequest, place: Place
     ) -> Conclusion:
         def codes(log: str) -> list[SignatureMatch]:
             named = place.scope.hardware is not None
@@ -305,7 +305,7 @@ class Retriever:
             return dict.fromkeys(keys, made)
 
         key = key_of(request)
-        return look_up(connection, "conclusions", [key], read, most=MOST_MOVES)[key]
+        return look_up(connection, "conclusions", [key], read, most=MOST_MOVES, skills=False)[key]
 
     # -- search
 
@@ -459,7 +459,7 @@ class Retriever:
             )
             return {key: moves}
 
-        return look_up(connection, "moves", [key], read, most=MOST_MOVES)[key]
+        return look_up(connection, "moves", [key], read, most=MOST_MOVES, skills=False)[key]
 
     # -- log
 

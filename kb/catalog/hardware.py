@@ -306,7 +306,9 @@ class HardwareRegistry:
                 )
             return dict.fromkeys(scopes, stated)
 
-        return look_up(connection, "accepted facts", [self._access], read)[self._access]
+        return look_up(connection, "accepted facts", [self._access], read, skills=False)[
+            self._access
+        ]
 
     def values(self, name: str) -> dict[str, float | str]:
         """Fact values by key, for predicates."""

@@ -3,7 +3,7 @@
 What a search can return changes only together with the revision (`meta.bump_revision`), and a read
 transaction sees one revision from its beginning to its end. So what one transaction has read at a
 revision holds for every other one that is at the same. A write transaction, which sees what nobody
-else does, keeps nothing.
+else does, keeps nothing. A change of skills alone leaves what does not depend on them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection
 
-from kb.catalog.meta import revision
+from kb.catalog.meta import knowledge_revision, revision
 
 MOST_ENTRIES = 60_000  # of an area; a passage takes about 2 KB
 K = TypeVar("K", bound=Hashable)
@@ -57,6 +57,11 @@ def revision_of(connection: Connection) -> int:
     return seen_by(connection, "revision", lambda: revision(connection))
 
 
+def knowledge_of(connection: Connection) -> int:
+    """The same of what documents, hardware and moves say: it stays when a skill is written."""
+    return seen_by(connection, "knowledge", lambda: knowledge_revision(connection))
+
+
 def seen_by(connection: Connection, name: str, read: Callable[[], V]) -> V:
     """What a transaction sees under this name, read once in it; in one that writes, read anew."""
     info = connection.info
@@ -75,13 +80,16 @@ def look_up(
     read: Callable[[Sequence[K]], Mapping[K, V]],
     detail: Hashable = None,
     most: int = MOST_ENTRIES,
+    skills: bool = True,
 ) -> dict[K, V]:
     """The values of these keys in their order: those that are kept, and the others as `read` gives
     them, which must have every key that it is asked for. `detail` is what the values depend on
-    beside the catalog's revision; at most about `most` values are kept.
+    beside the catalog's revision; at most about `most` values are kept. What does not depend on
+    `skills` outlives changes of those alone.
     """
     wanted = list(keys)
-    known = _area(connection, area, detail, most)
+    state = (revision_of if skills else knowledge_of)(connection)
+    known = _area(connection, area, (state, detail), most)
     if len(wanted) == 1 and wanted[0] in known:  # most look-ups are of one value
         return {wanted[0]: known[wanted[0]]}
     values: dict[K, V] = {key: known[key] for key in wanted if key in known}
@@ -115,10 +123,9 @@ def made(connection: Connection, name: str) -> tuple[Hashable, Any] | None:
     return value
 
 
-def _area(connection: Connection, area: str, detail: Hashable, most: int) -> dict[Any, Any]:
+def _area(connection: Connection, area: str, state: Hashable, most: int) -> dict[Any, Any]:
     info = connection.info
     if _KEPT not in info or info.get(_STATE) == "writes":
         return {}
-    state = (revision_of(connection), detail)
     values: dict[Any, Any] = info[_KEPT].area(area, state, most)
     return values

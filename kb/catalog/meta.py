@@ -11,6 +11,8 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog.tables.jobs import meta
 
+_SKILLS = "skills_revision"
+
 
 def get(connection: Connection, key: str) -> Any:
     """The value, or None."""
@@ -41,3 +43,20 @@ def revision(connection: Connection) -> int:
 def bump_revision(connection: Connection) -> None:
     """Count a change of what a search can return, in the transaction that makes it."""
     put(connection, "revision", revision(connection) + 1)
+
+
+def bump_skills(connection: Connection) -> None:
+    """The same for a change of skills, or of what is known about them, alone."""
+    bump_revision(connection)
+    put(connection, _SKILLS, int(get(connection, _SKILLS) or 0) + 1)
+
+
+def knowledge_revision(connection: Connection) -> int:
+    """Grows with every change of the catalog's revision but those of skills alone. A Kernlore that
+    does not know of this counts those too.
+    """
+    rows = connection.exec_driver_sql(
+        f"SELECT key, value FROM meta WHERE key IN ('revision', '{_SKILLS}')"
+    )
+    counts = {row[0]: int(row[1]) for row in rows}
+    return counts.get("revision", 0) - counts.get(_SKILLS, 0)

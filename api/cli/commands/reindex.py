@@ -25,7 +25,7 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     # Held without an address: no service may start, and no command takes this for one.
     with private_files(), ServiceLock(settings.data_dir, ""):
         from api.services import open_services
-        from kb.catalog.knowledge.passages import rebuild_lexical
+        from kb.catalog.knowledge.reindexing import rebuild_lexical
         from kb.index.chroma import ChromaIndex
 
         services = open_services(settings)

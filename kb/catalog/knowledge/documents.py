@@ -34,7 +34,9 @@ def languages_of(
         return {scope: _languages_by_hardware(connection, scope) for scope in scopes}
 
     # Of all hardware at once: it takes hardly longer than of one.
-    kept = look_up(connection, "languages of hardware", [access_scope], read)[access_scope]
+    kept = look_up(connection, "languages of hardware", [access_scope], read, skills=False)[
+        access_scope
+    ]
     return kept.get(hardware_id, ())
 
 

@@ -129,7 +129,7 @@ def _accepted(connection: Connection, access: AccessScope) -> tuple[StoredMove, 
         )
         return dict.fromkeys(keys, tuple(map(_stored, rows)))
 
-    return look_up(connection, "accepted moves", [access], read)[access]
+    return look_up(connection, "accepted moves", [access], read, skills=False)[access]
 
 
 def of_document(

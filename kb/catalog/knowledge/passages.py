@@ -10,28 +10,24 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
-import structlog
 from sqlalchemy import Connection
 
 from kb.catalog import visible
 from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge import corrections, lexical
-from kb.catalog.knowledge.identity import check_document, scopes_of
-from kb.catalog.knowledge.versions import lexical_rows
+from kb.catalog.knowledge import corrections
+from kb.catalog.knowledge.identity import check_document
+from kb.catalog.knowledge.reindexing import hardware_of, reindex_section
 from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
-from kb.tokens import shadow
-
-log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -81,40 +77,62 @@ _SELECT = (
 )
 
 
-@dataclass(frozen=True)
-class _Live:
+class About(NamedTuple):
+    """What a scope is checked against: the owner, the category, and what a passage and its document
+    are about.
+    """
+
+    owner: str
+    category: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    document_hardware: tuple[str, ...]
+
+    def is_within(self, scope: ScopeFilter) -> bool:
+        """Whether the scope admits it."""
+        access = scope.access_scope
+        if self.owner != access.owner or self.category not in scope.categories:
+            return False
+        if access.restricted and not access.sees(self.document_hardware):
+            return False
+        if not scope.speaks(self.languages):
+            return False
+        return scope.hardware is None or any(place in scope.hardware for place in self.hardware)
+
+
+class Live(NamedTuple):
     """A live passage with what its scope is checked against."""
 
     passage: Passage
-    owner: str
-    languages: tuple[str, ...]
-    document_hardware: tuple[str, ...]
+    about: About
 
 
 def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dict[int, Passage]:
     """The passages among `seqs` that are live and within the scope, by number."""
-    rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
-    hardware = None if scope.hardware is None else set(scope.hardware)
-    access, categories = scope.access_scope, scope.categories
-    owner, restricted = access.owner, access.restricted
+    access = scope.access_scope
+    restricted = access.restricted
+    within: dict[About, bool] = {}  # a request reads hundreds of passages about a few places
     passages: dict[int, Passage] = {}
-    for seq, live in rows.items():
-        if live is None or live.owner != owner:
-            continue
-        if restricted and not access.sees(live.document_hardware):
-            continue
-        passage = live.passage
-        if passage.category not in categories or not scope.speaks(live.languages):
-            continue
-        if hardware is None or not hardware.isdisjoint(passage.hardware):
+    for seq, (passage, about) in live_rows(connection, seqs).items():
+        admitted = within.get(about)
+        if admitted is None:
+            admitted = within[about] = about.is_within(scope)
+        if admitted:
             passages[seq] = _as_seen(passage, access) if restricted else passage
     return passages
 
 
+def live_rows(connection: Connection, seqs: Iterable[int]) -> dict[int, Live]:
+    """The passages among `seqs` that are live, of any scope, by number."""
+    rows = look_up(
+        connection, "passages", sorted(set(seqs)), partial(_read, connection), skills=False
+    )
+    return {seq: row for seq, row in rows.items() if row is not None}
+
+
 def live(connection: Connection, seqs: Iterable[int]) -> dict[int, Passage]:
-    """The passages among `seqs` that are live, of any scope, by number: for what is not shown."""
-    rows = look_up(connection, "passages", sorted(set(seqs)), partial(_read, connection))
-    return {seq: row.passage for seq, row in rows.items() if row is not None}
+    """As `live_rows`, the passages alone: for what is not shown."""
+    return {seq: row.passage for seq, row in live_rows(connection, seqs).items()}
 
 
 def _as_seen(passage: Passage, access: AccessScope) -> Passage:
@@ -124,9 +142,9 @@ def _as_seen(passage: Passage, access: AccessScope) -> Passage:
     return replace(passage, hardware=access.named(passage.hardware))
 
 
-def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None]:
+def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:
     """What stands under these numbers; None where that is not live."""
-    live: dict[int, _Live | None] = dict.fromkeys(seqs)
+    live: dict[int, Live | None] = dict.fromkeys(seqs)
     for part in portions(seqs):
         rows = connection.exec_driver_sql(
             f"{driver_sql(connection, _READ)} AND p.seq IN ({','.join(map(str, part))})"
@@ -140,13 +158,31 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, _Live | None
                 document_id=document_id,
                 path=path_of(path),
                 boxes=tuple(json.loads(boxes)) if boxes != "[]" else (),
-                hardware=tuple(sorted(hardware.split(","))) if hardware else (),
+                hardware=_names(hardware or ""),
                 corrected=bool(corrected),
             )
-            about = languages.get(document_id, ())
-            place = chips.get(document_id, ())
-            live[passage.seq] = _Live(passage, access, about, place)
+            spoken, place = languages.get(document_id, ()), chips.get(document_id, ())
+            about = _about(access, passage.category, passage.hardware, spoken, place)
+            live[passage.seq] = Live(passage, about)
     return live
+
+
+@lru_cache(maxsize=20_000)
+def _names(joined: str) -> tuple[str, ...]:
+    """Hardware ids from a list with commas. Passages of a document share one tuple."""
+    return tuple(sorted(joined.split(","))) if joined else ()
+
+
+@lru_cache(maxsize=20_000)
+def _about(
+    owner: str,
+    category: str,
+    hardware: tuple[str, ...],
+    languages: tuple[str, ...],
+    document_hardware: tuple[str, ...],
+) -> About:
+    """The same object for all passages that are about the same."""
+    return About(owner, category, hardware, languages, document_hardware)
 
 
 # Fields of a passage that are columns as they are.
@@ -187,7 +223,11 @@ def path_of(text: str) -> tuple[str, ...]:
 def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:
     """Passage numbers of sections (by section number), in order."""
     members = look_up(
-        connection, "members", sorted(set(section_seqs)), partial(_read_members, connection)
+        connection,
+        "members",
+        sorted(set(section_seqs)),
+        partial(_read_members, connection),
+        skills=False,
     )
     return {section: seqs for section, seqs in members.items() if seqs}
 
@@ -228,7 +268,11 @@ def of_sections(
 def sequences(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
     """Passage numbers by id; unknown and inactive ids are left out."""
     numbers = look_up(
-        connection, "numbers", sorted(set(passage_ids)), partial(_read_numbers, connection)
+        connection,
+        "numbers",
+        sorted(set(passage_ids)),
+        partial(_read_numbers, connection),
+        skills=False,
     )
     return {passage_id: seq for passage_id, seq in numbers.items() if seq is not None}
 
@@ -286,21 +330,8 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
             .order_by(t.passage_tags.c.kind, t.passage_tags.c.value)
         ):
             tags.setdefault(tag.passage_id, []).append((tag.kind, tag.value))
-    hardware = _hardware(connection, ids)
+    hardware = hardware_of(connection, ids)
     return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
-
-
-def _hardware(connection: Connection, ids: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Scopes of passages; the row `any` reads as no scope at all only at the doors, not here."""
-    scopes: dict[str, list[str]] = {}
-    for part in portions(list(ids)):
-        for row in connection.execute(
-            sa.select(t.passage_hardware)
-            .where(t.passage_hardware.c.passage_id.in_(part))
-            .order_by(t.passage_hardware.c.hardware_id)
-        ):
-            scopes.setdefault(row.passage_id, []).append(row.hardware_id)
-    return {key: tuple(values) for key, values in scopes.items()}
 
 
 def _scopes(
@@ -322,7 +353,7 @@ def _scopes(
         return dict.fromkeys(keys, values)
 
     # Of all documents at once: a request reads passages of dozens, a few at a time.
-    kept = look_up(connection, "document scopes", [kind], read)[kind]
+    kept = look_up(connection, "document scopes", [kind], read, skills=False)[kind]
     return {document: kept.get(document, ()) for document in documents}
 
 
@@ -380,7 +411,7 @@ def correct(
         raise InvalidRequest("a passage cannot be emptied", hint="Delete or re-scope it instead.")
     with catalog.write() as connection:
         passage = get(connection, passage_id, access_scope)
-        about = [*_hardware(connection, [passage_id])[passage_id], *(patch.hardware or ())]
+        about = [*hardware_of(connection, [passage_id])[passage_id], *(patch.hardware or ())]
         access_scope.check_change(about, f"the passage {passage_id}")
         check_document(connection, passage.document_id, access_scope)
         row = connection.execute(
@@ -426,74 +457,3 @@ def _replace_links(connection: Connection, passage_id: str, patch: Patch) -> Non
             t.passage_hardware.insert(),
             [{"passage_id": passage_id, "hardware_id": h} for h in patch.hardware or (ANY,)],
         )
-
-
-def reindex_section(connection: Connection, section_id: str) -> None:
-    """Write the lexical rows of one live section anew from its passages."""
-    rows = list(
-        connection.execute(
-            _SELECT.where(
-                t.passages.c.section_id == section_id, t.passages.c.active.is_(True)
-            ).order_by(t.passages.c.ordinal)
-        )
-    )
-    if not rows:
-        return
-    hardware = _hardware(connection, [row.id for row in rows])
-    first = rows[0]
-    scopes = scopes_of(connection, first.document_id)
-    section_scope = connection.execute(
-        sa.select(t.sections.c.hardware_scope).where(t.sections.c.id == section_id)
-    ).scalar()
-    document_scope = sorted(value for kind, value in scopes if kind == "hardware") or [ANY]
-    seqs = [row.seq for row in rows]
-    lexical.delete(connection, "passage", seqs)
-    lexical.delete(connection, "section", [first.section_seq])
-    passage_rows, section_row = lexical_rows(
-        seq=first.section_seq,
-        heading=shadow(" ".join(first.path[-3:])),
-        members=[
-            (row.seq, hardware.get(row.id, ()), shadow(f"{row.lead}\n{row.text}")) for row in rows
-        ],
-        section_hardware=section_scope or document_scope,
-        scope_parts=(
-            sorted(value for kind, value in scopes if kind == "language"),
-            first.category,
-            first.access_scope,
-        ),
-    )
-    lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(connection, "section", [section_row])
-
-
-def repair_lexical(catalog: Catalog) -> bool:
-    """Write the lexical index anew where it is missing, damaged, or not that of the live passages;
-    whether it was.
-    """
-    active = t.passages.c.active.is_(True)
-    live = sa.select(sa.func.count()).where(active)
-    sections = sa.select(sa.func.count(sa.distinct(t.passages.c.section_id))).where(active)
-    with catalog.write() as connection:
-        if lexical.is_whole(
-            connection,
-            {
-                "passage": connection.execute(live).scalar_one(),
-                "section": connection.execute(sections).scalar_one(),
-            },
-        ):
-            return False
-        rebuild_lexical(connection)
-    log.warning("lexical index was not whole, rebuilt it")
-    return True
-
-
-def rebuild_lexical(connection: Connection) -> int:
-    """Write the whole lexical index anew from the live passages; returns how many there are."""
-    lexical.create(connection)
-    sections = connection.execute(
-        sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
-    ).scalars()
-    for section_id in list(sections):
-        reindex_section(connection, section_id)
-    bump_revision(connection)
-    return lexical.count(connection, "passage")

@@ -39,7 +39,7 @@ def section_marks(
     """The marks of the live passages among `seqs`, by number."""
     live = passages.live(connection, seqs)
     ids = [passage.id for passage in live.values()]
-    tags = look_up(connection, "signal tags", ids, partial(_read_tags, connection))
+    tags = look_up(connection, "signal tags", ids, partial(_read_tags, connection), skills=False)
     moved = _sections_of_moves(connection, move_ids)
     return [
         Mark(
@@ -74,5 +74,5 @@ def _sections_of_moves(connection: Connection, move_ids: Collection[str]) -> set
         )
         return {**dict.fromkeys(ids), **{row.id: row.section_id for row in rows}}
 
-    sections = look_up(connection, "sections of moves", move_ids, read)
+    sections = look_up(connection, "sections of moves", move_ids, read, skills=False)
     return {section_id for section_id in sections.values() if section_id is not None}

@@ -19,11 +19,12 @@ from kb.catalog import visible
 from kb.catalog.engine import rows_of
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
-from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.passages import About, Passage
 from kb.catalog.tables import knowledge as t
+from kb.prompt_tokens import count_tokens, least_tokens
 from kb.scope import CATEGORIES, ScopeFilter
 
-MOST_SECTIONS = 20_000  # that are kept, each for a scope; 1 KB with its text
+MOST_SECTIONS = 20_000  # that are kept; 1 KB with its text
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,16 @@ class WholeSection:
     def text(self) -> str:
         """As `section_text` gives it."""
         return section_text(self.passages)
+
+    @cached_property
+    def tokens(self) -> int:
+        """Of the text, as a prompt counts them."""
+        return count_tokens(self.text)
+
+    @cached_property
+    def least_tokens(self) -> int:
+        """What the text has at least, without counting."""
+        return least_tokens(self.text)
 
 
 def section_text(passages: Sequence[Passage]) -> str:
@@ -73,22 +84,73 @@ def section_text(passages: Sequence[Passage]) -> str:
 def whole_sections(
     connection: Connection, section_ids: Iterable[str], scope: ScopeFilter
 ) -> dict[str, WholeSection]:
-    """These sections by id; those without a passage that the scope admits are left out."""
-
+    """These sections by id; those without a passage that the scope admits are left out. One that
+    the scope admits as a whole is the same object for every scope.
+    """
+    wanted = sorted(set(section_ids))
+    # A section has the passages that the scope admits, all of one category.
     every = replace(scope, categories=CATEGORIES)
+    stored = look_up(
+        connection,
+        "stored sections",
+        wanted,
+        partial(_read_stored, connection),
+        most=MOST_SECTIONS,
+        skills=False,
+    )
+    whole: dict[str, WholeSection] = {}
+    parts: list[str] = []
+    for section_id, section in stored.items():
+        if section is None:
+            continue
+        admitted = {about.is_within(every) for about in section.about}
+        if True in admitted:
+            if len(admitted) > 1 or scope.access_scope.restricted:
+                parts.append(section_id)
+            else:
+                whole[section_id] = section.whole
+    sections = whole | _parts(connection, parts, every) if parts else whole
+    return {
+        section_id: sections[section_id]
+        for section_id in wanted
+        if section_id in sections and sections[section_id].passages[0].category in scope.categories
+    }
+
+
+class _Stored(NamedTuple):
+    """A section with all its live passages, and what they are about."""
+
+    whole: WholeSection
+    about: frozenset[About]
+
+
+def _read_stored(connection: Connection, section_ids: Sequence[str]) -> dict[str, _Stored | None]:
+    stored: dict[str, _Stored | None] = dict.fromkeys(section_ids)
+    heads = _heads(connection, section_ids)
+    members = passages.sections_of(connection, [head.seq for head in heads])
+    rows = passages.live_rows(connection, (n for seqs in members.values() for n in seqs))
+    for head in heads:
+        own = [rows[seq] for seq in members.get(head.seq, ()) if seq in rows]
+        if own:
+            section = _section(head, tuple(row.passage for row in own))
+            stored[head.id] = _Stored(section, frozenset(row.about for row in own))
+    return stored
+
+
+def _parts(
+    connection: Connection, section_ids: Sequence[str], scope: ScopeFilter
+) -> dict[str, WholeSection]:
+    """Sections of which the scope admits a part, or shows less about them; kept by scope."""
 
     def read(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], WholeSection | None]:
-        sections = _read_sections(connection, [str(key[0]) for key in keys], every)
+        sections = _read_sections(connection, [str(key[0]) for key in keys], scope)
         return {key: sections.get(str(key[0])) for key in keys}
 
-    # A section has the passages that the scope admits, all of one category.
-    keys = [(section_id, *every.key) for section_id in sorted(set(section_ids))]
-    sections = look_up(connection, "whole sections", keys, read, most=MOST_SECTIONS)
-    return {
-        section.id: section
-        for section in sections.values()
-        if section is not None and section.passages[0].category in scope.categories
-    }
+    keys = [(section_id, *scope.key) for section_id in section_ids]
+    kept = look_up(
+        connection, "parts of stored sections", keys, read, most=MOST_SECTIONS, skills=False
+    )
+    return {section.id: section for section in kept.values() if section is not None}
 
 
 def _read_sections(
@@ -126,7 +188,7 @@ class _Head(NamedTuple):
 def _heads(connection: Connection, section_ids: Iterable[str]) -> list[_Head]:
     """The heads of these sections, of those that are there."""
     read = partial(_read_heads, connection)
-    heads = look_up(connection, "sections", sorted(set(section_ids)), read)
+    heads = look_up(connection, "sections", sorted(set(section_ids)), read, skills=False)
     return [head for head in heads.values() if head is not None]
 
 
@@ -150,7 +212,11 @@ def _read_heads(connection: Connection, section_ids: Sequence[str]) -> dict[str,
 def below(connection: Connection, parent_ids: Collection[str]) -> dict[str, list[str]]:
     """Ids of the sections directly below these, by parent, in reading order."""
     children = look_up(
-        connection, "children", sorted(set(parent_ids)), partial(_read_children, connection)
+        connection,
+        "children",
+        sorted(set(parent_ids)),
+        partial(_read_children, connection),
+        skills=False,
     )
     return {parent: ids for parent, ids in children.items() if ids}
 

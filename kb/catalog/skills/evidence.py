@@ -17,7 +17,7 @@ from kb import clock
 from kb.catalog import meta, visible
 from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_skills
 from kb.catalog.skills.reading import get
 from kb.catalog.skills.rows import EVIDENCE_KINDS, EvidenceKind, EvidenceRow, SkillRow, one_of
 from kb.catalog.skills.writing import append_event
@@ -60,7 +60,7 @@ def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str
     if before != toolchain:
         known[hardware][name] = toolchain
         meta.put(connection, _TOOLCHAINS, known)
-        meta.bump_revision(connection)
+        meta.bump_skills(connection)
     return before
 
 
@@ -143,7 +143,7 @@ def _store(
     noted = {"evidence": row.id, "kind": row.kind, "version": skill.version}
     state = (skill.state, skill.state)
     append_event(connection, skill.id, "evidence", state, actor, reason, noted)
-    bump_revision(connection)
+    bump_skills(connection)
 
 
 def _check(n: int, speedup: float | None, low: float | None, high: float | None) -> None:

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import visible
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_skills
 from kb.catalog.skills.reading import find, get
 from kb.catalog.skills.rows import (
     LINK_KINDS,
@@ -103,7 +103,7 @@ def put(
     event = "created" if stored.outcome == "created" else "revised"
     noted = {**(details or {}), "version": stored.version, "sha256": draft.content_sha256}
     append_event(connection, stored.id, event, change, actor, reason, noted)
-    bump_revision(connection)
+    bump_skills(connection)
     return stored
 
 
@@ -168,7 +168,7 @@ def set_state(
     )
     change = (skill.state, state)
     event = append_event(connection, skill.id, "state", change, actor, reason, noted)
-    bump_revision(connection)
+    bump_skills(connection)
     return event
 
 
@@ -212,7 +212,7 @@ def _take_place(
     took = f"took the place of version {skill.version} of {skill.name}"
     change = (revision.state, "retired")
     append_event(connection, revision.id, "state", change, actor, f"{took}: {reason}", details)
-    bump_revision(connection)
+    bump_skills(connection)
     return event
 
 
@@ -302,7 +302,7 @@ def narrow(
         "after": {"predicate": predicate, "scopes": vars(scopes)},
     }
     append_event(connection, skill.id, "narrowed", (skill.state, skill.state), actor, reason, noted)
-    bump_revision(connection)
+    bump_skills(connection)
     return Stored(skill.id, "updated", version)
 
 
@@ -434,7 +434,7 @@ def link(
         append_event(
             connection, skill.id, "linked", (skill.state, skill.state), actor, reason, noted
         )
-    bump_revision(connection)
+    bump_skills(connection)
     return True
 
 

@@ -55,6 +55,21 @@ def test_a_value_is_read_once_a_revision(catalog: Catalog) -> None:
     assert values(catalog, "b") == ({"b": "b at 1"}, ["b"])
 
 
+def test_a_change_of_skills_leaves_what_does_not_depend_on_them(catalog: Catalog) -> None:
+    def asked(skills: bool) -> list[str]:
+        with catalog.read() as connection:
+            read = Reads(connection)
+            look_up(connection, f"tests, {skills}", ["a"], read, skills=skills)
+            return read.asked
+
+    assert asked(True) == asked(False) == ["a"]
+    with catalog.write() as connection:
+        meta.bump_skills(connection)
+    assert (asked(True), asked(False)) == (["a"], [])
+    bump(catalog)
+    assert (asked(True), asked(False)) == (["a"], ["a"])
+
+
 def test_each_transaction_gets_what_it_sees(catalog: Catalog) -> None:
     """Two at once at different revisions, of which the older began first."""
     with catalog.read() as older:
