@@ -38,6 +38,7 @@ from kb.catalog.keys import Keys
 from kb.catalog.knowledge.erasure import erase, forget_facts
 from kb.catalog.knowledge.reindexing import repair_lexical
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
+from kb.catalog.search.runs import is_measuring
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
 from kb.index.in_memory import KeptInMemory
@@ -286,7 +287,9 @@ class Background:
             lambda: services.embedder.fingerprint,
             follow=self._follow,
         )
-        self._ahead = OrdersAhead(services.retriever, services.settings.orders_ahead)
+        self._ahead = OrdersAhead(
+            services.retriever, services.settings.orders_ahead, self._is_measuring
+        )
         self._near: NearIndex | None = None
         self._opening = threading.Thread(target=self._search_vectors, name="vectors", daemon=True)
         self._watch = StoreWatch(
@@ -357,6 +360,16 @@ class Background:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
         if self._near is not None and (away := self._near.away) is not None:
             yield f"Vectors are searched in memory, or not at all: {away.message}. {away.hint}"
+
+    def _is_measuring(self) -> bool:
+        """Whether kernels may be timed on this machine; on which of them is not known where the
+        catalog is on a server.
+        """
+        catalog = self._services.catalog
+        if catalog.on_server:
+            return False
+        with catalog.read() as connection:
+            return is_measuring(connection)
 
     def _run(self) -> None:
         services = self._services

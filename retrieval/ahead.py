@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Protocol
 
@@ -75,10 +75,13 @@ class OrdersAhead:
         self,
         orders: Orders,
         most: int,
+        busy: Callable[[], bool] = lambda: False,
         look_seconds: float = LOOK_SECONDS,
         idle_seconds: float = IDLE_SECONDS,
     ) -> None:
+        """While `busy`, nothing is made: kernels are timed on this machine, say."""
         self._orders = orders
+        self._busy = busy
         self._most = most
         self._look_seconds = look_seconds
         self._idle_seconds = idle_seconds
@@ -102,7 +105,8 @@ class OrdersAhead:
         while not self._stop.wait(self._look_seconds):
             try:
                 state = self._orders.searched()
-                if state is not None and state == seen != made and self._make_all(state):
+                quiet = state is not None and state == seen != made and not self._busy()
+                if quiet and self._make_all(state):
                     made = state
                 seen = state
             except Exception:  # the thread's boundary: requests make what they need themselves
@@ -116,7 +120,7 @@ class OrdersAhead:
             while self._orders.attendance.idle_seconds < self._idle_seconds:
                 if self._stop.wait(self._idle_seconds / 5):
                     return False
-            if self._stop.is_set() or self._orders.searched() != state:
+            if self._stop.is_set() or self._busy() or self._orders.searched() != state:
                 return False
             self._orders.make_order(signal, hardware)
         seconds = round(time.monotonic() - started, 1)

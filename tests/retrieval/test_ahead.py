@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -109,6 +110,19 @@ def test_it_waits_while_somebody_is_answered(store: Store, retriever: Retriever)
         ahead.start()
         time.sleep(0.5)
         assert not prepared
+    until(lambda: prepared)
+    ahead.stop()
+
+
+def test_it_waits_while_kernels_are_timed(retriever: Retriever) -> None:
+    timed = threading.Event()
+    timed.set()
+    prepared = watched(retriever)
+    ahead = OrdersAhead(retriever, 100, timed.is_set, look_seconds=0.02, idle_seconds=0.0)
+    ahead.start()
+    time.sleep(0.3)
+    assert not prepared
+    timed.clear()
     until(lambda: prepared)
     ahead.stop()
 

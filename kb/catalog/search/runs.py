@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
+from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import visible
@@ -18,6 +19,7 @@ from kb.catalog.dialect import json_text
 from kb.catalog.engine import Catalog
 from kb.catalog.search.reviews import answer_of_now
 from kb.catalog.tables import search as t
+from kb.catalog.tables.work import submissions
 from kb.errors import NotFound
 from kb.ids import derived_id
 from kb.scope import ALL_ACCESS, AccessScope
@@ -85,6 +87,15 @@ class RunWhere:
 
 
 EVERY_RUN = RunWhere()
+
+
+def is_measuring(connection: Connection) -> bool:
+    """Whether a run goes on or an evaluation that was sent is worked on, as far as rows say."""
+    running = sa.or_(
+        sa.exists().where(t.runs.c.state == "running"),
+        sa.exists().where(submissions.c.state == "running"),
+    )
+    return bool(connection.execute(sa.select(running)).scalar())
 
 
 class Runs:
