@@ -19,9 +19,7 @@ from tests.api.cli_process import kernlore
 from tests.catalogs import copy_data_dir
 from tests.known_device import known_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
-from tests.shared import once, read_builtin_knowledge
-
-PROBLEM = "map_id"
+from tests.shared import once, read_builtin_knowledge, small_map_id
 
 
 @dataclass(frozen=True)
@@ -67,7 +65,7 @@ def _carried_out(folder: Path, read: Path) -> None:
     home, packed, out = folder / "home", folder / "session.zip", folder / "results"
     copy_data_dir(read, home)
     arguments = ("--hardware", "x86-64", "-o", packed, "--candidates", "1", "--json")
-    done = kernlore("runs", "pack", PROBLEM, *arguments, data=home)
+    done = kernlore("runs", "pack", small_map_id(folder), *arguments, data=home)
     assert done.code == 0, done.err
     (folder / "warnings.txt").write_text(done.err, encoding="utf-8")
     out.mkdir()

@@ -17,6 +17,7 @@ from api.cli.progress import plain_lines
 from ingestion.shipped_readings import FILE as READINGS
 from ingestion.shipped_vectors import FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
+from optimizer.evaluation.problem.load import SHIPPED
 from tests.catalogs import copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
 from tests.places import SHARED
@@ -50,6 +51,25 @@ def read_builtin_knowledge(data_dir: Path) -> None:
 
 
 FINISHED_CANDIDATES = 3
+SMALL_CASES = {
+    "count = 262_144, table_size = 16_384": "count = 4096, table_size = 512",
+    "count = 300_000, table_size = 3000": "count = 5000, table_size = 300",
+}
+
+
+def small_map_id(folder: Path) -> Path:
+    """The shipped map_id, in a folder of this name below `folder`, with cases of which a call takes
+    some ten microseconds. Of most searches the problem is not the subject, and with the shipped
+    cases each of a run's processes computes the reference for a second."""
+    place = folder / "map_id"
+    shutil.copytree(SHIPPED / "map_id", place, ignore=shutil.ignore_patterns("__pycache__"))
+    described = place / "problem.toml"
+    text = described.read_text(encoding="utf-8")
+    for shipped, small in SMALL_CASES.items():
+        assert text.count(shipped) == 1, shipped
+        text = text.replace(shipped, small)
+    described.write_text(text, encoding="utf-8")
+    return place
 
 
 def finished_run(factory: pytest.TempPathFactory, data_dir: Path) -> str:

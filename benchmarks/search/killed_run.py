@@ -101,8 +101,15 @@ class KilledRun:
     that are known; without them they are measured now, as no process of the run lives for long
     enough."""
 
-    def __init__(self, folder: Path, goal: Goal, devices: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        goal: Goal,
+        devices: Path | None = None,
+        problem: Path = SHIPPED / PROBLEM,
+    ) -> None:
         self.folder, self.goal = folder, goal
+        self.problem = load_problem(problem).path
         self.run_id = new_id("run")
         self.scratch = folder / "tmp"
         self.scratch.mkdir(parents=True)
@@ -140,7 +147,7 @@ class KilledRun:
         """Its first process, or one that goes on with it."""
         request = {
             "run": self.run_id,
-            "problem": str(problem_path()),
+            "problem": str(self.problem),
             "hardware": HARDWARE,
             "goal": self.goal.as_json(),
             "proposers": ["builtin"],
@@ -193,10 +200,6 @@ class KilledRun:
             return list(connection.execute("SELECT key, timing FROM counted"))
 
 
-def problem_path() -> Path:
-    return load_problem(SHIPPED / PROBLEM).path
-
-
 def killed_run(
     folder: Path,
     goal: Goal,
@@ -204,11 +207,12 @@ def killed_run(
     earliest: float,
     latest: float,
     devices: Path | None = None,
+    problem: Path = SHIPPED / PROBLEM,
 ) -> Outcome:
     """Kill it so many times, each a random moment after its process began, then let it end."""
     take_orphans()
     began = time.monotonic()
-    run = KilledRun(folder, goal, devices)
+    run = KilledRun(folder, goal, devices, problem)
     chance = random.Random(f"{goal.seed}:kills")
     done: list[Kill] = []
     refused: list[str] = []
@@ -369,6 +373,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument(
         "--devices", type=Path, help="DATA_DIR/devices with this machine's ceilings"
     )
+    parser.add_argument("--problem", type=Path, default=SHIPPED / PROBLEM, help="of a test")
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
     parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_run.md"))
     options = parser.parse_args(arguments)
@@ -377,7 +382,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     with tempfile.TemporaryDirectory(prefix="killed-run-") as folder:
         moments = (options.kills, options.earliest, options.latest)
-        result = killed_run(Path(folder), goal, *moments, options.devices)
+        result = killed_run(Path(folder), goal, *moments, options.devices, options.problem)
     if options.json:
         print(json.dumps({**asdict(result), "good": result.good}))
     else:

@@ -28,7 +28,7 @@ from tests.known_device import store_ceilings
 from tests.optimizer.search.portable.bare_machine import bare_python
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, prompt_of
 from tests.packed_session import on_bare_machine, packed_session
-from tests.shared import copy_knowledge, place_models
+from tests.shared import copy_knowledge, place_models, small_map_id
 
 pytestmark = pytest.mark.slow(seconds=70)
 
@@ -135,7 +135,8 @@ def ran(place: Path, model: ModelServer) -> Ran:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OPENAI_API_KEY", KEY)
         patch.setenv("OPENAI_API_BASE", model.url)
-        done = kernlore_process("optimize", PROBLEM, *options, "--json", data=place / "data")
+        problem = small_map_id(place)
+        done = kernlore_process("optimize", problem, *options, "--json", data=place / "data")
     assert done.code == 0, done.err
     return done
 

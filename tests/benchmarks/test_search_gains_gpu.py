@@ -98,7 +98,7 @@ def test_nothing_is_begun_when_the_time_is_over(ran: Path, bare: Path, tmp_path:
     out = shutil.copytree(ran, tmp_path / "out")
     (out / MODULES).unlink()
     done = on_bare_machine(bare, *checking(out), "--seconds", "0", cwd=ROOT)
-    assert done.returncode == 0 and f"{PROBLEM}: not begun" in done.stderr
+    assert done.returncode == 0 and f"{PROBLEM}/problem.py: not begun" in done.stderr
     assert not (out / MODULES).exists()
 
 

@@ -37,7 +37,7 @@ from tests.shared import copy_knowledge, place_models
 pytestmark = pytest.mark.slow(seconds=45)
 
 MATMUL = EXAMPLE / "problems" / "matmul.py"
-CANDIDATES = 6
+CANDIDATES = 4
 DOCUMENTS = ("guidance/memory-bound.md",)  # of the built-in ones, which a search reads first
 RECTANGULAR = """
 import torch

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
-import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +20,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.prepared import PreparedProcesses
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
 from optimizer.evaluation.settings import EvaluationSettings
@@ -59,17 +58,6 @@ SETTINGS = EvaluationSettings(
     call_seconds=20.0,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6, seconds=30.0),
 )
-# A process of its own that evaluates one candidate into the store of the test.
-CHILD = """
-import sys
-sys.path.insert(0, sys.argv[4])
-from pathlib import Path
-import importlib.util
-spec = importlib.util.spec_from_file_location("journal_test", sys.argv[3])
-test = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(test)
-test.evaluate(Path(sys.argv[1]), float(sys.argv[2]))
-"""
 
 
 def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None:
@@ -82,6 +70,21 @@ def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None
         evaluation = evaluator.evaluate(bundle, TorchPython())
     assert evaluation.correct, evaluation
     catalog.close()
+
+
+def work(arguments: Sequence[str]) -> int:
+    """In a process of its own: evaluate one candidate into the store of the test."""
+    folder, sleep = arguments
+    evaluate(Path(folder), float(sleep))
+    return 0
+
+
+@pytest.fixture(scope="module")
+def processes() -> Iterator[PreparedProcesses]:
+    """As a service's evaluations are: forks of one that has imported what they need."""
+    prepared = PreparedProcesses("tests.optimizer.evaluation.test_journal:work")
+    yield prepared
+    prepared.close()
 
 
 @pytest.fixture
@@ -113,24 +116,22 @@ def test_an_evaluation_is_one_row_and_found_again(
     assert json.loads(json.dumps(evaluation_from_json(record).as_json())) == record
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are for Linux")
 @pytest.mark.parametrize("stage", ["parse", "correctness"])
 def test_a_killed_evaluation_goes_on(
-    store: tuple[Path, Catalog], pool: RunnerPool, stage: str
+    store: tuple[Path, Catalog], pool: RunnerPool, processes: PreparedProcesses, stage: str
 ) -> None:
     """Killed during correctness or during the benchmark; the second process ends it, one row."""
     folder, catalog = store
-    root = str(Path(__file__).resolve().parents[3])
-    # Slow enough to be caught in the stage after the one that is already written.
-    argv = [sys.executable, "-c", CHILD, str(folder), "0.1", __file__, root]
     environment = os.environ | environment_of(folder)
-    child = subprocess.Popen(argv, start_new_session=True, env=environment)
+    # Slow enough to be caught in the stage after the one that is already written.
+    child = processes.start([str(folder), "0.1"], environment, folder, output=(1, 2))
     until = time.monotonic() + 60
     while time.monotonic() < until:
         if any(row.stage == stage for row in rows(catalog, t.evaluations)):
             break
         time.sleep(0.02)
-    os.killpg(child.pid, signal.SIGKILL)
-    child.wait()
+    child.end()
     (before,) = rows(catalog, t.evaluations)
     assert before.state == "running"
     evaluate(folder, 0.1, pool)

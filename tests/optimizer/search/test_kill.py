@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.known_device import store_ceilings
+from tests.shared import small_map_id
 
 pytestmark = pytest.mark.slow(seconds=40)
 
@@ -22,6 +23,7 @@ def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind(tmp_pat
     command = [sys.executable, "-m", "benchmarks.search.killed_run", "--json", "--candidates", "3"]
     command += ["--kills", str(KILLS), "--earliest", "3", "--latest", "6"]
     command += ["--devices", str(store_ceilings(tmp_path) / "devices")]
+    command += ["--problem", str(small_map_id(tmp_path))]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr
     result = json.loads(done.stdout.splitlines()[-1])

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import socket
 import struct
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +26,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.runner import zygote as zygote_program
 from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -296,14 +297,27 @@ def test_a_message_without_end_is_forged_and_answers_need_no_function_that_can_b
         ours.receive()
 
 
-def test_prepared_compilers_build_no_headers_where_runners_may_not_write() -> None:
+def test_prepared_compilers_build_no_headers_where_runners_may_not_write(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """PyTorch 2.11 reads no environment variable for it."""
-    work = (
-        "import sys; from optimizer.evaluation.runner import zygote; zygote._import_often_needed();"
-    )
-    work += "print(sys.modules['torch._inductor.config'].cpp_cache_precompile_headers)"
-    environment = {**os.environ, "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "1"}
-    ended = subprocess.run(
-        [sys.executable, "-c", work], env=environment, capture_output=True, text=True, check=True
-    )
-    assert ended.stdout.split()[-1] == "False"
+    settings: Any = importlib.import_module("torch._inductor.config")
+    monkeypatch.setattr(settings, "cpp_cache_precompile_headers", True)
+    # The compiler itself takes five seconds to import, and is not asked for it.
+    monkeypatch.setattr(zygote_program, "OFTEN_NEEDED", ("torch._inductor.config",))
+    zygote_program._import_often_needed()
+    assert settings.cpp_cache_precompile_headers is False
+
+
+def test_what_was_built_for_one_kind_of_instructions_is_not_built_for_a_weaker_one() -> None:
+    asked = []
+
+    def build(kind: str, code: str) -> bool:
+        asked.append((kind, code))
+        return (kind, code) != ("avx512 amx", "tiles")
+
+    check = zygote_program._asked_until_right(build)
+    assert [check("avx512 amx", text) for text in ("exp", "tiles")] == [True, False]
+    assert [check("avx512", text) for text in ("exp", "tiles")] == [True, True]
+    assert check("avx2", "exp") and check("avx2", "tiles")
+    assert asked == [("avx512 amx", "exp"), ("avx512 amx", "tiles"), ("avx512", "tiles")]
