@@ -19,6 +19,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from benchmarks.evaluation.gpu_machine import read_logs_here
 from benchmarks.report import machine
 from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
@@ -153,6 +154,7 @@ def main(arguments: Sequence[str]) -> int:
         gpu = gpu_here()
         if gpu is None:
             raise SystemExit("there is no GPU here that torch can use")
+        read_logs_here()
         results = evaluate_on_gpu(corpus(names, GPU_FOLDER), gpu)
     else:
         results = evaluate_all(corpus(names), small=small)

@@ -47,7 +47,9 @@ from optimizer.evaluation.timed_block import Block
 from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     BLOCK_MS,
+    NARROW,
     QUIET,
+    WALL_BLOCKS,
     BaselineFailed,
     Compare,
     CompareLooks,
@@ -404,8 +406,10 @@ class Attempt:
             policy = replace(policy, threads=self._settings.threads)
         if policy.between is None:
             policy = replace(policy, between=BETWEEN[self.context.device])
+        if policy.narrow is None:
+            policy = replace(policy, narrow=NARROW[self.context.device])
         tolerated = max(policy.tolerated or 0.0, QUIET[self.context.device])
-        policy = replace(policy, tolerated=tolerated)
+        policy = replace(policy, tolerated=tolerated, walls=WALL_BLOCKS[self.context.device])
         if policy.block_ms is None:
             policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

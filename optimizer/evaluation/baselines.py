@@ -70,7 +70,8 @@ class Baselines:
     def _renewed(self, side: Side, prepared: PreparedCase, seed: int) -> Side:
         try:
             side.runner.wake()
-            side.kernel.renew(prepared.sample(seed), self._settings.call_seconds)
+            settings = self._settings
+            side.kernel.renew(prepared.sample(seed), settings.call_seconds, settings.freshens)
         except RUNNER_FAILED as failed:
             self._end(prepared.name, side)
             raise BaselineFailed(str(failed)) from failed
@@ -87,7 +88,7 @@ class Baselines:
             self._store,
             self._settings.without,
             followed=False,
-            fresh=self._settings.freshens(runner.settings.device),
+            fresh=self._settings.freshens and runner.settings.device == "cpu",
         )
         side = Side("baseline", runner, kernel, trusted=True)
         try:

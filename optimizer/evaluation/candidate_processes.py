@@ -132,7 +132,8 @@ class CandidateProcesses:
             prepared.sample(self._seed),
             context.store,
             settings.without,
-            fresh=timed and settings.freshens(context.device),
+            # On a GPU inputs are copied to the device when a kernel is loaded.
+            fresh=timed and settings.freshens and context.device == "cpu",
         )
         with ExitStack() as undo:
             undo.callback(self._spent.append, kernel)
@@ -177,7 +178,8 @@ class CandidateProcesses:
         (_, kernel), self._loaded = self._loaded, None
         try:
             sample = self._context.problem.case(case).sample(self._seed)
-            kernel.renew(sample, self._context.settings.call_seconds)
+            settings = self._context.settings
+            kernel.renew(sample, settings.call_seconds, settings.freshens)
         except RUNNER_FAILED:
             self.leave(case, kernel)
             raise

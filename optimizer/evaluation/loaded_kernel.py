@@ -31,7 +31,7 @@ from optimizer.evaluation.timed_block import Block
 from optimizer.evaluation.toolchains.base import Loader
 
 POISON_BYTE = 0xA5
-POISON_STEP = 1021  # bytes, in outputs above SMALL_BYTES: prime, so that every lane is met
+POISON_STEP = 4093  # bytes, in outputs above SMALL_BYTES: prime, so that every lane is met
 SMALL_BYTES = 1 << 20
 # Rows of the exploit table that looking at every call's outputs serves, and those without whose
 # defence the runner is told what will be looked at.
@@ -79,6 +79,7 @@ class Mirror:
         self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
         self._moved = (38 if device == "cpu" else 49) not in without
         self._fresh = not {7, 8} & {*without}
+        self._rounded = device == "cuda"
         self.reset(sample)
 
     def reset(self, sample: Sample) -> None:
@@ -103,7 +104,7 @@ class Mirror:
             return None
         values = [value.clone() for value in self._sample.tensors]
         if self._fresh:
-            refresh(values, self._sample.banks, seed, 0, self._spread, True, moved=self._moved)
+            self._refresh(values, seed, True)
         return values
 
     @property
@@ -114,16 +115,12 @@ class Mirror:
         missing, self._missing = self._missing, []
         for seed in missing:
             assert self._own is not None
-            refresh(
-                self._own,
-                self._sample.banks,
-                seed,
-                0,
-                self._spread,
-                self._whole,
-                moved=self._moved,
-            )
+            self._refresh(self._own, seed, self._whole)
         return self._sample.tensors if self._own is None else self._own
+
+    def _refresh(self, values: list[torch.Tensor], seed: int, whole: bool) -> None:
+        banks, spread = self._sample.banks, self._spread
+        refresh(values, banks, seed, 0, spread, whole, moved=self._moved, rounded=self._rounded)
 
 
 class LoadedKernel:
@@ -162,11 +159,12 @@ class LoadedKernel:
         }
         self._sample = sample
         self._mirror = Mirror(sample, runner.settings.device, without) if followed else None
-        for shared in self._shared.values():
+        written = self._write(sample, fresh)
+        for name, shared in self._shared.items():
             if shared.used:  # it holds what another kernel was given, or its results
-                for tensor in shared.arrays.tensors:
-                    _bytes(tensor).fill_(POISON_BYTE)
-        self._write(sample, fresh)
+                for number, tensor in enumerate(shared.arrays.tensors):
+                    if (name, number) not in written:
+                        _bytes(tensor).fill_(POISON_BYTE)
 
     @property
     def mirror(self) -> Mirror:
@@ -178,15 +176,22 @@ class LoadedKernel:
         """What the inputs held in a call of a block; None where that is not known."""
         return self.mirror.of(block.seeds[call]) if block.seeds else None
 
-    def _write(self, sample: Sample, fresh: bool = False) -> None:
-        count = len(self._case.scalars)
+    def _write(self, sample: Sample, fresh: bool, set_up: bool = True) -> set[tuple[str, int]]:
+        """Which arrays, by kind and number, were written. `set_up` says that the kernel will be set
+        up with these values."""
+        count, written = len(self._case.scalars), set()
         for number, shared in enumerate(self._shared["inputs"].arrays.tensors):
             # A kernel sees weights when it is set up, and inputs first when it is called.
-            if not fresh or number >= count or sample.banks[number] is None:
+            seen = set_up and number >= count
+            if not fresh or seen or sample.banks[number] is None:
                 shared.copy_(sample.tensors[number])
-        for shared, bank in zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True):
+                written.add(("inputs", number))
+        banks = zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True)
+        for number, (shared, bank) in enumerate(banks):
             if bank is not None:
                 shared.copy_(bank)
+                written.add(("banks", number))
+        return written
 
     def load(
         self,
@@ -233,13 +238,14 @@ class LoadedKernel:
     def _banks(self) -> Sequence[torch.Tensor | None]:
         return self._sample.banks
 
-    def renew(self, sample: Sample, seconds: float) -> None:
-        """Put other values into the same buffers. Raises as `load` does."""
+    def renew(self, sample: Sample, seconds: float, fresh: bool = False) -> None:
+        """Put other values into the same buffers. `fresh` says that only blocks follow. Raises as
+        `load` does."""
         self._sample = sample
-        self._write(sample)
+        self._write(sample, fresh, set_up=False)
         if self._mirror is not None:
             self._mirror.reset(sample)
-        self._ask({"op": "renew"}, seconds)
+        self._ask({"op": "renew", "fresh": fresh}, seconds)
 
     def call(self, seconds: float) -> list[torch.Tensor]:
         """The outputs of one call. They lie in shared memory until the next call. Raises as `load`
@@ -330,6 +336,7 @@ class LoadedKernel:
                 idles=tuple(reply["idles_ns"]),
                 diverted=reply["diverted"],
                 moded=reply["moded"],
+                inside_ns=int(reply["inside_ns"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
             # A candidate can replace what writes the answer; it does not end the supervisor.

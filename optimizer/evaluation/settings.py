@@ -15,7 +15,7 @@ from optimizer.evaluation.isolation.processors import usable_processors
 from optimizer.evaluation.records import TIMING
 from optimizer.evaluation.timing.blocks import TimingPolicy
 
-HARNESS = "13"  # raised whenever the same candidate could get another verdict
+HARNESS = "14"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 # Four short pairs of blocks, of whose time the threads may have waited half for a processor: with
@@ -63,10 +63,11 @@ class EvaluationSettings:
         several rows names them all, so that switching one row off switches it off."""
         return self.without.isdisjoint(defences)
 
-    def freshens(self, device: str) -> bool:
+    @property
+    def freshens(self) -> bool:
         """Whether every input with a second draw is written anew before each timed call, so that
-        what it held before matters to none. On a GPU inputs are copied to the device at first."""
-        return device == "cpu" and self.on(7, 8, 33, 34, 35)
+        what it held before matters to none."""
+        return self.on(7, 8, 33, 34, 35)
 
     def limits(self, device: str) -> Mapping[str, int]:
         """The limits that a runner takes on, in bytes and seconds. CUDA reserves address space far

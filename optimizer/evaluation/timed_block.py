@@ -8,6 +8,7 @@ from dataclasses import dataclass
 COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block: the clock's warm-up
 WARM_SPANS = 3
 GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
+WAITING = 2  # threads that wait, at most, where other work has a processor
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Block:
     decided each call's fresh values. `idles` holds how long after each call's end on its stream a
     GPU had nothing left to do, where that is known. `diverted` says that functions which tell times
     began otherwise than at the start, `moded` that a mode of torch's dispatcher was on after a
-    call.
+    call. `inside_ns` is what of `busy_ns` lay in the calls, as the runner says. `others_ns` is
+    processor time that anybody else used meanwhile, None where that is not known.
     """
 
     times: tuple[int, ...]
@@ -51,6 +53,16 @@ class Block:
     idles: tuple[int, ...] = ()
     diverted: bool = False
     moded: bool = False
+    inside_ns: int = 0
+    others_ns: float | None = None
+
+    @property
+    def disturbed_ns(self) -> float:
+        """Of the time that was waited, what other work may have caused; for the rest its threads
+        waited for each other, or for a processor to wake up."""
+        if self.others_ns is None:
+            return self.waited_ns
+        return min(self.waited_ns, WAITING * self.others_ns)
 
     @property
     def mean_ns(self) -> float:
@@ -70,6 +82,17 @@ class Block:
         if not calls or 2 * calls < sum(calls for calls, _, _ in spans):
             return None
         return sum(ns for _, ns in quiet) / calls
+
+    def waiting_mean_ns(self, share: float) -> float | None:
+        """The mean call of a block that waited by itself: while other work used less than this
+        share of a processor, and less than would explain the waits. None where it did not, or
+        where that is not known."""
+        if self.others_ns is None or self.others_ns > share * self.wall_ns:
+            return None
+        if sum(waited for _, _, waited in self.spans) <= WAITING * self.others_ns:
+            return None
+        spans = self._warm_spans()
+        return sum(ns for _, ns, _ in spans) / sum(calls for calls, _, _ in spans)
 
     def _warm_spans(self) -> Sequence[tuple[int, int, int]]:
         cold = min(COLD_NS, COLD_SHARE * sum(self.times))

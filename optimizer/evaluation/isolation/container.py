@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, lru_cache
 from pathlib import Path
 
@@ -43,10 +43,13 @@ _TRIED = (
 
 @dataclass(frozen=True)
 class Engine:
-    """How containers are started: the engine's command, and options for each start."""
+    """How containers are started: the engine's command, and options for each start. `keeps_user`
+    says whether this user has the same number inside; podman without root needs a range of further
+    numbers for that (/etc/subuid), and without one this user is root inside, without rights."""
 
     command: tuple[str, ...]
     options: tuple[str, ...] = ()
+    keeps_user: bool = True
 
     @property
     def is_docker(self) -> bool:
@@ -77,6 +80,10 @@ def _tried(named: str, options: str) -> tuple[Engine | None, tuple[str, ...]]:
     for command, extra in rows:
         tried = Engine(tuple(shlex.split(command)), extra)
         problem = _problem(tried)
+        if problem and os.getuid() and not tried.is_docker:
+            mapped = replace(tried, keeps_user=False)
+            if not _problem(mapped):
+                return mapped, ()
         if not problem:
             return tried, ()
         said.append(f"{tried}: {problem}")
@@ -118,8 +125,8 @@ def run_command(
     if scratch is not None:
         mounts.append(f"{scratch}:{scratch}:rw")
     named = {} if which.is_docker else {"rootfs": _root()}
-    users = ["--user", f"{os.getuid()}:{os.getgid()}"]
-    if not which.is_docker and os.getuid():
+    users = ["--user", f"{os.getuid()}:{os.getgid()}" if which.keeps_user else "0:0"]
+    if not which.is_docker and os.getuid() and which.keeps_user:
         users.append("--userns=keep-id")  # without root the same user outside and inside
     return [
         *which.command,

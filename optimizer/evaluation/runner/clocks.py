@@ -31,7 +31,7 @@ from optimizer.evaluation.runner.driver import (
 from optimizer.evaluation.runner.hold import Hold, HoldUnavailable
 from optimizer.evaluation.runner.memory import LateChange, finish
 
-_now = time.perf_counter_ns
+_now, _worked = time.perf_counter_ns, time.thread_time_ns
 # Taken when this module is imported, before any candidate is.
 _Event: Callable[..., torch.cuda.Event] = torch.cuda.Event
 _sync, _zero = torch.cuda.synchronize, torch.Tensor.zero_
@@ -233,15 +233,18 @@ class Watched(NamedTuple):
 
 
 class AsStarted(NamedTuple):
-    """The functions that a candidate must not replace, as they were before it was imported. Whoever
-    compares holds this itself: what a module holds, a candidate can empty.
+    """The functions that a candidate must not replace, as they were before it was imported: those
+    of timing and comparison, the runner's with its modules, classes and methods, and those of the
+    generator that draws fresh values. Whoever compares holds this itself: what a module holds, a
+    candidate can empty.
 
     `watched` is to be compared in a frame that runs already: what a candidate puts in place of a
     function can put it back before anybody is called.
     """
 
     identities: tuple[int, ...]
-    harness: Mapping[str, int]
+    modules: tuple[tuple[str, Any], ...]
+    members: tuple[tuple[Mapping[str, Any], str, Any], ...]  # None: there is none
     watched: tuple[Watched, ...]
 
 
@@ -253,7 +256,17 @@ def as_started() -> AsStarted:
         for member, function in vars(holder).items()
         if hasattr(function, "__code__")
     )
-    return AsStarted(_identities(), _harness(), watched)
+    owners = _owners()
+    modules = tuple((name, sys.modules[name]) for name in owners if name in sys.modules)
+    members = tuple(
+        (vars(holder), member, function)
+        for holder in owners.values()
+        for member, function in vars(holder).items()
+        if callable(function)
+    )
+    # A method that it inherits, and everything that it draws comes from.
+    members += tuple((vars(Random), name, None) for name in ("random", "getrandbits"))
+    return AsStarted(_identities(), modules, members, watched)
 
 
 def replaced(started: AsStarted, harness: bool = True) -> bool:
@@ -264,21 +277,12 @@ def replaced(started: AsStarted, harness: bool = True) -> bool:
         return True
     if not harness:
         return False
-    now = _harness()  # a module that is imported later replaces nothing
-    return any(now.get(name) != identity for name, identity in started.harness.items())
-
-
-def _harness() -> dict[str, int]:
-    """Identities of the runner's functions, of its methods with their code, and of those of the
-    generator that draws fresh values.
-    """
-    return {
-        f"{owner}.{member}.{part}": id(value)
-        for owner, holder in _owners().items()
-        for member, function in vars(holder).items()
-        if callable(function)
-        for part, value in (("", function), ("code", getattr(function, "__code__", None)))
-    }
+    # A module that is imported later replaces nothing.
+    if any(sys.modules.get(name) is not module for name, module in started.modules):
+        return True
+    if any(holder.get(name) is not function for holder, name, function in started.members):
+        return True
+    return any(w.function.__code__ is not w.code for w in started.watched)
 
 
 def _owners() -> dict[str, Any]:
@@ -339,7 +343,8 @@ _TASKS = Path("/proc/self/task")
 class Spans:
     """Calls in spans of a millisecond or more, each with how long this process was ready without a
     processor meanwhile: so a disturbed stretch of a block can be separated from the quiet rest of
-    it. `rows` holds calls, their time and the wait, in nanoseconds, of each span.
+    it. `rows` holds calls, their time and the wait, in nanoseconds, of each span; `inside_ns` is
+    for how much of the calls this thread had a processor.
 
     The kernel's files are opened once: reading them costs microseconds, and what is spent between
     calls is held against a candidate. Threads that start later are not seen.
@@ -351,7 +356,12 @@ class Spans:
         self._files = [os.open(task, os.O_RDONLY) for task in _TASKS.glob("*/schedstat")]
         self._own = os.open("/proc/thread-self/schedstat", os.O_RDONLY)
         self._waited = self._wait_ns()
-        self._between = 0
+        self._between = self._entered = self.inside_ns = 0
+
+    @property
+    def known(self) -> dict[str, Any]:
+        """Of the calls of a block: the spans, and for how much of them this thread worked."""
+        return {"spans": self.rows, "inside_ns": self.inside_ns}
 
     def leave(self) -> None:
         """A call has ended: until `enter`, this thread's waits disturb no call. The supervisor that
@@ -362,6 +372,11 @@ class Spans:
     def enter(self) -> None:
         """The next call begins."""
         self._waited += _second(self._own) - self._between
+        self._entered = _worked()
+
+    def end(self) -> None:
+        """It has returned."""
+        self.inside_ns += _worked() - self._entered
 
     def add(self, took: int) -> None:
         """Count one call that took so many nanoseconds."""

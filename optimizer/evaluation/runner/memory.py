@@ -114,7 +114,8 @@ LOOKED_AT = 32  # values of a bank, to tell numbers that vary from a few that re
 LATE_TENSORS, LATE = 4, 256
 
 # Elements that still hold other values, and the values that they are to get.
-_copy_each = torch._foreach_copy_
+_draw = Random.random
+_copy_each, _take, _tensor = torch._foreach_copy_, torch.take, torch.tensor
 LateChange = tuple[torch.Tensor, torch.Tensor]
 
 
@@ -128,6 +129,7 @@ def refresh(
     late: bool = False,
     moved: bool = True,
     near: Sequence[torch.Tensor] | None = None,
+    rounded: bool = True,
 ) -> list[LateChange]:
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
@@ -146,7 +148,7 @@ def refresh(
     of any call without shipping them; whole changes do not depend on the calls before.
 
     `near` holds the banks in the memory of the host, where they are on a device: some of their
-    values are looked at.
+    values are looked at. `rounded` is that of `Move`, the same wherever these values are made.
 
     With `late`, a few elements of a few tensors, the largest among them, hold other values
     afterwards. They are returned with the values that they are to get from `finish`.
@@ -157,7 +159,7 @@ def refresh(
         if tensor is None or bank is None or not tensor.numel():
             continue
         looked_at = bank if near is None else near[number]
-        move = _move(looked_at.view(-1), chosen) if whole and moved else None
+        move = _move(looked_at.view(-1), chosen, rounded) if whole and moved else None
         if whole:
             _turn(tensor.view(-1), bank.view(-1), chosen, move)
         places = _places(tensor.view(-1), chosen, spread)
@@ -165,7 +167,7 @@ def refresh(
         source = chosen.randrange(bank.numel() - count + 1)
         values = bank.view(-1)[source : source + count]
         if move is not None:
-            values = torch.mul(values, move.factor).add_(move.term)
+            values = move.of(values)
         places.copy_(values)
         replaced.append((places, values))
     if not late:
@@ -198,13 +200,14 @@ def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, move: Move | N
     odd place: rows of even length then come from two rows each.
     """
     held = bank.numel()
-    places, values = list[torch.Tensor](), list[torch.Tensor]()
+    sizes, values = list[int](), list[torch.Tensor]()
     for begin in range(0, flat.numel(), held):
-        part = flat[begin : begin + held]
-        start = (chosen.randrange(held) | 1) % held
-        first = min(part.numel(), held - start)
-        places += (part[:first], part[first:])
-        values += (bank[start : start + first], bank[: part.numel() - first])
+        part = min(held, flat.numel() - begin)
+        start = (int(_draw(chosen) * held) | 1) % held
+        first = min(part, held - start)
+        sizes += (first, part - first)
+        values += (bank[start : start + first], bank[: part - first])
+    places = flat.split_with_sizes(sizes)
     if flat.is_cuda:  # a launch for each takes longer than the copies
         _copy_each(places, values)
         if move is not None:
@@ -215,34 +218,44 @@ def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, move: Move | N
 
 
 class Move(NamedTuple):
-    """What becomes of every value: it is multiplied, and something is added."""
+    """What becomes of every value: it is multiplied, and something is added. `rounded` says that
+    the product is rounded before that, as a GPU does it here and a CPU, in one step, does not."""
 
     factor: float
     term: float
+    rounded: bool = True
+
+    def of(self, values: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+        """The values, moved; into `out` where that is given."""
+        if self.rounded:
+            return torch.mul(values, self.factor, out=out).add_(self.term)
+        term = _tensor(self.term, dtype=values.dtype, device=values.device)
+        return torch.add(term, values, alpha=self.factor, out=out)
 
 
-def _move(bank: torch.Tensor, chosen: Random) -> Move | None:
+def _move(bank: torch.Tensor, chosen: Random, rounded: bool) -> Move | None:
     """A factor and a term that draw all values a little nearer to one of them, so that they stay
     within their range. None where values are whole numbers or few: those mean something. None in 16
     bits too, where a kernel may keep a table of all numbers that there are.
     """
-    places = [chosen.randrange(bank.numel()) for _ in range(LOOKED_AT)]
+    size = bank.numel()
+    places = [int(_draw(chosen) * size) for _ in range(LOOKED_AT)]
     parts = chosen.choice(SHRINK)
     if bank.dtype not in (torch.float32, torch.float64):
         return None
-    values = bank[places].tolist()
+    values = _take(bank, _tensor(places, device=bank.device)).tolist()
     if not math.isfinite(values[0]) or len({*values}) < len({*places}):
         return None  # a value that repeats, such as the zeros of a sparse input, means something
     if all(value == round(value) for value in values if math.isfinite(value)):
         return None
-    return Move(1 - parts / 256, values[0] * parts / 256)
+    return Move(1 - parts / 256, values[0] * parts / 256, rounded)
 
 
 def _fill(place: torch.Tensor, values: torch.Tensor, move: Move | None) -> None:
     if move is None:
         place.copy_(values)
     else:
-        torch.mul(values, move.factor, out=place).add_(move.term)
+        move.of(values, place)
 
 
 def _places(flat: torch.Tensor, chosen: Random, spread: bool) -> torch.Tensor:

@@ -210,12 +210,16 @@ class Runner:
             self._pinned = False
 
     def _renew(self, message: dict[str, Any], fds: list[int]) -> Reply:
-        """Take what the supervisor wrote into the shared inputs and banks."""
-        del message, fds
-        for own, mapped in ((self._targets, "inputs"), (self._banks, "banks")):
-            for target, shared in zip(own, self._mapped[mapped].tensors, strict=True):
-                if target is not None and target.data_ptr() != shared.data_ptr():
-                    target.copy_(shared)
+        """Take what the supervisor wrote into the shared inputs and banks. `fresh` says that only
+        blocks follow, which give every tensor that has a bank other values first."""
+        del fds
+        for target, bank, shared in zip(
+            self._targets, self._banks, self._mapped["inputs"].tensors, strict=True
+        ):
+            if not (message["fresh"] and bank is not None):
+                _copied(target, shared)
+        for bank, shared in zip(self._banks, self._mapped["banks"].tensors, strict=True):
+            _copied(bank, shared)
         return {}
 
     def _inputs(self, message: dict[str, Any], fds: list[int]) -> Reply:
@@ -284,8 +288,7 @@ class Runner:
         write: Callable[[int, bytes], int],
     ) -> Reply:
         """Time as many calls as the supervisor grants, each on fresh values; their number is never
-        in this process. `started`, `read` and `write` are those of before the candidate was there.
-        """
+        in this process. `started`, `read` and `write` are of before the candidate was there."""
         del fds
         call, clock, look = self._call_kernel, self._clock, message["look"]
         before = threading.active_count()
@@ -307,6 +310,7 @@ class Runner:
             self._last = None  # freed like any caller's, before the next call allocates
             spans.enter()
             self._last, took, wall = clock.time(call, left)
+            spans.end()
             shown = self._seen(look, wall)  # before a thread can finish what was left
             # In a frame that runs already: a function could deny its replacement.
             for holder, name, function, code in watched:
@@ -327,7 +331,7 @@ class Runner:
             "times_ns": times,
             "walls_ns": walls,
             "looks": looks,
-            "spans": spans.rows,
+            **spans.known,
             "refresh_ns": refreshed,
             "touch_ns": touched,
             **clock.known,
@@ -352,8 +356,10 @@ class Runner:
         spread, whole = 33 not in self._without, self._without.isdisjoint((33, 34, 35))
         late = self._device == "cuda" and self._without.isdisjoint((1, 37))
         moved = (38 if self._device == "cpu" else 49) not in self._without
-        near = self._mapped["banks"].tensors
-        return refresh(self._targets, self._banks, seed, 0, spread, whole, late, moved, near)
+        near, on_gpu = self._mapped["banks"].tensors, self._device == "cuda"
+        return refresh(
+            self._targets, self._banks, seed, 0, spread, whole, late, moved, near, rounded=on_gpu
+        )
 
     def _touch(self) -> int:
         """Read the outputs of a call, page by page; how long that took, in nanoseconds."""
@@ -436,6 +442,12 @@ def _own_folders(message: dict[str, Any]) -> list[Path]:
         os.environ["TMPDIR"] = tempfile.tempdir = str(cache)
         folders.append(cache)
     return folders
+
+
+def _copied(own: torch.Tensor | None, shared: torch.Tensor) -> None:
+    """Copy shared memory into a tensor of the kernel, where that is another one."""
+    if own is not None and own.data_ptr() != shared.data_ptr():
+        own.copy_(shared)
 
 
 def join_threads() -> None:

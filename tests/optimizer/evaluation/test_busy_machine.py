@@ -31,12 +31,16 @@ class MadeUp(Side):
     """A side whose blocks are made up. Those of the pairs that `disturbed` names waited."""
 
     disturbed: frozenset[int] = frozenset()
+    others_share: float | None = None  # of a processor that other work had, as far as is known
+    slower: float = 1.0  # the candidate's calls of those pairs
     blocks: int = 0
 
     def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
         pair = self.blocks - 1  # the first block calibrates
         self.blocks += 1
         each = CALL_NS * SLOW_CALLS if pair < 0 else CALL_NS
+        if self.name == "candidate" and pair in self.disturbed:
+            each = round(self.slower * each)
         times = (each,) * calls
         waited = sum(times) // 2 if pair in self.disturbed else 0
         return Block(
@@ -52,17 +56,21 @@ class MadeUp(Side):
             busy_ns=0,
             threads=(1, 1),
             patched=False,
+            others_ns=None if self.others_share is None else self.others_share * sum(times),
         )
 
 
-def measured(disturbed: set[int]) -> tuple[Measured, int]:
+def measured(
+    disturbed: set[int], others: float | None = None, slower: float = 1.0
+) -> tuple[Measured, int]:
     """The result, and how many pairs there were."""
     runner = SimpleNamespace(pid=os.getpid(), children=list, settings=SimpleNamespace(device="cpu"))
     sides = []
     for name in ("baseline", "candidate"):
         kernel = cast(LoadedKernel, SimpleNamespace(outputs=()))
         side = MadeUp(name, cast(RunnerProcess, runner), kernel, trusted=name == "baseline")
-        side.disturbed = frozenset(disturbed)
+        side.disturbed, side.others_share = frozenset(disturbed), others
+        side.slower = slower
         sides.append(side)
     result = measure(
         "main",
@@ -91,6 +99,36 @@ def test_it_ends_once_no_figure_can_come_of_it(disturbed: set[int], pairs: int) 
     assert result.timing.state == "repeat" and result.timing.speedup is None
     noisy = len(disturbed & set(range(pairs)))
     assert f"busy in {noisy} of {pairs} pairs of blocks" in result.timing.reason
+
+
+@pytest.mark.parametrize(
+    "others, state",
+    [
+        (0.0, "measured"),
+        (0.03, "measured"),
+        (0.1, "repeat"),  # of a processor: more than its share of a quiet block
+        (0.5, "repeat"),
+        (None, "repeat"),
+    ],
+)
+def test_threads_that_wait_for_each_other_are_no_other_work(
+    others: float | None, state: str
+) -> None:
+    """Every block of both sides waits for half of its time."""
+    timing = measured(set(range(24)), others)[0].timing
+    assert timing.state == state
+    if timing.speedup is not None:
+        assert timing.speedup.low < 1.0 < timing.speedup.high
+
+
+@pytest.mark.parametrize("waiting, speedup", [({1, 3, 5}, 1.0), ({*range(24)} - {1, 3, 5}, 0.5)])
+def test_a_few_pairs_that_wait_by_themselves_are_left_out_and_many_count(
+    waiting: set[int], speedup: float
+) -> None:
+    """Two threads that share a processor for a while say nothing about a kernel."""
+    timing = measured(waiting, others=0.0, slower=2.0)[0].timing
+    assert timing.state == "measured" and timing.speedup is not None
+    assert timing.speedup.value == pytest.approx(speedup, rel=0.1)
 
 
 def test_what_the_fastest_call_took_is_kept_as_rough_where_there_is_no_figure() -> None:

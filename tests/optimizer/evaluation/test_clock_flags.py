@@ -9,7 +9,8 @@ import pytest
 
 from optimizer.evaluation.records import CaseTiming, Flag
 from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.blocks import Measured, _integrity, hidden_ns
+from optimizer.evaluation.timing.blocks import Measured
+from optimizer.evaluation.timing.host_clocks import hidden_ns, integrity
 
 CALLS = 20
 FLUSH_NS = 60_000  # the device is still busy with it when a call begins
@@ -43,7 +44,7 @@ def block(time_ns: int, wall_ns: int, seed: int, skipped: float = 0.0) -> Block:
 def flags(candidate: tuple[int, int], skipped: float = 0.0) -> list[Flag]:
     theirs = [block(300_000, 300_000, seed) for seed in range(4)]
     ours = [block(*candidate, seed + 100, skipped) for seed in range(4)]
-    return list(_integrity(theirs, ours, lambda *rows: True))
+    return list(integrity(theirs, ours, lambda *rows: True))
 
 
 @pytest.mark.parametrize("took", [20_000, 100_000, 300_000, 900_000])
@@ -68,7 +69,7 @@ def test_outputs_that_wait_for_a_reader_are_seen_in_blocks_enough(
     ours = [
         replace(block(300_000, 300_000, seed), touch_ns=CALLS * 171_000) for seed in range(blocks)
     ]
-    assert [flag.defence for flag in _integrity(theirs, ours, lambda *rows: True)] == rows
+    assert [flag.defence for flag in integrity(theirs, ours, lambda *rows: True)] == rows
 
 
 @pytest.mark.parametrize("rows, doubtful", [((36,), True), ((1, 36), True), ((4, 36), False)])
@@ -134,6 +135,26 @@ def test_with_one_thread_work_beside_the_calls_counts_too() -> None:
     seen = charged(200_000, 300_000, 300_000, 390_000)
     assert seen == pytest.approx(90_000, abs=6_000)
     assert charged(200_000, 300_000, 300_000, 390_000, threads=2) == 0
+
+
+def test_a_reference_that_waits_for_itself_does_not_make_a_kernel_slow() -> None:
+    """Its main thread sleeps or waits for 200 of 300 us a call, by its own report; the kernel
+    works for 20 us. Nobody else runs."""
+    waiting, quick = (
+        [cpu_block(*of, seed) for seed in range(6)]
+        for of in ((300_000, 200_000, 400_000, 200_000), (20_000, 120_000, 120_000, 120_000))
+    )
+    theirs = [
+        replace(b, inside_ns=CALLS * 100_000, waited_ns=CALLS * 200_000, others_ns=0.0)
+        for b in waiting
+    ]
+    ours = [replace(b, others_ns=0.0) for b in quick]
+    pairs = list(zip(theirs, ours, strict=True))
+    assert hidden_ns(pairs, 2) == 0
+    assert list(integrity(theirs, ours, lambda *rows: True)) == []
+    late = [replace(b, busy_ns=b.busy_ns + CALLS * 60_000) for b in ours]
+    late_pairs = list(zip(theirs, late, strict=True))
+    assert hidden_ns(late_pairs, 2) == pytest.approx(60_000, abs=6_000)
 
 
 def test_few_blocks_and_a_gpu_charge_nothing() -> None:

@@ -92,6 +92,15 @@ def test_the_command_line_gives_nothing_but_what_a_runner_needs(
     assert ("kernlore-empty" in command) == (name == "docker")
 
 
+def test_without_a_range_of_users_podman_makes_this_one_root_inside(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "getuid", lambda: 1000)
+    command = run_command(Engine(("podman",), keeps_user=False), ["true"], {}, tmp_path)
+    assert words(command, "--user") == ["0:0"] and "--userns=keep-id" not in command
+    assert words(command, "--cap-drop") == ["ALL"]
+
+
 def test_a_runner_reads_its_python_and_its_program() -> None:
     places = readable_places()
     for needed in (sys.executable, sys.prefix, container.__file__):
