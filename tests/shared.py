@@ -17,7 +17,7 @@ from api.cli.progress import plain_lines
 from ingestion.shipped_readings import FILE as READINGS
 from ingestion.shipped_vectors import FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
-from tests.catalogs import copy_data_dir, fresh_data_dir
+from tests.catalogs import builtin_data_dir, copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
 from tests.places import SHARED
 
@@ -89,8 +89,10 @@ def exported_models() -> Path:
 
 
 def place_models(data_dir: Path, model_cache: Path) -> Path:
-    """A directory that has the exported query model, and a catalog; the directory."""
-    fresh_data_dir(data_dir)
+    """A directory that has the exported query model, and a catalog with the built-in hardware and
+    skills, of which a first start would store 140 rows by themselves; the directory."""
+    if not (data_dir / "catalog.sqlite").exists():
+        builtin_data_dir(data_dir)
     (data_dir / "models").symlink_to(model_cache)
     return data_dir
 

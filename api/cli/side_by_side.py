@@ -68,7 +68,7 @@ def search_all(
     searches = [_Search(problem, load_problem(problem).name, new_id("run")) for problem in problems]
     with _shown(searches, quiet) as show:
         try:
-            while not all(search.ended for search in searches):
+            while True:
                 running = [s for s in searches if s.child is not None and not s.ended]
                 waiting = [s for s in searches if s.child is None]
                 for search in waiting[: at_once - len(running)]:
@@ -76,6 +76,8 @@ def search_all(
                 for search in running:
                     _look(base, search, asked.goal)
                 show()
+                if all(search.ended for search in searches):
+                    break
                 time.sleep(LOOK_SECONDS)
         finally:
             for search in searches:

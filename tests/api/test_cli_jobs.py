@@ -86,7 +86,7 @@ class Counting(LocalTarget):
 
 @pytest.fixture
 def target(tmp_path: Path, model_cache: Path) -> Iterator[Counting]:
-    data = builtin_data_dir(place_models(tmp_path / "data", model_cache))
+    data = place_models(tmp_path / "data", model_cache)
     opened = Counting(data)
     yield opened
     opened.close()
