@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from retrieval.knowledge_base import KnowledgeBase
 
 LOOK_SECONDS = 2.0
+POLL_SECONDS = 0.1
 PLAIN_EVERY = 10.0  # seconds between two lines of a problem without a terminal
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
 OUTPUT_CHARS = 2_000
@@ -78,12 +79,19 @@ def search_all(
                 show()
                 if all(search.ended for search in searches):
                     break
-                time.sleep(LOOK_SECONDS)
+                _pause([s.child for s in searches if s.child is not None and not s.ended])
         finally:
             for search in searches:
                 if search.child is not None:
                     search.child.end(GRACE_SECONDS)
     return [_answer(base, search, output) for search in searches]
+
+
+def _pause(children: Sequence[ChildProcess]) -> None:
+    """Until the next look: at once where a child has ended."""
+    until = time.monotonic() + LOOK_SECONDS
+    while time.monotonic() < until and all(child.alive for child in children):
+        time.sleep(POLL_SECONDS)
 
 
 def _begin(base: KnowledgeBase, search: _Search, asked: Asked) -> None:

@@ -222,6 +222,7 @@ class TestOneConnection:
         ):
             assert isinstance(bench, SimulatedOnCluster)
             patch.setattr(on_cluster, "NO_NODE_SECONDS", 1.0)
+            patch.setattr(on_cluster, "LOOK_SECONDS", 0.2)
             patch.setattr(bench.nodes.environment.__class__, "difference", lambda *_: "other")
             bench.nodes.environment = _other(bench.nodes.environment)
             with pytest.raises(Unavailable, match="no node with npu"):
