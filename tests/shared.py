@@ -89,9 +89,11 @@ def exported_models() -> Path:
 
 
 def place_models(data_dir: Path, model_cache: Path) -> Path:
-    """A directory that has the exported query model, and a catalog with the built-in hardware and
-    skills, of which a first start would store 140 rows by themselves; the directory."""
-    if not (data_dir / "catalog.sqlite").exists():
+    """A directory that has the exported query model, and a catalog; the directory. A new one has
+    the built-in hardware and skills, which a first start stores for half a second."""
+    if data_dir.exists():
+        fresh_data_dir(data_dir)
+    else:
         builtin_data_dir(data_dir)
     (data_dir / "models").symlink_to(model_cache)
     return data_dir

@@ -25,6 +25,7 @@ import sqlalchemy as sa
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.web import pages
+from benchmarks.processes import kill_tree
 from ingestion.uploads import Upload
 from kb.catalog.tables import knowledge as t
 from kb.cluster.connection import Cluster, WorkLost, connected
@@ -94,6 +95,8 @@ class Nodes:
         """As a machine that loses its power: nothing of the node ends in order."""
         dead = next(node for node in self._nodes if node.node_id == id)
         self._nodes.remove(dead)
+        # With what it is at: else that may yet answer, until it notices.
+        kill_tree(dead.all_processes["raylet"][0].process.pid)
         self._cluster.remove_node(dead, allow_graceful=False)
 
     def at_least(self, count: int) -> None:
