@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -25,7 +26,7 @@ import sqlalchemy as sa
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.web import pages
-from benchmarks.processes import kill_tree
+from benchmarks.processes import descendants, kill_tree
 from ingestion.uploads import Upload
 from kb.catalog.tables import knowledge as t
 from kb.cluster.connection import Cluster, WorkLost, connected
@@ -107,6 +108,10 @@ class Nodes:
 
     def killable(self) -> list[str]:
         return [str(node.node_id) for node in self._nodes]
+
+    def processes(self) -> list[int]:
+        """Of a node that may be killed: what it has started."""
+        return list(descendants(self._nodes[0].all_processes["raylet"][0].process.pid))
 
     def close(self) -> None:
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
@@ -201,6 +206,36 @@ def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[li
         thread.join()
 
 
+@contextmanager
+def losing_a_survey(nodes: Nodes) -> Iterator[list[int]]:
+    """Kill the process that a node is asked in, once; its id is in the list then."""
+    lost: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            for pid in nodes.processes():
+                if b"ray::survey" in _command_of(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    lost.append(pid)
+                    return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        done.set()
+        thread.join()
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
 def places(local: LocalTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
     said: list[str] = []
     hardware = CHIP if language == "novac" else "x86-64"
@@ -212,7 +247,9 @@ class TestOneConnection:
         self, nodes: Nodes, cluster: Cluster, chip: LocalTarget
     ) -> None:
         nodes.at_least(2)
-        there = places(chip, cluster, "cpp")
+        with losing_a_survey(nodes) as lost:
+            there = places(chip, cluster, "cpp")
+        assert lost  # and the node was asked again
         left_out = there.activity.state["left_out"]
         assert there.slots.count == len(there.hosts) == 2, left_out
         (why,) = left_out.values()
