@@ -290,7 +290,7 @@ def service_url(service_folder: Path, model_cache: Path) -> Iterator[str]:
 def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> Iterator[str]:
     """A real service with these built-in documents; everything that it has lies in `folder`."""
     knowledge = copy_knowledge(folder / "knowledge", documents)
-    place_models(folder / "data", model_cache)
+    place_models(fresh_data_dir(folder / "data"), model_cache)  # as a first start has it
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]

@@ -165,13 +165,15 @@ class Server:
         return self.url(self._databases[place])
 
     def copy_directory(self, source: Path, target: Path) -> None:
-        """Give a directory the catalog of another. Whoever has that open connects again."""
+        """Give a directory the catalog of another, in place of its own if it has one. Whoever has
+        that of the other open connects again."""
         self.of_directory(source)
         self.execute(
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
             f" WHERE datname = '{self._databases[source.absolute()]}'"
         )
         name = f"d{sha256(str(target.absolute()).encode()).hexdigest()[:16]}"
+        self.drop(name)
         self.create(name, self._databases[source.absolute()])
         self._databases[target.absolute()] = name
 

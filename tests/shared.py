@@ -18,7 +18,7 @@ from ingestion.shipped_readings import FILE as READINGS
 from ingestion.shipped_vectors import FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
 from optimizer.evaluation.problem.load import SHIPPED
-from tests.catalogs import copy_data_dir, fresh_data_dir
+from tests.catalogs import builtin_data_dir, copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
 from tests.places import SHARED
 
@@ -109,8 +109,12 @@ def exported_models() -> Path:
 
 
 def place_models(data_dir: Path, model_cache: Path) -> Path:
-    """A directory that has the exported query model, and a catalog; the directory."""
-    fresh_data_dir(data_dir)
+    """A directory that has the exported query model, and a catalog; the directory. A new one has
+    the built-in hardware and skills, which a first start stores for half a second."""
+    if data_dir.exists():
+        fresh_data_dir(data_dir)
+    else:
+        builtin_data_dir(data_dir)
     (data_dir / "models").symlink_to(model_cache)
     return data_dir
 

@@ -9,9 +9,11 @@ little; until then its line in the list comes from `COMMANDS`.
 
 from __future__ import annotations
 
+import atexit
 import errno
 import os
 import sys
+import threading
 from collections.abc import Sequence
 from importlib import import_module
 from typing import Any, NamedTuple
@@ -25,6 +27,9 @@ from api.cli.output import report_error
 from kb import telemetry
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.garbage import collect_rarely
+
+# Of a command and of a service: they read and embed.
+ENCODING_THREADS = ("reading", "ingestion", "vectors")
 
 
 class Entry(NamedTuple):
@@ -195,7 +200,15 @@ def _misspelled(error: TyperException, as_json: bool) -> int:
 def run() -> None:
     """The entry point of the `kernlore` command."""
     collect_rarely()
-    sys.exit(main(sys.argv[1:]))
+    code = main(sys.argv[1:])
+    if any(thread.name in ENCODING_THREADS for thread in threading.enumerate()):
+        # It was waited for long enough. An interpreter that ends unwinds it within onnxruntime,
+        # which aborts the process: "terminate called without an active exception".
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from retrieval.knowledge_base import KnowledgeBase
 
 LOOK_SECONDS = 2.0
+POLL_SECONDS = 0.1
 PLAIN_EVERY = 10.0  # seconds between two lines of a problem without a terminal
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
 OUTPUT_CHARS = 2_000
@@ -68,7 +69,7 @@ def search_all(
     searches = [_Search(problem, load_problem(problem).name, new_id("run")) for problem in problems]
     with _shown(searches, quiet) as show:
         try:
-            while not all(search.ended for search in searches):
+            while True:
                 running = [s for s in searches if s.child is not None and not s.ended]
                 waiting = [s for s in searches if s.child is None]
                 for search in waiting[: at_once - len(running)]:
@@ -76,12 +77,21 @@ def search_all(
                 for search in running:
                     _look(base, search, asked.goal)
                 show()
-                time.sleep(LOOK_SECONDS)
+                if all(search.ended for search in searches):
+                    break
+                _pause([s.child for s in searches if s.child is not None and not s.ended])
         finally:
             for search in searches:
                 if search.child is not None:
                     search.child.end(GRACE_SECONDS)
     return [_answer(base, search, output) for search in searches]
+
+
+def _pause(children: Sequence[ChildProcess]) -> None:
+    """Until the next look: at once where a child has ended."""
+    until = time.monotonic() + LOOK_SECONDS
+    while time.monotonic() < until and all(child.alive for child in children):
+        time.sleep(POLL_SECONDS)
 
 
 def _begin(base: KnowledgeBase, search: _Search, asked: Asked) -> None:

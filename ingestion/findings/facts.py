@@ -17,12 +17,15 @@ import re
 import textwrap
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from ingestion.elements import Element, Table
 from ingestion.findings.fact_cells import Label, Names, Reading, read_cell, read_label, tidy
-from ingestion.findings.fact_sentences import Statement, statements
 from ingestion.findings.keyed_tables import keyed_rows
 from kb.hardware.facts import FactKey, fact_keys
+
+if TYPE_CHECKING:
+    from ingestion.findings.fact_sentences import Statement
 
 _SUBJECT = re.compile(
     r"(?:\w+ ){0,2}(?:model|gpus?|products?|name|devices?|chips?|accelerators?|sku|part|card"
@@ -116,6 +119,9 @@ def _of_element(element: Element, lead: str, names: Names) -> list[ProposedFact]
         return _of_table(element.table, names) if element.table is not None else []
     if element.kind not in ("text", "list"):
         return []
+    # Its patterns take 0.12 s to compile, which a service that reads no manual does without.
+    from ingestion.findings.fact_sentences import statements
+
     return [_stated(statement) for statement in statements(element.text, lead)]
 
 

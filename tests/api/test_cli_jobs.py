@@ -17,7 +17,7 @@ from api.cli.backends.local import LocalTarget
 from api.cli.commands import jobs
 from api.cli.reading import Entry, Pace, figures, read_all
 from tests.api.cli_process import COMMAND, ROOT, kernlore
-from tests.catalogs import builtin_data_dir, copy_data_dir
+from tests.catalogs import copy_data_dir
 from tests.postgresql import environment_of
 from tests.shared import place_models
 
@@ -86,7 +86,7 @@ class Counting(LocalTarget):
 
 @pytest.fixture
 def target(tmp_path: Path, model_cache: Path) -> Iterator[Counting]:
-    data = builtin_data_dir(place_models(tmp_path / "data", model_cache))
+    data = place_models(tmp_path / "data", model_cache)
     opened = Counting(data)
     yield opened
     opened.close()

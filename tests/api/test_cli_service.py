@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -203,3 +204,28 @@ def test_an_interrupted_ingestion_goes_on_when_it_is_repeated(
     assert kernlore("doctor", data=data).code == 0
     listed = kernlore("documents", "list", "--json", data=data).json
     assert [document["job_state"] for document in listed] == ["ready"] * count
+
+
+def test_who_is_interrupted_while_texts_are_embedded_ends_in_order(model_cache: Path) -> None:
+    """Not by SIGABRT, though the thread that embeds goes on for longer than it is waited for."""
+    script = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from api.cli import main\n"
+        "from kb.embedding import DEFAULT_MODEL, open_embedder\n"
+        "embedder = open_embedder(DEFAULT_MODEL, Path(sys.argv[1]))\n"
+        "begun = threading.Event()\n"
+        "def embed():\n"
+        "    while True:\n"
+        "        embedder.encode_query('register ' * 200)\n"
+        "        begun.set()\n"
+        "for _ in range(4):\n"
+        "    threading.Thread(target=embed, name='reading', daemon=True).start()\n"
+        "begun.wait()\n"
+        "main.main = lambda arguments: 130\n"
+        "print('stopped')\n"
+        "main.run()\n"
+    )
+    command = [sys.executable, "-c", script, str(model_cache)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400)
+    assert (done.returncode, done.stdout) == (130, "stopped\n"), done.stderr

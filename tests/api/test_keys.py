@@ -29,7 +29,7 @@ from skills.trajectories.accept import trajectory_store
 from tests.api.conftest import URL, assert_error, finished, upload
 from tests.shared import copy_knowledge, place_models
 
-pytestmark = pytest.mark.slow(15)
+pytestmark = pytest.mark.slow(seconds=15)
 
 SECRET_WORDS = "zanzibarium"  # of the manual that only one team may read
 QUESTION = "cache of this chip has 48 KB"

@@ -55,6 +55,7 @@ def test_in_a_directory_that_is_open_everything_new_is_private(
     tmp_path: Path, model_cache: Path
 ) -> None:
     data = place_models(tmp_path / "data", model_cache)
+    data.chmod(0o755)
     (tmp_path / "note.md").write_text("# Wombat\n\nThe wombat stall has no remedy.\n")
     ran = kernlore("ingest", tmp_path / "note.md", "--json", data=data)
     warnings = [line for line in ran.err.splitlines() if line.startswith("Warning")]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 import threading
 import time
@@ -25,15 +26,17 @@ import sqlalchemy as sa
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.web import pages
+from benchmarks.processes import descendants, kill_tree
 from ingestion.uploads import Upload
 from kb.catalog.tables import knowledge as t
 from kb.cluster.connection import Cluster, WorkLost, connected
 from kb.errors import Unavailable
+from kb.private import private_folder
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench import on_cluster, on_node
 from optimizer.search.bench.on_cluster import SimulatedOnCluster
-from optimizer.search.bench.on_node import Work
+from optimizer.search.bench.on_node import Work, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
 from optimizer.search.runs.cluster_places import PACKAGES, ClusterPlaces, cluster_places
@@ -42,7 +45,6 @@ from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
 from tests.api.cli_process import BARRIERS, MEMORY, kernlore
-from tests.catalogs import builtin_data_dir
 from tests.ingestion.samples.drawn_chips import CHIPS, EXAMPLE
 from tests.optimizer.search.landscape import RecordingListener
 from tests.shared import copy_knowledge, place_models
@@ -74,6 +76,8 @@ class Nodes:
 
         (Path(os.environ["RAY_TMPDIR"]) / "ray").mkdir(exist_ok=True)
         head = {"num_cpus": 0, "object_store_memory": MEMORY_BYTES, "include_dashboard": False}
+        # Nothing here asks for them, and each is a process that goes on taking time.
+        head |= {"include_log_monitor": False, "no_monitor": True}
         self._cluster = LocalCluster(initialize_head=True, head_node_args=head)
         self._nodes = [self._add(), self._add()]
         self._add(env_vars={"PATH": f"{other_compiler}{os.pathsep}{os.environ['PATH']}"})
@@ -92,6 +96,8 @@ class Nodes:
         """As a machine that loses its power: nothing of the node ends in order."""
         dead = next(node for node in self._nodes if node.node_id == id)
         self._nodes.remove(dead)
+        # With what it is at: else that may yet answer, until it notices.
+        kill_tree(dead.all_processes["raylet"][0].process.pid)
         self._cluster.remove_node(dead, allow_graceful=False)
 
     def at_least(self, count: int) -> None:
@@ -103,13 +109,22 @@ class Nodes:
     def killable(self) -> list[str]:
         return [str(node.node_id) for node in self._nodes]
 
+    def processes(self) -> list[int]:
+        """Of a node that may be killed: what it has started."""
+        return list(descendants(self._nodes[0].all_processes["raylet"][0].process.pid))
+
     def close(self) -> None:
         self._cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
 @pytest.fixture(scope="module")
-def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
+def nodes(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Nodes]:
     place = tmp_path_factory.mktemp("other")
+    # Of a node that has made its query model once. Else each process of it imports
+    # sentence-transformers, which takes eight seconds, to embed some dozen passages.
+    for exported in model_cache.glob("*.onnx"):
+        if not (kept := private_folder(node_folder()) / exported.name).exists():
+            kept.symlink_to(exported)
     (place / "g++").write_text(OTHER_COMPILER)
     (place / "g++").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
@@ -118,6 +133,11 @@ def nodes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nodes]:
         # Of a processor's worth of tasks a node keeps its process for the next. Without this it
         # ends after a second, and each task imports everything anew.
         patch.setenv("RAY_idle_worker_killing_time_threshold_ms", "300000")
+        # On a busy machine a node would end itself, or its work, for what others do there: its
+        # agents take more than half a minute to start, or the memory is almost all in use.
+        patch.setenv("RAY_agent_register_timeout_ms", "300000")
+        patch.setenv("RAY_memory_monitor_refresh_ms", "0")
+        patch.setenv("REPORTER_UPDATE_INTERVAL_MS", "3600000")  # figures for a dashboard
         # Sockets of a node lie below it; their paths may not be long.
         patch.setenv("RAY_TMPDIR", tempfile.mkdtemp(prefix="kr", dir="/tmp"))
         started = Nodes(place)
@@ -142,7 +162,7 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     folder = tmp_path_factory.mktemp("chip")
     place_models(folder / "data", model_cache)
     CHIPS.write(SEED, folder / "chip")
-    known = read_settings(builtin_data_dir(folder / "data"))
+    known = read_settings(folder / "data")
     few = copy_knowledge(folder / "knowledge", ("guidance/memory-bound.md",))
     local = LocalTarget(known.model_copy(update={"knowledge_dir": few}))
     slow = folder / "novasim.py"
@@ -186,6 +206,36 @@ def killing(nodes: Nodes, state: Callable[[], Mapping[str, Any]]) -> Iterator[li
         thread.join()
 
 
+@contextmanager
+def losing_a_survey(nodes: Nodes) -> Iterator[list[int]]:
+    """Kill the process that a node is asked in, once; its id is in the list then."""
+    lost: list[int] = []
+    done = threading.Event()
+
+    def watch() -> None:
+        while not done.wait(0.02):
+            for pid in nodes.processes():
+                if b"ray::survey" in _command_of(pid):
+                    os.kill(pid, signal.SIGKILL)
+                    lost.append(pid)
+                    return
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield lost
+    finally:
+        done.set()
+        thread.join()
+
+
+def _command_of(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:  # it has ended
+        return b""
+
+
 def places(local: LocalTarget, cluster: Cluster, language: str = "novac") -> ClusterPlaces:
     said: list[str] = []
     hardware = CHIP if language == "novac" else "x86-64"
@@ -197,7 +247,9 @@ class TestOneConnection:
         self, nodes: Nodes, cluster: Cluster, chip: LocalTarget
     ) -> None:
         nodes.at_least(2)
-        there = places(chip, cluster, "cpp")
+        with losing_a_survey(nodes) as lost:
+            there = places(chip, cluster, "cpp")
+        assert lost  # and the node was asked again
         left_out = there.activity.state["left_out"]
         assert there.slots.count == len(there.hosts) == 2, left_out
         (why,) = left_out.values()
@@ -210,6 +262,7 @@ class TestOneConnection:
         ):
             assert isinstance(bench, SimulatedOnCluster)
             patch.setattr(on_cluster, "NO_NODE_SECONDS", 1.0)
+            patch.setattr(on_cluster, "LOOK_SECONDS", 0.2)
             patch.setattr(bench.nodes.environment.__class__, "difference", lambda *_: "other")
             bench.nodes.environment = _other(bench.nodes.environment)
             with pytest.raises(Unavailable, match="no node with npu"):
@@ -325,8 +378,7 @@ def test_files_whose_node_is_killed_are_read_on_another(
     nodes: Nodes, tmp_path: Path, model_cache: Path
 ) -> None:
     nodes.at_least(1)
-    place_models(tmp_path / "data", model_cache)
-    local = LocalTarget(read_settings(builtin_data_dir(tmp_path / "data")))
+    local = LocalTarget(read_settings(place_models(tmp_path / "data", model_cache)))
     services = local.services
     for number in range(12):
         text = MEMORY.replace("16 bytes", f"{number} bytes")

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from kb.settings import Settings
+from tests.catalogs import fresh_data_dir
 from tests.shared import BUILTIN, place_models
 
 SCORER = Path(__file__).with_name("small_scorer.py")
@@ -72,7 +73,8 @@ def _small(folder: Path, model_cache: Path) -> Small:
         write_gold(folder / "gold.jsonl"),
         SCORER,
         folder / "answers.jsonl",
-        place_models(folder / "data", model_cache),
+        # Empty: some of its services have chips and skills of their own.
+        place_models(fresh_data_dir(folder / "data"), model_cache),
     )
 
 

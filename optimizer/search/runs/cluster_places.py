@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kb.catalog.search.evaluations import Evaluations
-from kb.cluster.connection import Cluster, WorkLost
-from kb.cluster.nodes import NODE_ID, Slots, only_hardware, slots_for
+from kb.cluster.connection import Cluster, Sent, WorkLost
+from kb.cluster.nodes import NODE_ID, ClusterNode, Slots, only_hardware, slots_for
 from kb.errors import InternalError, InvalidRequest, Unavailable, UnknownHardware
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings
@@ -23,6 +23,8 @@ from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.registry import toolchain_for
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.on_cluster import (
+    LOOK_SECONDS,
+    TRIES,
     Activity,
     ClusterBench,
     CommandsThere,
@@ -191,28 +193,24 @@ def _survey(
 ) -> tuple[list[Surveyed], dict[str, str]]:
     """How each of the nodes measures, and why others have no answer. Raises Unavailable where none
     has one."""
-    sent = {
-        node.name: cluster.send(
+
+    def send(node: ClusterNode) -> Sent:
+        return cluster.send(
             survey,
             setting,
             name="survey",
             options={"num_cpus": 0, "label_selector": {NODE_ID: node.id}},
             own_process=setting.device == "cuda",  # which is then free of any GPU
         )
-        for node in slots.nodes
-    }
+
+    sent = [(node, send(node)) for node in slots.nodes]
     answers, silent = [], {}
     deadline = time.monotonic() + SURVEY_SECONDS
-    for name, work in sent.items():
+    for node, work in sent:
         try:
-            if work.answered(max(0.0, deadline - time.monotonic())):
-                answers.append(work.next())
-            else:
-                silent[name] = f"no answer within {SURVEY_SECONDS:.0f} s"
+            answers.append(_surveyed(cluster, node, work, send, deadline))
         except (WorkLost, InternalError) as error:
-            silent[name] = error.message
-        finally:
-            cluster.forget(work)
+            silent[node.name] = error.message
     if not answers:
         reasons = "; ".join(f"{name}: {why}" for name, why in silent.items())
         raise Unavailable(
@@ -220,6 +218,35 @@ def _survey(
             hint="See the nodes and their logs in Ray's dashboard.",
         )
     return answers, silent
+
+
+def _surveyed(
+    cluster: Cluster,
+    node: ClusterNode,
+    work: Sent,
+    send: Callable[[ClusterNode], Sent],
+    deadline: float,
+) -> Surveyed:
+    """How a node measures. It is asked again where the process that was asked is lost and the node
+    is not, which happens on busy machines. Raises WorkLost and InternalError."""
+    for left in reversed(range(TRIES)):
+        try:
+            while not work.answered(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline or not _lives(cluster, node):
+                    raise WorkLost(f"no answer within {SURVEY_SECONDS:.0f} s, or the node is gone")
+            answer: Surveyed = work.next()
+            return answer
+        except WorkLost:
+            if not left or time.monotonic() >= deadline or not _lives(cluster, node):
+                raise
+        finally:
+            cluster.forget(work)
+        work = send(node)
+    raise AssertionError("the last try answers or raises")
+
+
+def _lives(cluster: Cluster, node: ClusterNode) -> bool:
+    return any(living.id == node.id for living in cluster.nodes())
 
 
 def _alike(slots: Slots, surveyed: Sequence[Surveyed]) -> tuple[Surveyed, list[str]]:

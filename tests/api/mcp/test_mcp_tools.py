@@ -22,6 +22,7 @@ from kb.errors import Unavailable
 from retrieval.diagnose.signals import load_signals
 from tests.api.cli_process import COMMAND, ROOT
 from tests.api.mcp.mcp_sessions import TOOLS, Agent, over_http, over_stdio
+from tests.catalogs import fresh_data_dir
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -272,7 +273,7 @@ def test_without_a_service_an_empty_data_directory_answers(
 ) -> None:
     """In the process of `kernlore mcp`, which loads the built-in knowledge where there is none, and
     leaves the vector index to a service."""
-    data = place_models(tmp_path / "data", model_cache)
+    data = place_models(fresh_data_dir(tmp_path / "data"), model_cache)
     knowledge = {"KERNLORE_KNOWLEDGE_DIR": str(service_folder / "knowledge")}
     with over_stdio("--data-dir", data, environment=os.environ | knowledge) as agent:
         found = agent.call("search_manual", query="shared memory of the H100", hardware="h100", k=2)

@@ -23,7 +23,7 @@ CHROMIUM = next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
 )
 pytestmark = [
-    pytest.mark.slow(40),
+    pytest.mark.slow(seconds=40),
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: `make browser` installs it"),
 ]
 EXAMPLE = ROOT / "examples/new_chip"
