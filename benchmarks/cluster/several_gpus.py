@@ -4,7 +4,9 @@ one GPU, with as much work for each GPU.
     python -m benchmarks.cluster.several_gpus --hardware h100 --gpus 4 1
 
 Every GPU gets a copy of each problem, so that the mix of work is the same for any number of them.
-Needs, of Kernlore's dependencies, those of `kernlore optimize --ray --knowledge off` alone.
+Of Kernlore's dependencies it needs sqlalchemy, alembic, pydantic, pydantic-settings, structlog,
+typer, rich, httpx, fsspec, tomli_w, snowballstemmer and google-re2, beside torch and Ray: so it runs
+on a GPU machine with nothing else.
 """
 
 from __future__ import annotations
@@ -136,6 +138,8 @@ def search(
             child.wait()
         say((folder / f"search{number}.txt").read_text(errors="replace")[-options.tail :])
     seconds = time.monotonic() - began
+    for log in sorted((data / "runs").glob("*/log")):
+        say(f"{log.parent.name}: {log.read_text(errors='replace')[-options.tail :]}")
     return _counted(data, gpus, address is not None, seconds, len(problems))
 
 
