@@ -148,12 +148,10 @@ def by_ray_data(cluster: Cluster, work: Work) -> tuple[list[float], list[str], i
         if not isinstance(document, ReadDocument):
             return {"name": row["file"].name, "document": document, "vectors": []}
         texts = texts_of(document)
-        vectors = [
-            vector
-            for start in range(0, len(texts), TEXTS)
-            for part in embed(reading, texts[start : start + TEXTS])
-            for vector in part
-        ]
+        vectors: list[Any] = []
+        for start in range(0, len(texts), TEXTS):
+            (part,) = embed(reading, texts[start : start + TEXTS])
+            vectors += part if isinstance(part, list) else []
         return {"name": row["file"].name, "document": document, "vectors": vectors}
 
     began, came, failed, texts = time.monotonic(), [], [], 0

@@ -5,8 +5,8 @@ one GPU, with as much work for each GPU.
 
 Every GPU gets a copy of each problem, so that the mix of work is the same for any number of them.
 Of Kernlore's dependencies it needs sqlalchemy, alembic, pydantic, pydantic-settings, structlog,
-typer, rich, httpx, fsspec, tomli_w, snowballstemmer and google-re2, beside torch and Ray: so it runs
-on a GPU machine with nothing else.
+typer, rich, httpx, fsspec, tomli_w, snowballstemmer and google-re2, beside torch and Ray: so it
+runs on a GPU machine with nothing else.
 """
 
 from __future__ import annotations
