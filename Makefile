@@ -25,7 +25,7 @@ DATA ?= data
 # the program anew, which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run test test-postgres test-stores cluster postgres quick check lint types docs setup browser serve clean
+.PHONY: run test test-postgres test-stores cluster postgres helm quick check lint types docs setup browser serve clean
 
 run serve: setup
 	@$(BIN)/kernlore serve --host $(HOST) --port $(PORT) --data-dir $(DATA)
@@ -91,6 +91,14 @@ postgres:
 			apt-get install -y -qq --no-install-recommends postgresql >/dev/null \
 			|| echo "PostgreSQL could not be installed; its tests will be skipped."; \
 	else echo "No PostgreSQL: the tests of a catalog on a server will be skipped."; fi
+
+# For the tests that lint and render the chart; without it they are skipped. 75 MB, so no part of the
+# set-up: the Helm library itself as a Python package.
+helm: setup
+	@if command -v helm >/dev/null || $(BIN)/python -c 'import helm_python' 2>/dev/null; then :; \
+	else echo "Installing Helm's library for the tests of the chart."; \
+		$(BIN)/python -m pip install --quiet --disable-pip-version-check helm-python-sdk==0.2.2 \
+			|| echo "Helm could not be installed; the chart will not be rendered."; fi
 
 clean:
 	rm -rf $(VENV) $(DATA) build dist *.egg-info

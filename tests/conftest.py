@@ -53,7 +53,8 @@ def pytest_configure(config: pytest.Config) -> None:
         return
     workers = int(os.environ["PYTEST_XDIST_WORKER_COUNT"])
     usable = sorted(os.sched_getaffinity(0))
-    own = usable[int(worker.removeprefix("gw")) :: workers]
+    # One that takes the place of a crashed worker has a number of its own.
+    own = usable[int(worker.removeprefix("gw")) % workers :: workers]
     if len(usable) < workers:
         return
     os.sched_setaffinity(0, own)

@@ -15,11 +15,13 @@ EVERYWHERE = chroma_server.EVERYWHERE or seaweed.EVERYWHERE
 
 
 def environment_of(data_dir: Path) -> dict[str, str]:
-    """What a process of its own needs, to have the same stores for a data directory."""
+    """What a process of its own needs, to have the same stores for a data directory. A test that
+    names a store in its environment has that one, and may have stopped its server.
+    """
     environment: dict[str, str] = {}
-    if seaweed.EVERYWHERE:
+    if seaweed.EVERYWHERE and "KERNLORE_BLOB_URL" not in os.environ:
         environment["KERNLORE_BLOB_URL"] = seaweed.server().of_directory(data_dir)
-    if chroma_server.EVERYWHERE:
+    if chroma_server.EVERYWHERE and "KERNLORE_CHROMA_URL" not in os.environ:
         environment["KERNLORE_CHROMA_URL"] = chroma_server.server().of_directory(data_dir)
     return environment
 

@@ -143,6 +143,8 @@ def _answer(base: KnowledgeBase, search: _Search, output: Path | None) -> dict[s
         reason = printed.decode("utf-8", "replace").strip().splitlines()
         return {"problem": search.name, "run": search.run, "error": "\n".join(reason[-3:])}
     tree = Tree(store.nodes(search.run))
+    if not len(tree):  # not even the reference was measured, so there is nothing to write
+        return {"problem": search.name, "run": search.run, "error": f"{row.state}: {row.ended}"}
     finished = Finished(row, tree, outcome_of(row, tree), load_problem(search.problem))
     folder = output / search.name if output is not None else None
     return {"problem": search.name, **write_result(finished, folder)}

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import IO, Protocol
 
-from kb import telemetry
-from kb.jobs import ROOT, ChildProcess, environment
+from kb import jobs, telemetry
+from kb.jobs import ROOT, ChildProcess
 from kb.settings import Settings
 from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcess, PreparedProcesses
 
@@ -60,7 +60,7 @@ class _Forked:
     def __init__(
         self, prepared: PreparedProcesses, arguments: Sequence[str], settings: Settings
     ) -> None:
-        variables = {**environment(settings), **telemetry.for_child()}
+        variables = {**jobs.environment(settings), **telemetry.for_child()}
         with ExitStack() as files:
             self._out = files.enter_context(tempfile.TemporaryFile())
             self._err = files.enter_context(tempfile.TemporaryFile())

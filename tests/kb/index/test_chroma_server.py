@@ -17,7 +17,7 @@ from kb.errors import InvalidRequest, StoreAway
 from kb.index import chroma_client
 from kb.index.chroma import ChromaIndex
 from kb.index.chroma_client import Server, parse_address
-from kb.index.near import NearIndex
+from kb.index.near import NearIndex, state_of
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from tests.chroma_server import ChromaServer
@@ -88,7 +88,8 @@ def test_services_of_one_catalog_share_its_collections(
     assert texts(filled, second) == texts(filled)
     assert len(chroma_server.collections(url)) == 1
     first.rebuild()  # the collections of the second are gone
-    near = NearIndex(filled.catalog, filled.embedder.fingerprint, second, exact_up_to=100)
+    model, now = filled.embedder.fingerprint, state_of(filled.catalog)
+    near = NearIndex(filled.catalog, model, second, now, exact_up_to=100)
     assert texts(filled, near) == texts(filled) and near.away is not None
     near.catch_up()
     assert near.away is None and texts(filled, second) == texts(filled)
