@@ -172,7 +172,10 @@ def language_of(hardware: HardwareView) -> Language | None:
 
 
 def _within(language: Language, hardware: HardwareView) -> Language:
-    """The language without vectors wider than the processor's."""
+    """The language with the choices of this hardware: no vectors wider than the processor's, tensor
+    cores for float32 where they take TF32."""
+    if language is TRITON and "nvidia" in hardware.lineage:
+        return replace(language, start=triton.START_WITH_TF32)
     bits = hardware.facts.get("vector_bits")
     widths = language.others.get(WIDTH)
     if widths is None or not isinstance(bits, int | float):
