@@ -75,7 +75,10 @@ def _joined(nest: Nest, stage: Stage) -> int:
 
 
 def _deepest(stage: Stage) -> int:
-    """How many outer loops may be shared: those outside of the lane, and of a scan."""
+    """How many outer loops may be shared: those outside of the lane, and of a scan; none where
+    places of the result are read from a tensor."""
+    if stage.order or stage.at is not None:
+        return 0
     inside = [v for v in (lane_of(stage), stage.scanned) if v in stage.space]
     return min(map(stage.space.index, inside), default=len(stage.space))
 
@@ -117,5 +120,6 @@ def _local(nest: Nest, made: list[Nest]) -> set[str]:
         for stage in other.stages
         for load in stage.body.loads
     }
+    others |= {s.out.name for other in made if other is not nest for s in other.stages if s.at}
     own = [stage.out for stage in nest.stages if stage.out.number is None]
     return {buffer.name for buffer in own if buffer.name not in others and nest.depth}

@@ -22,14 +22,19 @@ from optimizer.search.synthesizers.traced.launches import Launch, launches, plac
 from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
 from optimizer.search.synthesizers.traced.triton_kernel import Written, write_kernel
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+from optimizer.search.synthesizers.traced.triton_product_kernel import (
+    AUTO,
+    PARTS,
+    write_product,
+)
 from optimizer.search.synthesizers.traced.triton_products import (
     LIBRARY,
     TENSOR_CORES,
+    WINDOWS_TOO,
     Product,
     laid_out,
     view_text,
     with_products,
-    write_product,
 )
 
 # The choices that a kernel is written with: elements of a program where there is no reduction and
@@ -44,17 +49,17 @@ START: Mapping[str, Value] = {
     "chunk": 4096,
     "product_multiple": 8,
     "products": LIBRARY,
-    "product_tile": "128x64",
+    "product_tile": AUTO,
 }
 OTHERS: Mapping[str, tuple[Value, ...]] = {
+    "product_tile": ("128x64", "64x128", "64x64", "128x128"),
+    "products": (LIBRARY, WINDOWS_TOO),
     "block": (512, 2048, 4096),
     "row_block": (2048, 8192),
     "warp_elements": (512, 128, 1024),
     "resident": (4096, 32768),
     "chunk": (2048, 8192),
     "product_multiple": (1,),
-    "products": (LIBRARY,),
-    "product_tile": ("64x128", "64x64", "128x128"),
 }
 # What a chip whose tensor cores take TF32 begins with.
 START_WITH_TF32: Mapping[str, Value] = {**START, "products": TENSOR_CORES}
@@ -132,6 +137,7 @@ def written(
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
     fill = _FILL if any(" = filled(" in host for host in hosts) else ""
+    fill += PARTS if any(" = parts_of(" in host for host in hosts) else ""
     parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts, _run(tests)]
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
