@@ -10,7 +10,7 @@ products and convolutions to torch. Deterministic in the context and the install
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.abi import Signature
@@ -23,6 +23,7 @@ from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_OURS
 
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
@@ -109,7 +110,8 @@ class TracedSynthesizer:
             return None
         tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _own(n)}
         texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _own(n)}
-        for plan, values in _choices(context.parent, _within(language, context.hardware)):
+        here = _within(language, context.hardware)
+        for plan, values in _choices(context.parent, here, _refused(context.tried)):
             if _key(values) in tried:
                 continue
             try:
@@ -225,9 +227,16 @@ def _written(
     return source.text, f": {kernels}{left}."
 
 
-def _choices(parent: Node, language: Language) -> Iterator[tuple[str, Choices]]:
+def _refused(tried: Sequence[Node]) -> bool:
+    """Whether a kernel was not right, or took longer to compile than it may."""
+    return any(_own(n) and n.evaluation and not n.evaluation.correct for n in tried)
+
+
+def _choices(parent: Node, language: Language, refused: bool) -> Iterator[tuple[str, Choices]]:
     if parent.number == REFERENCE:
         yield language.first_plan, language.start
+        if refused and language.start.get("products", NOT_OURS) != NOT_OURS:
+            yield language.first_plan, {**language.start, "products": NOT_OURS}
     elif _own(parent) and parent.proposal is not None:
         for name, values in language.others.items():
             for value in values:

@@ -36,7 +36,7 @@ def traced_high(x):
 @triton.jit
 def traced_low(x, high):
     low = x - high
-    return tl.where(low == low, low, 0.0)
+    return traced_high(tl.where(low == low, low, 0.0))
 
 
 @triton.jit
