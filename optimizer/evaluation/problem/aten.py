@@ -227,7 +227,7 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
                 larger[device] = sizes
                 break
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
-    kinds = _kinds(name, f"{call}(x0)" in source, result)
+    kinds = _kinds(name, call.format("x0") in source, result)
     return Made(short, name, source, _toml(short, name, own, larger, kinds), bool(larger), plain)
 
 
