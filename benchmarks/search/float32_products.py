@@ -80,7 +80,7 @@ def show(shape: str, how: str, call: Callable[[], Any], golden: torch.Tensor, te
     call()
     pairs = []
     for _ in range(CALLS):
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         torch.cuda._sleep(500_000)  # type: ignore[no-untyped-call]
         first.record()
         result = call()
