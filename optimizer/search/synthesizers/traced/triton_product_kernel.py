@@ -24,8 +24,9 @@ from optimizer.search.synthesizers.traced.triton_products import Product, Window
 AUTO = "auto"  # the tile that was the fastest of most products of its kind
 STAGES = 3  # of the loop over the terms
 GROUP = 8  # rows of tiles that are walked through together, so that factors stay in the cache
-# What a product is made of where the right factor is parted beforehand. A part that is infinite
-# makes NaN of what the other one has none of, which the first product alone decides.
+# What a product is made of where the right factor is parted beforehand. The low part of a factor
+# has a sign of its own: what an infinite element gives with it is left out, and the first product
+# alone decides.
 PARTS = '''\
 @triton.jit
 def traced_high(x):
@@ -44,7 +45,7 @@ def traced_three(left, high, low, total):
     first = traced_high(left)
     part = tl.dot(traced_low(left, first), high, input_precision="tf32")
     part = tl.dot(first, low, part, input_precision="tf32")
-    part = tl.where(part == part, part, 0.0)
+    part = tl.where(tl.abs(part) < float("inf"), part, 0.0)
     return total + tl.dot(first, high, part, input_precision="tf32")
 
 
