@@ -9,6 +9,7 @@ generators, devices) are left out, with the reason.
 from __future__ import annotations
 
 import itertools
+import json
 import logging
 import math
 import re
@@ -30,6 +31,10 @@ SAMPLES = 12  # of an operator that are looked at
 BEST = 3
 _FLOATING = (torch.float32,)
 _PLAIN = (bool, int, float, str, type(None))
+
+
+# Which of equal elements comes first is not said of them.
+_WITH_PLACES = ("sort", "argsort", "mode")
 
 
 @dataclass(frozen=True)
@@ -222,7 +227,16 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
                 larger[device] = sizes
                 break
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
-    return Made(short, name, source, _toml(short, name, own, larger), bool(larger), plain)
+    kinds = _kinds(name, call.format("x0") in source, result)
+    return Made(short, name, source, _toml(short, name, own, larger, kinds), bool(larger), plain)
+
+
+def _kinds(name: str, along_the_last: bool, result: Sequence[torch.Tensor]) -> list[str]:
+    """How the outputs of an operator are compared whose places may be those of equal elements, in
+    the last dimension of its input; none for any other."""
+    if name not in _WITH_PLACES or not along_the_last:
+        return []
+    return ["float" if part.is_floating_point() else "index" for part in result]
 
 
 def _arguments(sample: Any) -> _File | str:
@@ -433,8 +447,16 @@ def _accepted(source: str, constants: dict[str, int], most: int | None) -> bool:
     return bool(sum(part.numel() for part in parts) < MOST_RESULTS)
 
 
-def _toml(short: str, name: str, own: dict[str, int], larger: dict[str, dict[str, int]]) -> str:
+def _toml(
+    short: str,
+    name: str,
+    own: dict[str, int],
+    larger: dict[str, dict[str, int]],
+    kinds: Sequence[str],
+) -> str:
     lines = [f'name = "{short}"', 'op = "elementwise"', f'summary = "torch\'s operator {name}."']
+    if kinds:
+        lines += ["", "[policy]", f"outputs = {json.dumps(kinds)}"]
     cases = []
     for device, title in (("cpu", "main"), ("cuda", "gpu")):
         if device in larger:

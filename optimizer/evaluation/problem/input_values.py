@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -18,7 +19,8 @@ from optimizer.evaluation.problem.spec import Distribution
 _OFFSETS = {torch.float64: 1e6, torch.float32: 1e3, torch.float16: 32.0, torch.bfloat16: 8.0}
 _DECADES = {torch.float64: 6.0, torch.float32: 6.0, torch.float16: 3.0, torch.bfloat16: 3.0}
 _SPREAD_SEED = 0x5EED
-MOST_KEPT = 2 * 2**30  # bytes of a draw that is kept
+KEPT_SHARE = 1 / 8  # of the memory that is free, which a draw that is kept takes at most
+ALWAYS_KEPT = 256 * 2**20  # bytes of a draw that is kept in any case
 DRAWN_SHARE = 1 / 8  # of a GPU's memory, which the values take with all that leads to them
 
 
@@ -48,8 +50,8 @@ class LatestDraw:
         self._values: list[Any] = []
 
     def of(self, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
-        """What `draw` makes of the seed, on the CPU; more than MOST_KEPT bytes are drawn each
-        time.
+        """What `draw` makes of the seed, on the CPU; what would take too much of the memory that
+        is free is drawn each time.
         """
         if seed == self._seed:
             return self._values
@@ -58,7 +60,7 @@ class LatestDraw:
             self._device, values = self._first(seed, draw)
         else:
             values = _drawn_on(self._device, seed, draw)
-        if _bytes_of(values) <= MOST_KEPT:
+        if _bytes_of(values) <= max(ALWAYS_KEPT, KEPT_SHARE * _free_memory()):
             self._seed, self._values = seed, values
         return values
 
@@ -75,6 +77,16 @@ class LatestDraw:
 
 def _bytes_of(values: Sequence[Any]) -> int:
     return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
+
+
+def _free_memory() -> int:
+    """In bytes, with what the system would give back; 0 where it does not say."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    lines = dict(line.split(":", 1) for line in text.splitlines())
+    return int(lines.get("MemAvailable", "0 kB").split()[0]) << 10
 
 
 def _drawn_on(device: str, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:

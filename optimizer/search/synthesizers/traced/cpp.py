@@ -5,75 +5,27 @@ One function a case; the entry chooses by the shapes that it is handed, and refu
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 
 from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
-from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
+from optimizer.search.synthesizers.traced.cpp_places import Placing
+from optimizer.search.synthesizers.traced.cpp_writer import TYPES, start_of
+from optimizer.search.synthesizers.traced.expression import FLOATS
 from optimizer.search.synthesizers.traced.header import header_for
 from optimizer.search.synthesizers.traced.index import (
-    Atom,
     Index,
-    Quotient,
-    Remainder,
     Var,
-    flattened,
     index,
 )
 from optimizer.search.synthesizers.traced.nests import Nest, lane_of, nests
 from optimizer.search.synthesizers.traced.program import Buffer, Program, Stage
 
-TYPES = {
-    "float32": "float",
-    "float64": "double",
-    "float16": "_Float16",
-    "bfloat16": "kl_bfloat16",
-    "int8": "int8_t",
-    "uint8": "uint8_t",
-    "int16": "int16_t",
-    "int32": "int32_t",
-    "int64": "int64_t",
-    "bool": "bool",
-}
 ALONE = 20_000  # computed elements, below which waking a second thread costs more than it brings
 ON_STACK = 4_096  # elements
 CHUNK = 1_024  # terms that are added in float32 before they are added in float64
 TILE = 512  # sums that are kept side by side
-_INFIX = {
-    "add": "+",
-    "sub": "-",
-    "mul": "*",
-    "div": "/",
-    "and": "&&",
-    "or": "||",
-    "eq": "==",
-    "ne": "!=",
-    "lt": "<",
-    "le": "<=",
-    "gt": ">",
-    "ge": ">=",
-    "xor": "!=",
-    "bits_and": "&",
-    "bits_or": "|",
-    "bits_xor": "^",
-    "shift_left": "<<",
-    "shift_right": ">>",
-}
-_CALLED = {
-    **{name: f"kl_{name}" for name in ("exp", "log", "tanh", "erf", "sigmoid", "sign")},
-    "max": "kl_max",
-    "min": "kl_min",
-    **{name: f"std::{name}" for name in ("sqrt", "floor", "ceil", "trunc", "pow", "abs", "sin")},
-    **{name: f"std::{name}" for name in ("cos", "expm1", "log1p", "exp2", "log2", "erfc")},
-    **{name: f"std::{name}" for name in ("atan", "asin", "acos", "tan", "sinh", "cosh", "log10")},
-    **{name: f"std::{name}" for name in ("asinh", "acosh", "atanh", "atan2", "hypot", "signbit")},
-    **{name: f"kl_{name}" for name in ("fmod", "quotient", "lgamma", "digamma", "erfinv")},
-    "round": "std::nearbyint",
-    "isnan": "std::isnan",
-    "isinf": "std::isinf",
-}
 
 
 def written(programs: Sequence[tuple[Signature, Program]]) -> str:
@@ -103,16 +55,8 @@ def _fits(signature: Signature) -> str:
 
 
 @dataclass
-class _Case:
+class _Case(Placing):
     """Writes one program, line by line."""
-
-    program: Program
-    lines: list[str] = field(default_factory=list)
-    rooms: list[str] = field(default_factory=list)
-    indent: int = 1
-    names: int = 0
-    known: dict[int, str] = field(default_factory=dict)  # of expressions in the block at hand
-    local: dict[str, int] = field(default_factory=dict)  # buffers of a nest: its depth
 
     def text(self) -> str:
         """The function `run`."""
@@ -188,6 +132,12 @@ class _Case:
         return tuple(made)
 
     def _stage(self, stage: Stage, depth: int, parallel: bool) -> None:
+        if stage.order is not None:
+            self.ordered(stage, parallel)
+            return
+        if stage.at is not None:
+            self.put(stage, parallel)
+            return
         lane = lane_of(_inner(stage, depth))
         if stage.scanned and lane:
             self._scan(stage, lane, depth, parallel)
@@ -217,7 +167,7 @@ class _Case:
         long = combine == "sum" and stage.body.dtype == "float32"
         with self._block(""):
             total = "double" if long else kind
-            self._line(f"{total} total = {_start(combine, stage.body.dtype)};")
+            self._line(f"{total} total = {start_of(combine, stage.body.dtype)};")
             bad = combine in ("max", "min") and floats
             if bad:
                 self._line("int bad = 0;")
@@ -264,7 +214,7 @@ class _Case:
             self._hoisted(stage.body, frozenset([lane, *reduced]))
             step = f"for (int64_t from = 0; from < {lane.extent}; from += {tile})"
             with self._block(step, shared if not space else ""):
-                self._tile(lane, tile, kind, _start(combine, dtype))
+                self._tile(lane, tile, kind, start_of(combine, dtype))
                 with self._loops(reduced):
                     self._hoisted(stage.body, frozenset([lane]))
                     with self._lanes(lane):
@@ -278,7 +228,8 @@ class _Case:
         assert scanned is not None
         space = [v for v in stage.space[depth:] if v not in (lane, scanned)]
         # As torch's own scans: what was added to one element stays in all that follow.
-        kind = "double" if dtype == "float32" else TYPES[dtype]
+        added = dtype == "float32" and combine not in ("max", "min")
+        kind = "double" if added else TYPES[dtype]
         shared = "#pragma omp parallel for schedule(static)" if parallel else ""
         with self._loops(space, shared if space else ""):
             self._hoisted(stage.body, frozenset([lane, scanned]))
@@ -288,9 +239,16 @@ class _Case:
                 self._scanned_columns(stage, lane, kind, shared if not space else "")
 
     def _scanned_row(self, stage: Stage, lane: Var, combine: str, kind: str) -> None:
+        if combine not in ("sum", "prod"):
+            with self._block(""):
+                self._line(f"{kind} total = {start_of(combine, stage.body.dtype)};")
+                with self._loops([lane]):
+                    self._combine("total", self._value(stage.body), combine, False)
+                    self._store(stage, stage.out, "total")
+            return
         sign = "+" if combine == "sum" else "*"
         with self._block(""):
-            self._line(f"{kind} total = {_start(combine, stage.body.dtype)};")
+            self._line(f"{kind} total = {start_of(combine, stage.body.dtype)};")
             with self._loops([lane], f"#pragma omp simd reduction(inscan, {sign}:total)"):
                 with self._block(""):
                     self._line(f"total {sign}= {self._value(stage.body)};")
@@ -304,7 +262,7 @@ class _Case:
         tile = min(lane.extent, max(16, min(TILE, lane.extent // 4)) if shared else TILE)
         step = f"for (int64_t from = 0; from < {lane.extent}; from += {tile})"
         with self._block(step, shared):
-            self._tile(lane, tile, kind, _start(combine, stage.body.dtype))
+            self._tile(lane, tile, kind, start_of(combine, stage.body.dtype))
             with self._loops([scanned]):
                 self._hoisted(stage.body, frozenset([lane]))
                 with self._lanes(lane):
@@ -318,129 +276,6 @@ class _Case:
         self._line(f"const int64_t n = {rest} < {tile} ? {rest} : {tile};")
         self._line(f"for (int64_t l = 0; l < n; l++) acc[l] = {start};")
 
-    @contextmanager
-    def _lanes(self, lane: Var) -> Iterator[None]:
-        with self._block("for (int64_t l = 0; l < n; l++)", "#pragma omp simd"):
-            self._line(f"const int64_t {lane.name} = from + l;")
-            yield
-
-    @contextmanager
-    def _loops(self, variables: Sequence[Var], pragma: str = "") -> Iterator[None]:
-        """Loops in each other, with the pragma before the outermost."""
-        if not variables:
-            yield
-            return
-        name, extent = variables[0].name, variables[0].extent
-        head = f"for (int64_t {name} = 0; {name} < {extent}; {name}++)"
-        with self._block(head, pragma), self._loops(variables[1:]):
-            yield
-
-    @contextmanager
-    def _block(self, head: str, pragma: str = "") -> Iterator[None]:
-        if pragma:
-            self._line(pragma)
-        if head.startswith("#"):
-            self._line(head)
-            head = ""
-        self._line(f"{head} {{".strip())
-        before, self.known = self.known, dict(self.known)
-        self.indent += 1
-        yield
-        self.indent -= 1
-        self.known = before
-        self._line("}")
-
-    # -- expressions
-
-    def _combine(self, into: str, value: str, combine: str, bad: bool) -> None:
-        if bad:
-            self._line(f"bad |= {value} != {value};")
-        if combine in ("sum", "prod"):
-            self._line(f"{into} {'+' if combine == 'sum' else '*'}= {value};")
-        elif bad:
-            sign = ">" if combine == "max" else "<"
-            self._line(f"{into} = {value} {sign} {into} ? {value} : {into};")
-        else:
-            self._line(f"{into} = kl_{combine}({into}, {value});")
-
-    def _store(self, stage: Stage, out: Buffer, value: str) -> None:
-        places = tuple(map(index, stage.space))
-        kind = TYPES["float32" if out.dtype == "bfloat16" else out.dtype]
-        self._line(f"kl_write(&{self._element(out, places)}, ({kind})({value}));")
-
-    def _element(self, buffer: Buffer, places: tuple[Index, ...]) -> str:
-        depth = self.local.get(buffer.name, 0)
-        place = flattened(places[depth:], buffer.shape[depth:])
-        return f"{buffer.name}[{self._index(place)}]"
-
-    def _hoisted(self, of: Expression, inside: frozenset[Var]) -> None:
-        """Write what does not change in the loops over `inside` before them."""
-        if of.name == "literal":
-            return
-        if not of.variables & inside:
-            self._value(of)
-        else:
-            for arg in of.args:
-                self._hoisted(arg, inside)
-
-    def _value(self, of: Expression) -> str:
-        """The name of a constant with the expression's value, written in the block at hand."""
-        if of.name == "literal":
-            return _number(of.value, of.dtype)
-        if id(of) not in self.known:
-            text = self._written(of)
-            name = f"v{self.names}"
-            self.names += 1
-            self._line(f"const {TYPES[of.dtype]} {name} = {text};")
-            self.known[id(of)] = name
-        return self.known[id(of)]
-
-    def _written(self, of: Expression) -> str:
-        if of.name == "load":
-            buffer = self.program.buffers[str(of.value)]
-            return f"kl_read({self._element(buffer, of.indices)})"
-        if of.name == "counted":
-            return self._index(of.indices[0])
-        args = [self._value(arg) for arg in of.args]
-        if of.name in _INFIX:
-            return f"{args[0]} {_INFIX[of.name]} {args[1]}"
-        kind = TYPES[of.dtype]
-        forms: Mapping[str, str] = {
-            "cast": f"({kind}){args[0]}",
-            "neg": f"-{args[0]}",
-            "not": f"!{args[0]}",
-            "bits_not": f"~{args[0]}",
-            "square": f"{args[0]} * {args[0]}",
-            "rsqrt": f"({kind})1 / std::sqrt({args[0]})",
-            "reciprocal": f"({kind})1 / {args[0]}",
-        }
-        if of.name in forms:
-            return forms[of.name]
-        if of.name == "where":
-            return f"{args[0]} ? {args[1]} : {args[2]}"
-        return f"{_CALLED[of.name]}({', '.join(args)})"
-
-    def _index(self, of: Index) -> str:
-        parts = [
-            f"{factor} * {self._atom(atom)}" if factor != 1 else self._atom(atom)
-            for atom, factor in of.terms
-        ]
-        if of.offset or not parts:
-            parts.append(str(of.offset))
-        return " + ".join(parts)
-
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, Var):
-            return atom.name
-        if isinstance(atom, Quotient):
-            return f"(({self._index(atom.index)}) / {atom.by})"
-        if isinstance(atom, Remainder):
-            return f"(({self._index(atom.index)}) % {atom.by})"
-        return self._value(atom.value)
-
-    def _line(self, text: str) -> None:
-        self.lines.append("  " * self.indent + text if not text.startswith("#") else text)
-
 
 def _moved(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) -> Stage:
     """The stage with the nest's variables in place of its own outer ones."""
@@ -451,24 +286,3 @@ def _moved(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) ->
 def _inner(stage: Stage, depth: int) -> Stage:
     """What is left of a stage inside of the nest's loops."""
     return replace(stage, space=stage.space[depth:])
-
-
-def _start(combine: str, dtype: str) -> str:
-    if combine in ("sum", "prod"):
-        return _number(combine == "prod", dtype)
-    if dtype in FLOATS:
-        return "-INFINITY" if combine == "max" else "INFINITY"
-    return "INT64_MIN" if combine == "max" else "INT64_MAX"
-
-
-def _number(value: float | str, dtype: str) -> str:
-    if dtype == "bool":
-        return "true" if value else "false"
-    if dtype not in FLOATS:
-        return f"(({TYPES[dtype]}){int(value)}LL)"
-    number = float(value)
-    if number != number:
-        return f"(({TYPES[dtype]})NAN)"
-    if number in (float("inf"), float("-inf")):
-        return f"(({TYPES[dtype]}){'-' if number < 0 else ''}INFINITY)"
-    return f"{number!r}{'f' if dtype == 'float32' else ''}"

@@ -155,6 +155,155 @@ template <class T> KL T kl_erfinv(T of) {
   return (T)y;
 }
 
+template <class T> KL T kl_erfcx(T of) {
+  const long double x = of;
+  if (x < 25) return (T)(std::exp(x * x) * std::erfc(x));
+  const long double z = 1 / (2 * x * x);  // asymptotic: Abramowitz and Stegun, 7.1.23
+  return (T)((1 - z * (1 - 3 * z * (1 - 5 * z * (1 - 7 * z)))) / (x * 1.7724538509055160273L));
+}
+
+template <class T> KL T kl_bessel(T of) {
+  const double x = of;
+  return (T)(std::isinf(x) ? 0.0 : (std::abs(x) < 1e-4 ? 1 - x * x / 6 : std::sin(x) / x));
+}
+
+template <class T> KL T kl_mantissa(T x) { int power; return std::frexp(x, &power); }
+template <class T> KL int32_t kl_exponent(T x) {
+  int power = 0;
+  std::frexp(x, &power);
+  return std::isfinite(x) ? power : 0;
+}
+
+// Polynomials by their recurrences: `zeroth`, `first`, then a next one from the two before it.
+template <class F> KL double kl_recurred(double degree, double zeroth, double first, F next) {
+  const int64_t n = (int64_t)degree;
+  if (n < 0) return 0;
+  if (n == 0) return zeroth;
+  double before = zeroth, last = first;
+  for (int64_t k = 1; k < n && last == last; k++) {
+    const double then = next((double)k, last, before);
+    before = last;
+    last = then;
+  }
+  return last;
+}
+
+template <class T> KL T kl_chebyshev_t(T x, T n) {
+  const double y = x;
+  return (T)kl_recurred(n, 1, y, [=](double, double q, double p) { return 2 * y * q - p; });
+}
+
+template <class T> KL T kl_chebyshev_u(T x, T n) {
+  const double y = x;
+  return (T)kl_recurred(n, 1, 2 * y, [=](double, double q, double p) { return 2 * y * q - p; });
+}
+
+template <class T> KL T kl_chebyshev_v(T x, T n) {
+  const double y = x;
+  return (T)kl_recurred(n, 1, 2 * y - 1, [=](double, double q, double p) { return 2 * y * q - p; });
+}
+
+template <class T> KL T kl_chebyshev_w(T x, T n) {
+  const double y = x;
+  return (T)kl_recurred(n, 1, 2 * y + 1, [=](double, double q, double p) { return 2 * y * q - p; });
+}
+
+template <class T> KL T kl_hermite_h(T x, T n) {
+  const double y = x;
+  if (n > (sizeof(T) == 4 ? 128 : 512)) return (T)NAN;  // as torch
+  return (T)kl_recurred(n, 1, 2 * y, [=](double k, double q, double p) {
+    return 2 * y * q - 2 * k * p;
+  });
+}
+
+template <class T> KL T kl_hermite_he(T x, T n) {
+  const double y = x;
+  if (n > (sizeof(T) == 4 ? 128 : 512)) return (T)NAN;  // as torch
+  return (T)kl_recurred(n, 1, y, [=](double k, double q, double p) { return y * q - k * p; });
+}
+
+template <class T> KL T kl_laguerre_l(T x, T n) {
+  const double y = x;
+  return (T)kl_recurred(n, 1, 1 - y, [=](double k, double q, double p) {
+    return ((2 * k + 1 - y) * q - k * p) / (k + 1);
+  });
+}
+
+template <class T> KL T kl_legendre_p(T x, T n) {
+  const double y = x;
+  return (T)kl_recurred(n, 1, y, [=](double k, double q, double p) {
+    return ((2 * k + 1) * y * q - k * p) / (k + 1);
+  });
+}
+
+KL double kl_logaddexp(double a, double b) {
+  const double most = a > b ? a : b, least = a > b ? b : a;
+  if (a != a || b != b) return NAN;
+  return std::isinf(most) ? most : most + std::log1p(std::exp(least - most));
+}
+
+// Numbers whose order is that of the values: NaN behind all others, as torch sorts it.
+#include <algorithm>
+#include <vector>
+KL uint32_t kl_key(float x) {
+  const uint32_t bits = kl_bits<uint32_t>(x + 0.0f);
+  return x != x ? UINT32_MAX : bits ^ (bits >> 31 ? UINT32_MAX : 0x80000000u);
+}
+KL uint64_t kl_key(double x) {
+  const uint64_t bits = kl_bits<uint64_t>(x + 0.0);
+  return x != x ? UINT64_MAX : bits ^ (bits >> 63 ? UINT64_MAX : 1ull << 63);
+}
+KL uint64_t kl_key(int64_t x) { return (uint64_t)x ^ 1ull << 63; }
+KL uint32_t kl_key(int32_t x) { return (uint32_t)x ^ 0x80000000u; }
+KL uint32_t kl_key(int16_t x) { return kl_key((int32_t)x); }
+KL uint32_t kl_key(int8_t x) { return kl_key((int32_t)x); }
+KL uint32_t kl_key(uint8_t x) { return x; }
+KL uint32_t kl_key(bool x) { return x; }
+
+// A key and its place: one number where both fit, so that equal keys stay in their order.
+struct kl_wide {
+  uint64_t key, place;
+  bool operator<(const kl_wide &other) const {
+    return key < other.key || (key == other.key && place < other.place);
+  }
+};
+
+KL uint64_t kl_placed(uint32_t key, uint32_t place) { return (uint64_t)key << 32 | place; }
+KL kl_wide kl_placed(uint64_t key, uint64_t place) { return {key, place}; }
+KL int64_t kl_place(uint64_t of) { return (int64_t)(uint32_t)of; }
+KL int64_t kl_place(kl_wide of) { return (int64_t)of.place; }
+
+template <class T> static T *kl_places(int64_t count) {
+  static thread_local std::vector<T> kept;
+  if ((int64_t)kept.size() < count) kept.resize(count);
+  return kept.data();
+}
+
+// By digits of eleven bits, from the lowest; `other` is room for as many.
+static void kl_digits(uint64_t *of, uint64_t *other, int64_t count) {
+  for (int shift = 32; shift < 64; shift += 11) {
+    int64_t ends[2049] = {0};
+    for (int64_t i = 0; i < count; i++) ends[(of[i] >> shift & 2047) + 1]++;
+    for (int d = 0; d < 2048; d++) ends[d + 1] += ends[d];
+    for (int64_t i = 0; i < count; i++) other[ends[of[i] >> shift & 2047]++] = of[i];
+    std::swap(of, other);
+  }
+  std::copy(of, of + count, other);
+}
+
+// The least `first` of them in order, at the beginning.
+template <class T> static void kl_ordered(T *of, int64_t count, int64_t first) {
+  if (first * 4 < count) {
+    std::nth_element(of, of + first - 1, of + count);
+    std::sort(of, of + first);
+  } else {
+    if constexpr (sizeof(T) == 8) {
+      if (count >= 1024) return kl_digits(of, of + count, count);
+    }
+    std::sort(of, of + count);
+  }
+}
+
 template <class T> KL T kl_sigmoid(T x) { return (T)1 / ((T)1 + kl_exp(-x)); }
 
 template <class T> KL T kl_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }

@@ -26,7 +26,10 @@ COSTS: Mapping[str, int] = {
     **dict.fromkeys(("sin", "cos", "pow", "log2", "atan", "asin", "acos", "erfc"), 20),
     **dict.fromkeys(("tan", "sinh", "cosh", "asinh", "acosh", "atanh", "log10", "atan2"), 20),
     **dict.fromkeys(("hypot", "fmod", "quotient"), 10),  # a quotient of integers, towards zero
-    **dict.fromkeys(("lgamma", "digamma", "erfinv"), 40),
+    **dict.fromkeys(("lgamma", "digamma", "erfinv", "erfcx", "bessel"), 40),
+    **dict.fromkeys(("mantissa", "exponent"), 10),
+    **dict.fromkeys(("chebyshev_t", "chebyshev_u", "chebyshev_v", "chebyshev_w"), 40),
+    **dict.fromkeys(("hermite_h", "hermite_he", "laguerre_l", "legendre_p"), 40),
     **dict.fromkeys(("xor", "signbit", "bits_and", "bits_or", "bits_xor", "bits_not"), 1),
     **dict.fromkeys(("shift_left", "shift_right"), 1),
 }

@@ -172,16 +172,17 @@ def every_load(of: Expression) -> list[Expression]:
         if part.name == "load":
             result[part] = None
         waiting += part.args
-        waiting += (value for place in part.indices for value in _read_in(place))
+        waiting += (value for place in part.indices for value in read_in(place))
     return list(result)
 
 
-def _read_in(place: Index) -> Iterable[Expression]:
+def read_in(place: Index) -> Iterable[Expression]:
+    """The expressions that say where a place lies."""
     for atom, _ in place.terms:
         if isinstance(atom, Read):
             yield atom.value
         elif not isinstance(atom, Var):
-            yield from _read_in(atom.index)
+            yield from read_in(atom.index)
 
 
 def read_of_call(step: Call) -> set[str]:

@@ -33,6 +33,7 @@ from optimizer.search.synthesizers.traced.program import (
     Buffer,
     Call,
     Combine,
+    Order,
     Program,
     Stage,
     View,
@@ -160,6 +161,7 @@ class Lowering:
         combine: Combine | None = None,
         exact: bool = False,
         scanned: Var | None = None,
+        order: Order | None = None,
     ) -> Value:
         """A stage into a buffer of the shape of `space`, read as a value of `shape`, which has
         dimensions of size 1 besides. `exact` keeps the dtype, not the one it is computed in."""
@@ -167,7 +169,7 @@ class Lowering:
         kind = dtype if exact else computed_in(dtype)
         buffer = self._buffer(self._new_name(), sizes, kind, None)
         name = buffer.name
-        self.stages.append(Stage(buffer, space, body, reduced, combine, scanned))
+        self.stages.append(Stage(buffer, space, body, reduced, combine, scanned, order))
 
         def at(places: Places) -> Expression:
             inner = tuple(p for p, size in zip(places, shape, strict=True) if size != 1)

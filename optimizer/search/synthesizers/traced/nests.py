@@ -7,10 +7,12 @@ Standard library only.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import prod
 
 from optimizer.search.synthesizers.traced.index import Index, Var, index
+from optimizer.search.synthesizers.traced.launches import every_load, read_in
 from optimizer.search.synthesizers.traced.program import Program, Stage
 
 MOST_LOCAL = 1 << 18  # elements of a buffer that a thread keeps for a turn of the outer loop
@@ -60,7 +62,7 @@ def _joined(nest: Nest, stage: Stage) -> int:
     while depth < most and nest.outer[depth] == sizes[depth]:
         depth += 1
     filled = {earlier.out.name for earlier in nest.stages}
-    for load in stage.body.loads:
+    for load in every_load(stage.body):
         if load.value in filled:
             shared = 0
             while shared < min(depth, len(load.indices)) and load.indices[shared] == index(
@@ -75,7 +77,10 @@ def _joined(nest: Nest, stage: Stage) -> int:
 
 
 def _deepest(stage: Stage) -> int:
-    """How many outer loops may be shared: those outside of the lane, and of a scan."""
+    """How many outer loops may be shared: those outside of the lane, and of a scan; none where
+    places of the result are read from a tensor."""
+    if stage.order or stage.at is not None:
+        return 0
     inside = [v for v in (lane_of(stage), stage.scanned) if v in stage.space]
     return min(map(stage.space.index, inside), default=len(stage.space))
 
@@ -110,12 +115,15 @@ def _stride(indices: tuple[Index, ...], variable: Var) -> int | None:
 
 
 def _local(nest: Nest, made: list[Nest]) -> set[str]:
-    others = {
-        load.value
-        for other in made
-        if other is not nest
-        for stage in other.stages
-        for load in stage.body.loads
-    }
+    others = {name for other in made if other is not nest for name in _touched(other)}
     own = [stage.out for stage in nest.stages if stage.out.number is None]
     return {buffer.name for buffer in own if buffer.name not in others and nest.depth}
+
+
+def _touched(nest: Nest) -> Iterator[str]:
+    """The buffers that stages read, or put something into that another has filled."""
+    for stage in nest.stages:
+        reads = [stage.body, *(part for place in stage.at or () for part in read_in(place))]
+        yield from (str(load.value) for of in reads for load in every_load(of))
+        if stage.at is not None:
+            yield stage.out.name

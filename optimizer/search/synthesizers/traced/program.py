@@ -10,9 +10,9 @@ from math import prod
 from typing import Any, Literal
 
 from optimizer.search.synthesizers.traced.expression import Expression
-from optimizer.search.synthesizers.traced.index import Var
+from optimizer.search.synthesizers.traced.index import Index, Var
 
-Combine = Literal["sum", "prod", "max", "min"]
+Combine = Literal["sum", "prod", "max", "min", "logaddexp"]  # the last in scans alone
 
 
 @dataclass(frozen=True)
@@ -32,10 +32,22 @@ class Buffer:
 
 
 @dataclass(frozen=True)
+class Order:
+    """The places along a variable in the order of what stands there: equal elements as they stand,
+    NaN as the greatest. Only the `first` places are needed."""
+
+    along: Var
+    descending: bool
+    first: int
+
+
+@dataclass(frozen=True)
 class Stage:
     """Fills `out`: for every place of `space`, `body`, or, where `combine` is set, all values of
     `body` over `reduced` combined. With `scanned`, a variable of `space`, every place gets what
-    `body` is there combined with what it is at all smaller values of that variable."""
+    `body` is there combined with what it is at all smaller values of that variable. With `order`,
+    `out` holds places. With `at`, `body` is put, in turn, at these places of `out`, which an
+    earlier stage has filled, or combined with what is there."""
 
     out: Buffer
     space: tuple[Var, ...]
@@ -43,6 +55,8 @@ class Stage:
     reduced: tuple[Var, ...] = ()
     combine: Combine | None = None
     scanned: Var | None = None
+    order: Order | None = None
+    at: tuple[Index, ...] | None = None
 
     @property
     def work(self) -> int:

@@ -10,7 +10,7 @@ products and convolutions to torch. Deterministic in the context and the install
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from optimizer.evaluation.abi import Signature
@@ -23,13 +23,22 @@ from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_OURS
 
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
 # Operators that Triton candidates leave to torch where they may: its libraries do products better
 # than loops do, and the Triton writer has none for scans.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
-LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, "cumsum", "cumprod"))
+# Orders, and elements that are put where a tensor says: the Triton writer has no form for them.
+PLACED = (
+    *("sort", "sort.stable", "topk", "kthvalue", "median", "median.dim", "nanmedian"),
+    *("nanmedian.dim", "mode", "scatter.src", "scatter.value", "scatter.reduce"),
+    *("scatter.value_reduce", "scatter_add", "scatter_reduce.two", "index_add", "index_copy"),
+    *("index_reduce", "index_put", "_unsafe_index_put", "put", "as_strided_scatter"),
+)
+SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, *SCANS, *PLACED))
 Choices = Mapping[str, Value]
 WIDTH = "prefer_vector_width"  # in bits; the widest last
 _log = logging.getLogger(__name__)
@@ -101,7 +110,8 @@ class TracedSynthesizer:
             return None
         tried = {_key(n.proposal.values) for n in context.tried if n.proposal and _own(n)}
         texts = {n.proposal.bundle.source for n in context.tried if n.proposal and _own(n)}
-        for plan, values in _choices(context.parent, _within(language, context.hardware)):
+        here = _within(language, context.hardware)
+        for plan, values in _choices(context.parent, here, _refused(context.tried)):
             if _key(values) in tried:
                 continue
             try:
@@ -172,7 +182,10 @@ def language_of(hardware: HardwareView) -> Language | None:
 
 
 def _within(language: Language, hardware: HardwareView) -> Language:
-    """The language without vectors wider than the processor's."""
+    """The language with the choices of this hardware: no vectors wider than the processor's, tensor
+    cores for float32 where they take TF32."""
+    if language is TRITON and "nvidia" in hardware.lineage:
+        return replace(language, start=triton.START_WITH_TF32)
     bits = hardware.facts.get("vector_bits")
     widths = language.others.get(WIDTH)
     if widths is None or not isinstance(bits, int | float):
@@ -214,9 +227,16 @@ def _written(
     return source.text, f": {kernels}{left}."
 
 
-def _choices(parent: Node, language: Language) -> Iterator[tuple[str, Choices]]:
+def _refused(tried: Sequence[Node]) -> bool:
+    """Whether a kernel was not right, or took longer to compile than it may."""
+    return any(_own(n) and n.evaluation and not n.evaluation.correct for n in tried)
+
+
+def _choices(parent: Node, language: Language, refused: bool) -> Iterator[tuple[str, Choices]]:
     if parent.number == REFERENCE:
         yield language.first_plan, language.start
+        if refused and language.start.get("products", NOT_OURS) != NOT_OURS:
+            yield language.first_plan, {**language.start, "products": NOT_OURS}
     elif _own(parent) and parent.proposal is not None:
         for name, values in language.others.items():
             for value in values:

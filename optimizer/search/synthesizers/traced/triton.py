@@ -22,11 +22,25 @@ from optimizer.search.synthesizers.traced.launches import Launch, launches, plac
 from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
 from optimizer.search.synthesizers.traced.triton_kernel import Written, write_kernel
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+from optimizer.search.synthesizers.traced.triton_product_kernel import (
+    AUTO,
+    PARTS,
+    write_product,
+)
+from optimizer.search.synthesizers.traced.triton_products import (
+    LIBRARY,
+    TENSOR_CORES,
+    WINDOWS_TOO,
+    Product,
+    laid_out,
+    view_text,
+    with_products,
+)
 
 # The choices that a kernel is written with: elements of a program where there is no reduction and
 # where there is one, elements of a warp, the longest row that stays in registers, the chunk of
-# a longer one, and the number of elements that the sides of a product are filled up to a multiple
-# of, 1 for none.
+# a longer one, the number of elements that the sides of a product are filled up to a multiple of, 1
+# for none, who computes products of float32, and the rows and columns of a tile of these.
 START: Mapping[str, Value] = {
     "block": 1024,
     "row_block": 4096,
@@ -34,8 +48,12 @@ START: Mapping[str, Value] = {
     "resident": 16384,
     "chunk": 4096,
     "product_multiple": 8,
+    "products": LIBRARY,
+    "product_tile": AUTO,
 }
 OTHERS: Mapping[str, tuple[Value, ...]] = {
+    "product_tile": ("128x64", "64x128", "64x64", "128x128"),
+    "products": (LIBRARY, WINDOWS_TOO),
     "block": (512, 2048, 4096),
     "row_block": (2048, 8192),
     "warp_elements": (512, 128, 1024),
@@ -43,6 +61,8 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "chunk": (2048, 8192),
     "product_multiple": (1,),
 }
+# What a chip whose tensor cores take TF32 begins with.
+START_WITH_TF32: Mapping[str, Value] = {**START, "products": TENSOR_CORES}
 # Tensor cores want rows that begin at multiples of 16 bytes: a block of two products of 16-bit
 # numbers with odd sides takes 2.4 times as long without (benchmarks/results/foreign_h200.md).
 # https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/
@@ -117,6 +137,7 @@ def written(
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
     fill = _FILL if any(" = filled(" in host for host in hosts) else ""
+    fill += PARTS if any(" = parts_of(" in host for host in hosts) else ""
     parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts, _run(tests)]
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
@@ -145,19 +166,28 @@ def _case(
     steps = launches(program)
     called = {out.name for s in steps if isinstance(s, Call) for out in s.outs if out is not None}
     buffers = {**program.buffers, **_made(steps)}
-    for step in steps:
+    for step in with_products(steps, buffers, values):
         if isinstance(step, Call):
             left.append(_FUSED if step.operator == ATTENTION else _short(step.operator))
             lines += _called(step, buffers, int(values.get("product_multiple", 1)))
             continue
-        same = _same(step, called, buffers)
-        if same is not None:
+        same = _same(step, called, buffers) if isinstance(step, Launch) else None
+        if same is not None and isinstance(step, Launch):
             alias[step.placed[0].out.name] = same
             continue
-        kernel = write_kernel(f"traced_{number}_{len(kernels)}", step, buffers, values)
+        name = f"traced_{number}_{len(kernels)}"
+        if isinstance(step, Product):
+            product = laid_out(step, name, buffers)
+            kernel = write_product(name, product, buffers, values)
+            stored = step.kept | ({step.out.name} if step.stored else set())
+            lines += product.prepared
+        else:
+            kernel = write_kernel(name, step, buffers, values)
+            stored = step.stored
         kernels.append(kernel)
-        lines += [_allocated(buffers[name]) for name in sorted(step.stored)]
+        lines += [_allocated(buffers[name]) for name in sorted(stored)]
         meta = f"num_warps={kernel.warps}"
+        meta += f", num_stages={kernel.stages}" if kernel.stages else ""
         lines.append(f"{kernel.name}[({kernel.programs},)]({', '.join(kernel.arguments)}, {meta})")
     outputs = [f"out{n}" for n in range(len(signature.of("output")))]
     results = [alias.get(name, name) for name in outputs]
@@ -246,7 +276,7 @@ def _to_fill(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> bool:
 def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:
     """An argument of a call as Python writes it. Raises NotWritten."""
     if isinstance(of, View):
-        return _view(of, buffers[of.buffer])
+        return view_text(of, buffers[of.buffer])
     if isinstance(of, list):
         return f"[{', '.join(_plain(part, buffers) for part in of)}]"
     if isinstance(of, float) and (of != of or of in (float("inf"), float("-inf"))):
@@ -259,21 +289,6 @@ def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:
     if type(of).__name__ == "device":
         return "device"
     raise NotWritten(f"a call with an argument {text[:60]}")
-
-
-def _view(view: View, buffer: Buffer) -> str:
-    strides, size = [], 1
-    for extent in reversed(view.shape):
-        strides.append(size)
-        size *= extent
-    dense = all(
-        a == b or n == 1 for a, b, n in zip(view.strides, strides[::-1], view.shape, strict=True)
-    )
-    if dense and not view.offset and size == buffer.elements:
-        same = view.shape == buffer.shape
-        return buffer.name if same else f"{buffer.name}.view({list(view.shape)})"
-    start = f", {buffer.name}.storage_offset() + {view.offset}" if view.offset else ""
-    return f"{buffer.name}.as_strided({list(view.shape)}, {list(view.strides)}{start})"
 
 
 def _test(number: int, signature: Signature) -> str:

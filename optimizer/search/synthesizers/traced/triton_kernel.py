@@ -47,7 +47,8 @@ class Tile:
 
 @dataclass(frozen=True)
 class Written:
-    """A kernel's text, the buffers in the order of its arguments, and how it is launched."""
+    """A kernel's text, the buffers in the order of its arguments, and how it is launched; `stages`
+    of its loop, None for what Triton takes."""
 
     name: str
     text: str
@@ -55,6 +56,7 @@ class Written:
     programs: int
     warps: int
     helpers: frozenset[str]
+    stages: int | None = None
 
 
 def power_of_two(least: int) -> int:
@@ -100,11 +102,13 @@ def write_kernel(
     name: str, launch: Launch, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
 ) -> Written:
     """The kernel of a launch. Raises NotWritten."""
-    return _Kernel(name, launch, buffers, tile_of(launch, values)).written()
+    return Kernel(name, launch, buffers, tile_of(launch, values)).written()
 
 
 @dataclass
-class _Kernel:
+class Kernel:
+    """Writes one kernel, line by line."""
+
     name: str
     launch: Launch
     buffers: Mapping[str, Buffer]
@@ -134,6 +138,9 @@ class _Kernel:
                 self._columns("0", self.tile.columns)
             for part in self.launch.placed:
                 self._stage(part)
+        return self._finished()
+
+    def _finished(self, stages: int | None = None) -> Written:
         head = f"@triton.jit\ndef {self.name}({', '.join(self.used)}):\n"
         return Written(
             self.name,
@@ -142,6 +149,7 @@ class _Kernel:
             self.tile.programs,
             self.tile.warps,
             frozenset(self.helpers),
+            stages,
         )
 
     # -- axes

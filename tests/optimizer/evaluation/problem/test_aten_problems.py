@@ -100,3 +100,11 @@ def test_an_operator_with_a_bound_of_its_own_has_a_smaller_case_for_a_gpu() -> N
     made = aten_problem("nanquantile")  # torch takes no more than 16 million elements
     assert isinstance(made, Made)
     assert 'devices = ["cuda"]' in made.toml
+
+
+@pytest.mark.parametrize(("name", "kinds"), [("sort", '["float", "index"]'), ("tanh", "")])
+def test_places_of_equal_elements_are_compared_by_what_stands_there(name: str, kinds: str) -> None:
+    made = aten_problem(name)
+    assert isinstance(made, Made)
+    assert (f"outputs = {kinds}" in made.toml) == bool(kinds)
+    assert ("[policy]" in made.toml) == bool(kinds)

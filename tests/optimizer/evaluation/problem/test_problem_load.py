@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
+from optimizer.evaluation.problem import input_values
 from optimizer.evaluation.problem.input_values import LatestDraw
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
 from optimizer.evaluation.problem.seeds import seeded
@@ -479,6 +480,24 @@ def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
         assert values[0].device.type == "cpu"
         assert torch.equal(values[0], expected[0]) == (seed == 1)
     assert draws == [1, 1, 2]  # kept while the seed is the same
+
+
+def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_kept(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(input_values, "ALWAYS_KEPT", 0)
+    draws: list[int] = []
+
+    def draw(seed: int) -> list[torch.Tensor]:
+        draws.append(seed)
+        return [torch.ones(3)]
+
+    latest = LatestDraw()
+    for share in (1 / 8, 0):
+        monkeypatch.setattr(input_values, "KEPT_SHARE", share)
+        latest.of(1 if share else 2, draw)
+        latest.of(1 if share else 2, draw)
+    assert draws == [1, 2, 2]
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,23 @@
 from optimizer.search.synthesizers.traced.operators import (
     elementwise,
     gathers,
+    orders,
     reductions,
+    scatters,
+    special,
     views,
     windows,
 )
 from optimizer.search.synthesizers.traced.operators.rules import RULES as OPERATORS
 
-__all__ = ["OPERATORS", "elementwise", "gathers", "reductions", "views", "windows"]
+__all__ = [
+    "OPERATORS",
+    "elementwise",
+    "gathers",
+    "orders",
+    "reductions",
+    "scatters",
+    "special",
+    "views",
+    "windows",
+]

@@ -28,7 +28,7 @@ from optimizer.search.synthesizers.traced.operators.edges import guarded, within
 from optimizer.search.synthesizers.traced.operators.rules import rule
 
 
-def _place_from(value: Expression, size: int) -> Index:
+def place_from(value: Expression, size: int) -> Index:
     """An index that a tensor holds; negative ones count from the end."""
     if value.name == "counted":
         low, high = bounds(value.indices[0])
@@ -50,7 +50,7 @@ def _gather(lowering: Lowering, node: fx.Node) -> Value:
     dim = dim % len(shape)
 
     def at(places: Places) -> Expression:
-        place = _place_from(chosen.at(places), value.shape[dim])
+        place = place_from(chosen.at(places), value.shape[dim])
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
     return Value(shape, dtype, at)
@@ -64,7 +64,7 @@ def _index_select(lowering: Lowering, node: fx.Node) -> Value:
     dim = dim % len(shape)
 
     def at(places: Places) -> Expression:
-        place = _place_from(chosen.at((places[dim],)), value.shape[dim])
+        place = place_from(chosen.at((places[dim],)), value.shape[dim])
         return value.at((*places[:dim], place, *places[dim + 1 :]))
 
     return Value(shape, dtype, at)
@@ -76,7 +76,7 @@ def _embedding(lowering: Lowering, node: fx.Node) -> Value:
     table, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
 
     def at(places: Places) -> Expression:
-        place = _place_from(chosen.at(places[:-1]), table.shape[0])
+        place = place_from(chosen.at(places[:-1]), table.shape[0])
         return table.at((place, places[-1]))
 
     return Value(shape, dtype, at)
@@ -97,7 +97,7 @@ def _indexed(lowering: Lowering, node: fx.Node) -> Value:
     def at(places: Places) -> Expression:
         inner = places[first : first + rank]
         own = [
-            _place_from(broadcast(chosen[d], common, "int64").at(inner), value.shape[d])
+            place_from(broadcast(chosen[d], common, "int64").at(inner), value.shape[d])
             for d in used
         ]
         return value.at((*places[:first], *own, *places[first + rank :]))

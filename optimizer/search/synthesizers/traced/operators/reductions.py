@@ -42,7 +42,7 @@ def _reduced(lowering: Lowering, node: fx.Node, combine: Combine, value: Value) 
     _, dtype = result(node)
     dims = _dims(lowering.argument(node, 1, "dim"), len(value.shape))
     keep = bool(lowering.argument(node, 2, "keepdim", False)) and "prims" not in str(node.target)
-    return _over(lowering, value, dims, combine, keep, computed_in(dtype))
+    return over(lowering, value, dims, combine, keep, computed_in(dtype))
 
 
 def _dims(dims: Any, count: int) -> list[int]:
@@ -51,9 +51,10 @@ def _dims(dims: Any, count: int) -> list[int]:
     return sorted(d % count for d in ([dims] if isinstance(dims, int) else dims))
 
 
-def _over(
+def over(
     lowering: Lowering, value: Value, dims: list[int], combine: Combine, keep: bool, dtype: str
 ) -> Value:
+    """The value combined over dimensions, in this dtype."""
     if 0 in value.shape:
         raise NotLowered("a reduction of nothing")
     variables = lowering.variables(value.shape)
@@ -91,19 +92,26 @@ def _amin(lowering: Lowering, node: fx.Node) -> Value:
 def _scan(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     value = lowering.tensor(node, 0)
-    if 0 in shape:
-        raise NotLowered("a scan of nothing")
     dim = lowering.argument(node, 1) % max(len(shape), 1)
     if not shape or shape[dim] == 1:
         return broadcast(value, shape, dtype)
-    variables = lowering.variables(shape)
+    combine: Combine = "sum" if "cumsum" in str(node.target) else "prod"
+    return scanned(lowering, broadcast(value, shape, dtype), dim, combine)
+
+
+def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Value:
+    """At each place what is there and before it along a dimension, which has several, combined."""
+    if 0 in value.shape:
+        raise NotLowered("a scan of nothing")
+    variables = lowering.variables(value.shape)
     places = tuple(index(v) if v.extent != 1 else Index() for v in variables)
     space = tuple(v for v in variables if v.extent != 1)
     if space[-1] is variables[dim] and value.at(places).cost >= DEAR:
         value = lowering.kept(value)  # compilers compute nothing else side by side in a scan
-    combine: Combine = "sum" if "cumsum" in str(node.target) else "prod"
-    body = cast(value.at(places), computed_in(dtype))
-    return lowering.stage(body, space, shape, dtype, combine=combine, scanned=variables[dim])
+    body = cast(value.at(places), computed_in(value.dtype))
+    return lowering.stage(
+        body, space, value.shape, value.dtype, combine=combine, scanned=variables[dim]
+    )
 
 
 @rule("aten.mean.dim", "aten.mean")
@@ -123,13 +131,13 @@ def _vector_norm(lowering: Lowering, node: fx.Node) -> Value:
     keep = bool(lowering.argument(node, 3, "keepdim", False))
     size = pointwise("abs", [value], value.shape, inner, inner)
     if order in (inf, -inf):
-        return _over(lowering, size, dims, "max" if order > 0 else "min", keep, inner)
+        return over(lowering, size, dims, "max" if order > 0 else "min", keep, inner)
     if order == 1:
-        return _over(lowering, size, dims, "sum", keep, inner)
+        return over(lowering, size, dims, "sum", keep, inner)
     if order != 2:
         raise NotLowered(f"a vector norm of order {order:g}")
     squares = pointwise("mul", [size, size], value.shape, inner, inner)
-    total = _over(lowering, squares, dims, "sum", keep, inner)
+    total = over(lowering, squares, dims, "sum", keep, inner)
     return pointwise("sqrt", [total], shape, inner, dtype)
 
 
@@ -140,11 +148,11 @@ def _var(lowering: Lowering, node: fx.Node) -> Value:
     value, correction = lowering.tensor(node, 0), float(lowering.argument(node, 2))
     dims, inner = _dims(lowering.argument(node, 1), len(value.shape)), computed_in(dtype)
     count = prod(value.shape[d] for d in dims)
-    total = _over(lowering, value, dims, "sum", True, inner)
+    total = over(lowering, value, dims, "sum", True, inner)
     mean = pointwise("mul", [total, 1.0 / count], total.shape, inner, inner)
     apart = pointwise("sub", [value, mean], value.shape, inner, inner)
     squared = pointwise("mul", [apart, apart], value.shape, inner, inner)
-    squares = _over(lowering, squared, dims, "sum", False, inner)
+    squares = over(lowering, squared, dims, "sum", False, inner)
     left = max(count - correction, 0.0)
     scale = 1.0 / left if left else inf
     return pointwise("mul", [squares, scale], shape, inner, dtype)
@@ -159,9 +167,9 @@ def _arg(lowering: Lowering, node: fx.Node) -> Value:
         own = value
         flat = (prod(own.shape),)
         value = Value(flat, own.dtype, lambda p: own.at(unflattened(p[0], own.shape)))
-        return _extreme_place(lowering, value, 0, combine, keep=False)[1]
+        return extreme_place(lowering, value, 0, combine, keep=False)[1]
     keep = len(shape) == len(value.shape)
-    return _extreme_place(lowering, value, dim % len(value.shape), combine, keep)[1]
+    return extreme_place(lowering, value, dim % len(value.shape), combine, keep)[1]
 
 
 @rule("aten.max.dim", "aten.min.dim")
@@ -171,15 +179,15 @@ def _extreme_and_place(lowering: Lowering, node: fx.Node) -> tuple[Value, Value]
     if not value.shape:
         raise NotLowered(f"{node.target} of a number")
     keep = bool(lowering.argument(node, 2, "keepdim", False))
-    return _extreme_place(lowering, value, dim % len(value.shape), combine, keep)
+    return extreme_place(lowering, value, dim % len(value.shape), combine, keep)
 
 
-def _extreme_place(
+def extreme_place(
     lowering: Lowering, value: Value, dim: int, combine: Combine, keep: bool
 ) -> tuple[Value, Value]:
     """The extreme along a dimension, and the first place that holds it, or NaN."""
     inner, size = computed_in(value.dtype), value.shape[dim]
-    extreme = _over(lowering, value, [dim], combine, True, inner)
+    extreme = over(lowering, value, [dim], combine, True, inner)
 
     def at(places: Places) -> Expression:
         own = value.at(places)
@@ -189,7 +197,7 @@ def _extreme_place(
         parts = (same, counted(places[dim]), literal(size, "int64"))
         return call("where", parts, "int64")
 
-    place = _over(lowering, Value(value.shape, "int64", at), [dim], "min", keep, "int64")
+    place = over(lowering, Value(value.shape, "int64", at), [dim], "min", keep, "int64")
     left = tuple(s for d, s in enumerate(extreme.shape) if keep or d != dim)
     if keep:
         return extreme, place
@@ -213,7 +221,7 @@ def _any(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     dims = _dims(lowering.argument(node, 1, "dim"), len(value.shape))
     keep = len(shape) == len(value.shape)
-    most = _over(lowering, numbers, dims, "max", keep, "int64")
+    most = over(lowering, numbers, dims, "max", keep, "int64")
     return Value(shape, dtype, lambda p: call("ne", (most.at(p), literal(0, "int64")), "bool"))
 
 
@@ -278,7 +286,7 @@ def _trilinear(lowering: Lowering, node: fx.Node) -> Value:
     whole = tuple(max(f.shape[d] for f in factors) for d in range(rank))
     first = pointwise("mul", factors[:2], whole, inner, inner)
     product = pointwise("mul", [first, factors[2]], whole, inner, inner)
-    return _over(lowering, product, _dims(lowering.argument(node, 6), rank), "sum", False, inner)
+    return over(lowering, product, _dims(lowering.argument(node, 6), rank), "sum", False, inner)
 
 
 def _without(value: Value, own: list[int]) -> Callable[[Places], Expression]:

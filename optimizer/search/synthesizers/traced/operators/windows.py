@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import inf, prod
 from operator import getitem
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
+    FLOATS,
     Expression,
     call,
     cast,
@@ -20,6 +22,7 @@ from optimizer.search.synthesizers.traced.expression import (
 from optimizer.search.synthesizers.traced.index import (
     Index,
     Var,
+    flattened,
     index,
 )
 from optimizer.search.synthesizers.traced.lowering import (
@@ -35,16 +38,69 @@ from optimizer.search.synthesizers.traced.operators.rules import rule
 from optimizer.search.synthesizers.traced.program import Combine
 
 
+@dataclass(frozen=True)
+class Walk:
+    """How windows go over a tensor: for each place of `space` the places of `window`. `inside` says
+    where a window is shorter than the others."""
+
+    space: tuple[Var, ...]
+    window: tuple[Var, ...]
+    places: Places
+    inside: Expression | None = None
+
+
 @rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
 def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    if any(u.target is getitem and u.args[1] != 0 for u in node.users):
-        raise NotLowered("the places of a pooling")
-    return (_windows(lowering, node, "max", node.meta["val"][0]),)
+    walk = _walk(lowering, node, node.meta["val"][0], _each(lowering, node, 4, "dilation", 1))
+    return _most(lowering, node, walk)
+
+
+def _most(lowering: Lowering, node: fx.Node, walk: Walk) -> tuple[Value, ...]:
+    """The greatest element of each window and, where it is asked for, its place in the plane."""
+    value = lowering.tensor(node, 0)
+    shape = tuple(map(int, node.meta["val"][0].shape))
+    most = _walked(lowering, value, walk, shape, "max")
+    if all(user.target is getitem and user.args[1] == 0 for user in node.users):
+        return (most,)
+    count = 3 if "3d" in str(node.target) else 2
+    plane = value.shape[-count:]
+
+    def place(places: Places) -> Expression:
+        """The element's place where it is the greatest, else one that is behind all."""
+        own = value.at(places)
+        highest = cast(most.at(tuple(map(index, walk.space))), own.dtype)
+        reached = call("eq", (own, highest), "bool")
+        if own.dtype in FLOATS:
+            reached = call("or", (reached, call("isnan", (own,), "bool")), "bool")
+        number = counted(flattened(places[-count:], plane))
+        return call("where", (reached, number, literal(prod(plane), "int64")), "int64")
+
+    return most, _walked(lowering, Value(value.shape, "int64", place), walk, shape, "min")
+
+
+def _walked(
+    lowering: Lowering, value: Value, walk: Walk, shape: tuple[int, ...], combine: Combine
+) -> Value:
+    """What stands in each window, combined."""
+    inner = computed_in(value.dtype)
+    start = {"max": -inf, "min": inf, "sum": 0, "prod": 1}[combine]
+    if inner not in FLOATS and start in (inf, -inf):
+        start = (1 << 62) if start > 0 else -(1 << 62)
+    fill = literal(start, inner)
+    body = cast(guarded(value, walk.places, fill), inner)
+    if walk.inside is not None:
+        body = call("where", (walk.inside, body, fill), inner)
+    own = {v: Index() for v in (*walk.space, *walk.window) if v.extent == 1}
+    kept = tuple(v for v in walk.space if v.extent != 1)
+    reduced = tuple(v for v in walk.window if v.extent != 1)
+    return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
 
 
 @rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
 def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
-    value = _windows(lowering, node, "sum", node.meta["val"])
+    given, shape = lowering.tensor(node, 0), tuple(map(int, node.meta["val"].shape))
+    walk = _walk(lowering, node, node.meta["val"], [1] * len(lowering.argument(node, 1)))
+    value = _walked(lowering, given, walk, shape, "sum")
     inner = computed_in(value.dtype)
     sizes = lowering.argument(node, 1)
     padding = _each(lowering, node, 3, "padding", 0)
@@ -89,37 +145,30 @@ def _each(lowering: Lowering, node: fx.Node, place: int, name: str, default: int
     return list(given) * count if len(given) == 1 else list(given)
 
 
-def _windows(lowering: Lowering, node: fx.Node, combine: Combine, output: Any) -> Value:
-    value, sizes = lowering.tensor(node, 0), lowering.argument(node, 1)
-    count = len(sizes)
-
+def _walk(lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int]) -> Walk:
+    sizes = lowering.argument(node, 1)
     steps = lowering.argument(node, 2, "stride") or sizes
     padding = _each(lowering, node, 3, "padding", 0)
-    spread = _each(lowering, node, 4, "dilation", 1) if combine == "max" else [1] * count
     shape = tuple(map(int, output.shape))
+    ahead = len(shape) - len(sizes)
     space, window = lowering.variables(shape), lowering.variables(sizes)
-    fill = literal(-inf if combine == "max" else 0, value.dtype)
-    ahead = len(shape) - count
-    places: Places = (
+    places = (
         *map(index, space[:ahead]),
         *(
             index(s) * steps[d] + index(w) * spread[d] - padding[d]
             for d, (s, w) in enumerate(zip(space[ahead:], window, strict=True))
         ),
     )
-    body = guarded(value, places, fill)
-    own = {v: Index() for v in (*space, *window) if v.extent == 1}
-    kept = tuple(v for v in space if v.extent != 1)
-    reduced = tuple(v for v in window if v.extent != 1)
-    inner = computed_in(value.dtype)
-    return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
+    return Walk(space, window, places)
 
 
 @rule("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")
 def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
     shape, dtype = result(node)
     inner = computed_in(dtype)
-    total = _adaptive(lowering, node, "sum", shape)
+    total = _walked(
+        lowering, lowering.tensor(node, 0), _adaptive(lowering, node, shape), shape, "sum"
+    )
     sizes = lowering.tensor(node, 0).shape
 
     def share(places: Places) -> Expression:
@@ -136,12 +185,11 @@ def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
 
 @rule("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
 def _adaptive_max(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    if any(u.target is getitem and u.args[1] != 0 for u in node.users):
-        raise NotLowered("the places of a pooling")
-    return (_adaptive(lowering, node, "max", tuple(map(int, node.meta["val"][0].shape))),)
+    shape = tuple(map(int, node.meta["val"][0].shape))
+    return _most(lowering, node, _adaptive(lowering, node, shape))
 
 
-def _adaptive(lowering: Lowering, node: fx.Node, combine: Combine, shape: tuple[int, ...]) -> Value:
+def _adaptive(lowering: Lowering, node: fx.Node, shape: tuple[int, ...]) -> Walk:
     """Windows that share a dimension evenly; they overlap and differ by one where they must."""
     value = lowering.tensor(node, 0)
     if 0 in value.shape:
@@ -155,15 +203,7 @@ def _adaptive(lowering: Lowering, node: fx.Node, combine: Combine, shape: tuple[
         if size % count:
             within = call("lt", (counted(first + index(w)), counted(end)), "bool")
             inside = within if inside is None else call("and", (inside, within), "bool")
-    fill = literal(-inf if combine == "max" else 0, value.dtype)
-    body = guarded(value, tuple(places), fill)
-    if inside is not None:
-        body = call("where", (inside, body, fill), value.dtype)
-    own = {v: Index() for v in (*space, *window) if v.extent == 1}
-    kept = tuple(v for v in space if v.extent != 1)
-    reduced = tuple(v for v in window if v.extent != 1)
-    inner = computed_in(value.dtype)
-    return lowering.stage(cast(body, inner).substituted(own), kept, shape, inner, reduced, combine)
+    return Walk(space, window, tuple(places), inside)
 
 
 def _bounds(place: Index, size: int, count: int) -> tuple[Index, Index]:

@@ -1,0 +1,328 @@
+"""Which products of float32 matrices, and convolutions, are Triton kernels of our own, with what
+follows them element by element, and how their factors lie in memory.
+
+A float32 is nearly the sum of two TF32 numbers, so that three products on tensor cores have the
+precision of one on the other cores (`tl.dot` calls it tf32x3), and take less time there
+(benchmarks/results/float32_products.md). The library does not do so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import prod
+
+from optimizer.search.records import Value
+from optimizer.search.synthesizers.traced.index import axis
+from optimizer.search.synthesizers.traced.launches import (
+    Launch,
+    Placed,
+    every_load,
+    place_of,
+    read_of_call,
+)
+from optimizer.search.synthesizers.traced.program import Buffer, Call, View
+
+TENSOR_CORES, LIBRARY, WINDOWS_TOO = "tensor cores", "library", "tensor cores, all convolutions"
+FACTORS = {  # where the factors stand among the arguments; before them stands what is added
+    "aten.mm.default": 0,
+    "aten.bmm.default": 0,
+    "aten.addmm.default": 1,
+    "aten.baddbmm.default": 1,
+}
+TERMS = 32  # of a product at a time
+LEAST_SIDE = 32
+LEAST_TERMS = 16
+LEAST_TILES = 96  # of 64 by 64, below which the device is not full and the library parts the terms
+ALIGNED = 4  # elements: rows that begin elsewhere are not copied 16 bytes at a time
+LEAST_COPIED = 1024  # rows and columns, from which on copying the factors is a small part
+LEAST_SPLIT = 2048  # rows, from which on parting the right factor beforehand is worth its time
+
+
+@dataclass(frozen=True)
+class Window:
+    """How a convolution reads: its right matrix has a column for each place of the output, of all
+    images, and as rows the channels at one place of the window after those at another. One number
+    a dimension in each tuple. `turned` is a transposed convolution, which walks through a window
+    from its end."""
+
+    images: int
+    channels: int
+    places: tuple[int, ...]
+    sizes: tuple[int, ...]
+    steps: tuple[int, ...]
+    padding: tuple[int, ...]
+    spread: tuple[int, ...]
+    turned: bool
+
+    @property
+    def step(self) -> int:
+        """Terms at a time, which lie at one place of the window."""
+        half = TERMS // 2
+        return half if -self.channels % half < -self.channels % TERMS else TERMS
+
+    @property
+    def filled(self) -> int:
+        """The channels with those of zeros behind them."""
+        return self.channels + -self.channels % self.step
+
+
+@dataclass(frozen=True)
+class Product:
+    """`alpha` times a product of matrices plus `beta` times `added`. `after` is what is computed
+    from each element while it is at hand, `kept` what of it is written to memory; `stored` is
+    whether the product itself is. `prepared` are lines of the host that lay factors out as the
+    kernel reads them, in buffers `laid`. With `low`, the right factor is the sum of two."""
+
+    out: Buffer
+    left: View
+    right: View
+    added: View | None
+    alpha: float = 1.0
+    beta: float = 1.0
+    window: Window | None = None
+    after: tuple[Placed, ...] = ()
+    kept: frozenset[str] = frozenset()
+    stored: bool = True
+    prepared: tuple[str, ...] = ()
+    laid: tuple[Buffer, ...] = ()
+    low: View | None = None
+
+    @property
+    def batch(self) -> int:
+        """How many pairs of matrices; the same matrix may stand in several."""
+        return 1 if self.window else prod(self.left.shape[:-2])
+
+    @property
+    def rows(self) -> int:
+        """Of the left matrix, and of the result."""
+        return self.out.shape[1 if self.window else -2]
+
+    @property
+    def columns(self) -> int:
+        """Of the right matrix, and of the result."""
+        if self.window:
+            return self.window.images * prod(self.window.places)
+        return self.out.shape[-1]
+
+    @property
+    def terms(self) -> int:
+        """Of one element of the product."""
+        if self.window:
+            return prod(self.window.sizes) * self.window.filled
+        return self.left.shape[-1]
+
+    @property
+    def step(self) -> int:
+        """How many of them at a time."""
+        return self.window.step if self.window else TERMS
+
+
+Step = Launch | Call | Product
+
+
+# -- which products are written
+
+
+def with_products(
+    steps: Sequence[Launch | Call], buffers: Mapping[str, Buffer], values: Mapping[str, Value]
+) -> list[Step]:
+    """The steps with products of our own in place of calls, where they may be."""
+    who = str(values.get("products", LIBRARY))
+    if who == LIBRARY:
+        return list(steps)
+    made: list[Step] = []
+    joined: Launch | Call | None = None  # the step that the last product computes too
+    for place, step in enumerate(steps):
+        if step is joined:
+            continue
+        product = _product(step, buffers) if isinstance(step, Call) else None
+        if product is None or (who != WINDOWS_TOO and _is_fast_there(product.window)):
+            made.append(step)
+            continue
+        following = steps[place + 1] if place + 1 < len(steps) else None
+        if isinstance(following, Launch) and _fits(following, product):
+            joined = following
+            product = replace(product, after=following.placed, kept=following.stored)
+        others = (s for s in steps if s is not step and s is not joined)
+        stored = any(product.out.name in _read(other) for other in others)
+        made.append(replace(product, stored=stored or not product.after))
+    return made
+
+
+def _is_fast_there(window: Window | None) -> bool:
+    """Whether the library's convolution is the faster one: in one or two dimensions, where windows
+    have more than one place."""
+    return window is not None and len(window.sizes) < 3 and prod(window.sizes) > 1
+
+
+def _product(call: Call, buffers: Mapping[str, Buffer]) -> Product | None:
+    """The call as a product of our own; None for another operator, dtype or size."""
+    views = [part for part in call.args if isinstance(part, View)]
+    if any(buffers[view.buffer].dtype != "float32" for view in views):
+        return None
+    if call.operator == "aten.convolution.default":
+        product = _convolution(call)
+    else:
+        product = _of_matrices(call)
+    if product is None:
+        return None
+    tiles = product.batch * -(-product.rows // 64) * -(-product.columns // 64)
+    if min(product.rows, product.columns) < LEAST_SIDE or tiles < LEAST_TILES:
+        return None
+    return product if product.terms >= LEAST_TERMS else None
+
+
+def _convolution(call: Call) -> Product | None:
+    """None for one in groups, and for a transposed one with steps."""
+    value, weight, bias, *numbers, turned, _, groups = call.args
+    (out,) = call.outs
+    sizes = weight.shape[2:]
+    steps, padding, spread = (tuple(x) * (len(sizes) // len(x)) for x in numbers)
+    if out is None or groups != 1 or (turned and set(steps) != {1}):
+        return None
+    if turned:
+        padding = tuple(s * (n - 1) - p for s, n, p in zip(spread, sizes, padding, strict=True))
+    of_images, channels = value.shape[:2]
+    window = Window(of_images, channels, out.shape[2:], sizes, steps, padding, spread, bool(turned))
+    added = bias and View(bias.buffer, (*bias.shape, 1), (*bias.strides, 0), bias.offset)
+    return Product(out, weight, value, added, window=window)
+
+
+def _of_matrices(call: Call) -> Product | None:
+    first = FACTORS.get(call.operator)
+    (out, *more) = call.outs
+    named = dict(call.kwargs)
+    alpha, beta = named.pop("alpha", 1), named.pop("beta", 1)
+    numbers = isinstance(alpha, int | float) and isinstance(beta, int | float)
+    if first is None or out is None or more or named or not numbers:
+        return None
+    views = call.args[: first + 2]
+    if not all(isinstance(view, View) for view in views):
+        return None
+    added = views[0] if first else None
+    left, right = views[first:]
+    product = Product(out, left, right, added, float(alpha), float(beta))
+    sides = (product.left, product.right)
+    small = min(product.rows, product.columns) < LEAST_COPIED
+    return None if small and not all(map(_is_aligned, sides)) else product
+
+
+def _is_aligned(view: View) -> bool:
+    """Whether rows or columns lie in memory so that they are read 16 bytes at a time."""
+    *others, down, across = view.strides
+    lying = down if across == 1 else across if down == 1 else 1
+    return all(step % ALIGNED == 0 for step in (*others, lying, view.offset))
+
+
+def _fits(launch: Launch, product: Product) -> bool:
+    """Whether a kernel works on the elements of the product each by itself."""
+    axes = launch.axes
+    if axes.length != 1 or axes.outer != product.out.elements:
+        return False
+    if any(part.role != "point" for part in launch.placed):
+        return False
+    loads = [(part, e) for part in launch.placed for e in every_load(part.body)]
+    own = [(part, e) for part, e in loads if str(e.value) == product.out.name]
+    return bool(own) and all(
+        place_of(e, product.out) == axis(axes.p) == part.place for part, e in own
+    )
+
+
+def _read(step: Launch | Call) -> set[str]:
+    if isinstance(step, Call):
+        return read_of_call(step)
+    return {str(e.value) for part in step.placed for e in every_load(part.body)}
+
+
+# -- how factors lie in memory
+
+
+def view_text(view: View, buffer: Buffer) -> str:
+    """A view as the host writes it."""
+    strides, size = [], 1
+    for extent in reversed(view.shape):
+        strides.append(size)
+        size *= extent
+    dense = all(
+        a == b or n == 1 for a, b, n in zip(view.strides, strides[::-1], view.shape, strict=True)
+    )
+    if dense and not view.offset and size == buffer.elements:
+        same = view.shape == buffer.shape
+        return buffer.name if same else f"{buffer.name}.view({list(view.shape)})"
+    start = f", {buffer.name}.storage_offset() + {view.offset}" if view.offset else ""
+    return f"{buffer.name}.as_strided({list(view.shape)}, {list(view.strides)}{start})"
+
+
+def laid_out(product: Product, name: str, buffers: Mapping[str, Buffer]) -> Product:
+    """The product with factors that its kernel can read, copied where they are not so; `name`
+    begins the names of the copies."""
+    if product.window:
+        return _weight_laid_out(product, product.window, f"{name}_left", buffers)
+    sides = {"left": product.left, "right": product.right}
+    apart = {side for side, view in sides.items() if not _is_aligned(view)}
+    more = -product.terms % TERMS if apart else 0
+    for side in sorted(sides if more else apart):
+        view = sides[side]
+        lies_along_terms = view.strides[-1 if side == "left" else -2] == 1
+        turned = lies_along_terms == (side == "right")
+        text = view_text(view, buffers[view.buffer]) + ".mT" * turned
+        shape = list(view.shape[:-2]) + list(view.shape[-2:])[:: -1 if turned else 1]
+        along, across = (more, 0) if lies_along_terms else (-shape[-1] % ALIGNED, more)
+        shape[-2:] = [shape[-2] + across, shape[-1] + along]
+        laid = Buffer(f"{name}_{side}", tuple(shape), "float32")
+        strides = [prod(shape[d + 1 :]) for d in range(len(shape))]
+        strides[-2:] = strides[-2:][:: -1 if turned else 1]
+        size = [*view.shape]
+        size[-1 if side == "left" else -2] += more
+        own = View(laid.name, tuple(size), tuple(strides), 0)
+        line = f"{laid.name} = torch.nn.functional.pad({text}, (0, {along}, 0, {across}))"
+        product = replace(
+            product,
+            left=own if side == "left" else product.left,
+            right=own if side == "right" else product.right,
+            prepared=(*product.prepared, f"{line}.contiguous()"),
+            laid=(*product.laid, laid),
+        )
+    return _in_parts(product, name, buffers) if product.rows >= LEAST_SPLIT else product
+
+
+def _in_parts(product: Product, name: str, buffers: Mapping[str, Buffer]) -> Product:
+    """With the right factor as two, whose columns lie in memory one after another; as it is where
+    it is another one for each of several left factors."""
+    view = product.right
+    if product.batch > 1:
+        return product
+    every = {**buffers, **{buffer.name: buffer for buffer in product.laid}}
+    turned = View(view.buffer, view.shape[::-1], view.strides[::-1], view.offset)
+    text = f"{view_text(turned, every[view.buffer])}.contiguous()"
+    high, low = (Buffer(f"{name}_{part}", turned.shape, "float32") for part in ("high", "low"))
+    strides = (1, view.shape[-2])
+    return replace(
+        product,
+        right=View(high.name, view.shape, strides, 0),
+        low=View(low.name, view.shape, strides, 0),
+        prepared=(*product.prepared, f"{high.name}, {low.name} = parts_of({text})"),
+        laid=(*product.laid, high, low),
+    )
+
+
+def _weight_laid_out(
+    product: Product, window: Window, name: str, buffers: Mapping[str, Buffer]
+) -> Product:
+    weight, rows = product.left, product.rows
+    more = window.filled - window.channels
+    places = prod(window.sizes)
+    if places == 1 and not more and not window.turned:
+        flat = replace(weight, shape=(rows, product.terms), strides=weight.strides[:2])
+        return replace(product, left=flat)
+    text = view_text(weight, buffers[weight.buffer])
+    if window.turned:
+        text += f".transpose(0, 1).flip({list(range(2, len(weight.shape)))})"
+    text += ".movedim(1, -1)"
+    if more:
+        text = f"torch.nn.functional.pad({text}, (0, {more}))"
+    laid = Buffer(name, (rows, product.terms), "float32")
+    line = f"{name} = {text}.reshape({rows}, {product.terms}).contiguous()"
+    left = View(name, laid.shape, (product.terms, 1), 0)
+    return replace(product, left=left, prepared=(line,), laid=(laid,))

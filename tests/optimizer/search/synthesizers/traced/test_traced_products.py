@@ -1,0 +1,185 @@
+"""Products of float32 as Triton kernels of our own: what they compute, in Triton's interpreter,
+which are written, and what a search does when they are not right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.search.synthesizers.base import HardwareView, ProblemView
+from optimizer.search.synthesizers.traced import triton, triton_products
+from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
+from tests.optimizer.search.synthesizers.compiler.proposals import context, evaluated
+from tests.optimizer.search.synthesizers.traced import test_traced_triton
+
+pytestmark = pytest.mark.slow(seconds=30)
+
+pytest.importorskip("triton")
+
+# name -> what the model computes, shape of x, second input, layer
+MODELS = {
+    "linear": ("F.relu(self.l(F.gelu(x))) + y", "(70, 40)", "torch.randn(50)", "nn.Linear(40, 50)"),
+    "gated": (
+        "F.silu(self.l(x)) * y",
+        "(3, 70, 40)",
+        "torch.randn(3, 70, 50)",
+        "nn.Linear(40, 50)",
+    ),
+    "read twice": (
+        "self.l(x).tanh(), self.l(x).sum(0) * y",
+        "(70, 40)",
+        "torch.randn(50)",
+        "nn.Linear(40, 50)",
+    ),
+    "batches": ("F.gelu(x @ y.mT * 0.1)", "(2, 3, 65, 40)", "torch.randn(2, 3, 33, 40)", "None"),
+    "scores": ("torch.softmax(x @ x.mT * 0.1 + y, -1)", "(6, 64, 40)", "torch.randn(64)", "None"),
+    "scaled": (
+        "torch.baddbmm(y, x, x.mT, beta=0.5, alpha=0.2)",
+        "(3, 65, 40)",
+        "torch.randn(65)",
+        "None",
+    ),
+    "odd": ("(x @ y).sin()", "(65, 37)", "torch.randn(37, 129) * 0.1", "None"),
+    "odd, turned": ("(x.mT @ y.mT).sin()", "(64, 65)", "torch.randn(129, 64) * 0.1", "None"),
+    "a part": ("(x[:, 1:] @ y).sin()", "(64, 65)", "torch.randn(64, 128) * 0.1", "None"),
+    "infinite": (
+        "x @ y",
+        "(64, 64)",
+        "torch.where(torch.eye(64) > 0, float('inf'), torch.ones(64, 64))",
+        "None",
+    ),
+    "convolution": (
+        "F.gelu(self.l(x)) * y",
+        "(2, 5, 9, 10)",
+        "torch.randn(10)",
+        "nn.Conv2d(5, 40, 3, padding=1)",
+    ),
+    "in steps": (
+        "F.gelu(self.l(x)).sum((2, 3)) + y",
+        "(2, 5, 9, 11)",
+        "torch.randn(40)",
+        "nn.Conv2d(5, 40, (3, 2), stride=2, padding=(1, 0), dilation=(1, 2), bias=False)",
+    ),
+    "of one place": ("self.l(x) + y", "(3, 48, 70)", "torch.randn(70)", "nn.Conv1d(48, 40, 1)"),
+    "three dimensions": (
+        "self.l(x) + y",
+        "(2, 4, 6, 7, 5)",
+        "torch.randn(5)",
+        "nn.Conv3d(4, 40, 3, padding=1)",
+    ),
+    "transposed": (
+        "F.gelu(self.l(x)) * y",
+        "(2, 37, 9, 10)",
+        "torch.randn(12)",
+        "nn.ConvTranspose2d(37, 40, (1, 3))",
+    ),
+}
+RUNNER = test_traced_triton.RUNNER
+WAYS = {"as they are": 1 << 62, "parted": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_ones() -> Iterator[None]:
+    """Products that are too small for a device are written too."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("LEAST_TILES", "LEAST_COPIED"):
+            patch.setattr(triton_products, name, 1)
+        for name, (forward, shape, second, layer) in MODELS.items():
+            patch.setitem(test_traced_triton.MODELS, name, (forward, shape, second))
+            patch.setitem(test_traced_triton.INIT, name, f"self.l = {layer}")
+        yield
+
+
+def source_of(name: str) -> triton.Source:
+    values = {**triton.START_WITH_TF32, "products": triton_products.WINDOWS_TOO}
+    return test_traced_triton.text_of(name, values)
+
+
+@pytest.fixture(scope="module")
+def results(small_ones: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the interpreter computed, with the right factor as it is and parted before."""
+    folder = tmp_path_factory.mktemp("products")
+    for way, least in WAYS.items():
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(triton_products, "LEAST_SPLIT", least)
+            for name in MODELS:
+                path = folder / f"{file_of(name)}-{file_of(way)}.py"
+                path.write_text(source_of(name).text, encoding="utf-8")
+                _, given, _ = test_traced_triton.model_of(name)
+                torch.save(given, path.with_suffix(".given"))
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        cwd=folder,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return folder
+
+
+def file_of(name: str) -> str:
+    return name.replace(" ", "_").replace(",", "")
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", MODELS)
+def test_products_are_what_the_model_computes(name: str, way: str, results: Path) -> None:
+    _, _, expected = test_traced_triton.model_of(name)
+    made = torch.load(results / f"{file_of(name)}-{file_of(way)}.result")
+    for output, golden in zip(made, expected, strict=True):
+        torch.testing.assert_close(output.double(), golden, rtol=2e-5, atol=2e-5, equal_nan=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "kernels", "left"),
+    [
+        ("linear", 2, ()),  # what comes before, and the product with what comes after
+        ("gated", 1, ()),
+        ("scores", 2, ()),
+        ("convolution", 1, ()),
+    ],
+)
+def test_what_follows_is_computed_in_the_product(
+    name: str, kernels: int, left: tuple[str, ...]
+) -> None:
+    source = source_of(name)
+    assert (source.kernels, source.left) == (kernels, left)
+
+
+def test_other_dtypes_and_few_tiles_stay_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    case, _, _ = test_traced_triton.model_of("linear")
+    program = lowered(case, LIBRARY)
+    assert isinstance(program, Program)
+    monkeypatch.setattr(triton_products, "LEAST_TILES", 96)
+    source = triton.written([(case.signature, program)], case.source, triton.START_WITH_TF32)
+    assert source.left == ("aten.addmm",)
+
+
+@pytest.mark.parametrize(("lineage", "ours"), [(("h100", "nvidia"), True), (("amd",), False)])
+def test_a_product_that_is_not_right_is_torchs_in_the_next(
+    lineage: tuple[str, ...], ours: bool
+) -> None:
+    case, _, _ = test_traced_triton.model_of("linear")
+    problem = ProblemView("p", "matmul", "", case.source, (case,), {"library": "allowed"})
+    hardware = HardwareView(lineage[0], lineage, "cuda", ("triton",), {})
+    at = replace(context(problem), hardware=hardware)
+    synthesizer = TracedSynthesizer()
+    first = synthesizer.propose(at)
+    assert first is not None and ("tf32x3" in first.bundle.source) == ours
+    node = evaluated(1, first, 1.0)
+    assert node.evaluation is not None
+    node = replace(node, evaluation=replace(node.evaluation, validity="incorrect"))
+    second = synthesizer.propose(replace(at, tried=[node]))
+    assert (second is not None) == ours
+    if second is not None:
+        assert "tf32x3" not in second.bundle.source
