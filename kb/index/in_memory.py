@@ -13,6 +13,7 @@ from collections.abc import Callable
 
 import structlog
 from sqlalchemy import Connection
+from threadpoolctl import threadpool_limits
 
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import candidates, lexical
@@ -59,7 +60,11 @@ class KeptInMemory:
         self._thread = threading.Thread(target=self._run, name="in-memory", daemon=True)
 
     def start(self) -> None:
-        """Look at the tables from now on."""
+        """Look at the tables from now on. From then on a product of numpy takes one thread of this
+        process: a second waits for the next product by spinning, and of two processors that took
+        the time in which another request is answered.
+        """
+        threadpool_limits(1, user_api="blas")
         self._thread.start()
 
     def stop(self) -> None:

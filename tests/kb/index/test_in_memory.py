@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from threadpoolctl import threadpool_info, threadpool_limits
+
 from kb.catalog import Catalog
 from kb.catalog.kept import made
 from kb.catalog.knowledge import candidates, lexical
@@ -49,6 +51,15 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
     while not condition():
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.02)
+
+
+def test_a_product_takes_one_thread(catalog: Catalog) -> None:
+    words = KeptInMemory(catalog, 2.0, lambda: MODEL, look_seconds=0.05)
+    with threadpool_limits(None, user_api="blas"):  # what was before comes back
+        words.start()
+        words.stop()
+        blas = [pool for pool in threadpool_info() if pool["user_api"] == "blas"]
+        assert blas and all(pool["num_threads"] == 1 for pool in blas)
 
 
 def test_it_follows_the_tables(catalog: Catalog) -> None:
