@@ -263,19 +263,17 @@ class Retriever:
         return list(islice(pairs, most))
 
     def make_order(self, signal: str, hardware: str) -> None:
-        """Make and keep the order of sections for a signal and a chip, and for each category."""
+        """Make and keep the order of sections for a signal and a chip, and the blocks of text that
+        an answer in this order has.
+        """
         request = RetrieveRequest(signal=signal, hardware=hardware)
         with self._catalog.read() as connection:
             place = self._place(connection, request)
             request = replace(request, language=place.language)
             conclusion = self._conclude(connection, request, place)
-            moves = self._moves(connection, request, conclusion, place.own)
+            moves, choice = self._actions(connection, request, conclusion, place.own)
             nothing = Unwanted(frozenset(), frozenset())
-            asked = Asked(request, conclusion, place.own, moves, Choice((), ()), nothing)
-            ranking = self._rankings(connection, asked, self._plan(request, conclusion))
-            of_category = by_category(place.own.filter, ranking(place.own.filter), ranking)
-            for category in place.own.filter.categories:
-                of_category(category)
+            self._write(connection, Asked(request, conclusion, place.own, moves, choice, nothing))
 
     def close(self) -> None:
         """Write what the journal still holds."""
