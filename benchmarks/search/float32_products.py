@@ -3,8 +3,7 @@ kernels compute it, in three products of TF32.
 
     python -m benchmarks.search.float32_products        (on the machine with the GPU)
 
-Needs torch and triton alone. `as it is` parts both factors where they are used, `parted before` the
-right one in a kernel of its own, whose time is in the figure.
+Needs torch and triton alone.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 import torch
 
 from optimizer.evaluation.abi import Signature, TensorSpec
-from optimizer.search.synthesizers.traced import triton, triton_products
+from optimizer.search.synthesizers.traced import triton
 from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
 
 SHAPES = ((4096, 4096, 4096), (6304, 3072, 768), (6304, 768, 3072), (16384, 2048, 2048))
@@ -38,13 +37,10 @@ def main() -> None:
         weight = torch.randn(columns, terms, device="cuda") * terms**-0.5
         golden = left.double() @ weight.double().T
         show(f"{rows}, {columns}, {terms}", "torch", lambda: left @ weight.T, golden, terms)  # noqa: B023
-        for parted in (False, True):
-            triton_products.LEAST_SPLIT = 0 if parted else 1 << 62
-            for tile in TILES:
-                run = own(rows, columns, terms, tile).run
-                how = f"{tile}, {'parted before' if parted else 'as it is'}"
-                call = lambda run=run: run(left, weight)  # noqa: E731, B023
-                show(f"{rows}, {columns}, {terms}", how, call, golden, terms)
+        for tile in TILES:
+            run = own(rows, columns, terms, tile).run
+            call = lambda run=run: run(left, weight)  # noqa: E731, B023
+            show(f"{rows}, {columns}, {terms}", tile, call, golden, terms)
 
 
 def own(rows: int, columns: int, terms: int, tile: str) -> ModuleType:

@@ -24,7 +24,6 @@ from optimizer.search.synthesizers.traced.triton_kernel import Written, write_ke
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 from optimizer.search.synthesizers.traced.triton_product_kernel import (
     AUTO,
-    PARTS,
     write_product,
 )
 from optimizer.search.synthesizers.traced.triton_products import (
@@ -137,7 +136,6 @@ def written(
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
     fill = _FILL if any(" = filled(" in host for host in hosts) else ""
-    fill += PARTS if any(" = parts_of(" in host for host in hosts) else ""
     parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts, _run(tests)]
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)

@@ -24,48 +24,6 @@ from optimizer.search.synthesizers.traced.triton_products import Product, Window
 AUTO = "auto"  # the tile that was the fastest of most products of its kind
 STAGES = 3  # of the loop over the terms
 GROUP = 8  # rows of tiles that are walked through together, so that factors stay in the cache
-# What a product is made of where the right factor is parted beforehand. The low part of a factor
-# has a sign of its own: what an infinite element gives with it is left out, and the first product
-# alone decides.
-PARTS = '''\
-@triton.jit
-def traced_high(x):
-    bits = (x.to(tl.int32, bitcast=True) + 4096) & -8192
-    return tl.where(tl.abs(x) < 1e38, bits.to(tl.float32, bitcast=True), x)
-
-
-@triton.jit
-def traced_low(x, high):
-    low = x - high
-    return traced_high(tl.where(low == low, low, 0.0))
-
-
-@triton.jit
-def traced_three(left, high, low, total):
-    first = traced_high(left)
-    part = tl.dot(traced_low(left, first), high, input_precision="tf32")
-    part = tl.dot(first, low, part, input_precision="tf32")
-    part = tl.where(tl.abs(part) < float("inf"), part, 0.0)
-    return total + tl.dot(first, high, part, input_precision="tf32")
-
-
-@triton.jit
-def traced_parts(source, high, low, count, BLOCK: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = at < count
-    x = tl.load(source + at, mask=inside, other=0.0)
-    first = traced_high(x)
-    tl.store(high + at, first, mask=inside)
-    tl.store(low + at, traced_low(x, first), mask=inside)
-
-
-def parts_of(factor):
-    """A matrix as the sum of two whose elements are TF32 numbers, or nearly."""
-    high, low = torch.empty_like(factor), torch.empty_like(factor)
-    count = factor.numel()
-    traced_parts[(triton.cdiv(count, 1024),)](factor, high, low, count, 1024)
-    return high, low
-'''
 
 
 def write_product(
@@ -88,7 +46,7 @@ def _tile(product: Product, wanted: str) -> str:
     if wanted != AUTO:
         return wanted
     few = product.window and prod(product.window.sizes) > 1 and product.rows <= 64
-    return "64x128" if few or product.low is not None else "128x64"
+    return "64x128" if few else "128x64"
 
 
 @dataclass
@@ -159,8 +117,6 @@ class _ProductKernel(Kernel):
         self._start("left", product.left, "m", "k[None, :]")
         if product.window is None:
             self._start("right", product.right, "k[:, None]", "n")
-            if product.low is not None:
-                self._start("low", product.low, "k[:, None]", "n")
         else:
             self._windows(product.window)
         self._line(f"total = tl.zeros([{self.tile.rows}, {self.tile.columns}], tl.float32)")
@@ -170,12 +126,8 @@ class _ProductKernel(Kernel):
                 self._part("right", "k[:, None]", product.right.strides[-2])
             else:
                 self._gathered(product.window)
-            if product.low is not None:
-                self._part("low", "k[:, None]", product.low.strides[-2])
-                self._line("total = traced_three(left_part, right_part, low_part, total)")
-            else:
-                text = 'tl.dot(left_part, right_part, total, input_precision="tf32x3")'
-                self._line(f"total = {text}")
+            text = 'tl.dot(left_part, right_part, total, input_precision="tf32x3")'
+            self._line(f"total = {text}")
 
     def _start(self, side: str, view: View, row: str, column: str) -> None:
         """Where the first terms of a side lie; what lies behind the end is read from the first."""

@@ -36,7 +36,6 @@ LEAST_TERMS = 16
 LEAST_TILES = 96  # of 64 by 64, below which the device is not full and the library parts the terms
 ALIGNED = 4  # elements: rows that begin elsewhere are not copied 16 bytes at a time
 LEAST_COPIED = 1024  # rows and columns, from which on copying the factors is a small part
-LEAST_SPLIT = 2048  # rows, from which on parting the right factor beforehand is worth its time
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ class Product:
     """`alpha` times a product of matrices plus `beta` times `added`. `after` is what is computed
     from each element while it is at hand, `kept` what of it is written to memory; `stored` is
     whether the product itself is. `prepared` are lines of the host that lay factors out as the
-    kernel reads them, in buffers `laid`. With `low`, the right factor is the sum of two."""
+    kernel reads them, in buffers `laid`."""
 
     out: Buffer
     left: View
@@ -86,7 +85,6 @@ class Product:
     stored: bool = True
     prepared: tuple[str, ...] = ()
     laid: tuple[Buffer, ...] = ()
-    low: View | None = None
 
     @property
     def batch(self) -> int:
@@ -284,27 +282,7 @@ def laid_out(product: Product, name: str, buffers: Mapping[str, Buffer]) -> Prod
             prepared=(*product.prepared, f"{line}.contiguous()"),
             laid=(*product.laid, laid),
         )
-    return _in_parts(product, name, buffers) if product.rows >= LEAST_SPLIT else product
-
-
-def _in_parts(product: Product, name: str, buffers: Mapping[str, Buffer]) -> Product:
-    """With the right factor as two, whose columns lie in memory one after another; as it is where
-    it is another one for each of several left factors."""
-    view = product.right
-    if product.batch > 1:
-        return product
-    every = {**buffers, **{buffer.name: buffer for buffer in product.laid}}
-    turned = View(view.buffer, view.shape[::-1], view.strides[::-1], view.offset)
-    text = f"{view_text(turned, every[view.buffer])}.contiguous()"
-    high, low = (Buffer(f"{name}_{part}", turned.shape, "float32") for part in ("high", "low"))
-    strides = (1, view.shape[-2])
-    return replace(
-        product,
-        right=View(high.name, view.shape, strides, 0),
-        low=View(low.name, view.shape, strides, 0),
-        prepared=(*product.prepared, f"{high.name}, {low.name} = parts_of({text})"),
-        laid=(*product.laid, high, low),
-    )
+    return product
 
 
 def _weight_laid_out(

@@ -83,7 +83,6 @@ MODELS = {
     ),
 }
 RUNNER = test_traced_triton.RUNNER
-WAYS = {"as they are": 1 << 62, "parted": 0}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -105,16 +104,13 @@ def source_of(name: str) -> triton.Source:
 
 @pytest.fixture(scope="module")
 def results(small_ones: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the interpreter computed, with the right factor as it is and parted before."""
+    """What the interpreter computed."""
     folder = tmp_path_factory.mktemp("products")
-    for way, least in WAYS.items():
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(triton_products, "LEAST_SPLIT", least)
-            for name in MODELS:
-                path = folder / f"{file_of(name)}-{file_of(way)}.py"
-                path.write_text(source_of(name).text, encoding="utf-8")
-                _, given, _ = test_traced_triton.model_of(name)
-                torch.save(given, path.with_suffix(".given"))
+    for name in MODELS:
+        path = folder / f"{file_of(name)}.py"
+        path.write_text(source_of(name).text, encoding="utf-8")
+        _, given, _ = test_traced_triton.model_of(name)
+        torch.save(given, path.with_suffix(".given"))
     done = subprocess.run(
         [sys.executable, "-c", RUNNER],
         cwd=folder,
@@ -131,11 +127,10 @@ def file_of(name: str) -> str:
     return name.replace(" ", "_").replace(",", "")
 
 
-@pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("name", MODELS)
-def test_products_are_what_the_model_computes(name: str, way: str, results: Path) -> None:
+def test_products_are_what_the_model_computes(name: str, results: Path) -> None:
     _, _, expected = test_traced_triton.model_of(name)
-    made = torch.load(results / f"{file_of(name)}-{file_of(way)}.result")
+    made = torch.load(results / f"{file_of(name)}.result")
     for output, golden in zip(made, expected, strict=True):
         torch.testing.assert_close(output.double(), golden, rtol=2e-5, atol=2e-5, equal_nan=True)
 
