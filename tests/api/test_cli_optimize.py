@@ -77,13 +77,13 @@ def get_inputs():
 def get_init_inputs():
     return [3]
 """
-SORTED = """
+FACTORED = """
 import torch
 
 
 class Model(torch.nn.Module):
     def forward(self, x):
-        return torch.sort(x, dim=-1).values
+        return torch.linalg.qr(x).R
 
 
 def get_inputs():
@@ -335,13 +335,13 @@ def test_a_problem_that_no_recipe_fits_gets_a_traced_kernel_without_an_option(
 def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_one(
     place: Path,
 ) -> None:
-    problem = place / "own_sort.py"
-    problem.write_text(SORTED)
+    problem = place / "own_factor.py"
+    problem.write_text(FACTORED)
     options = ("--language", "cpp", "--knowledge", "off")
-    done = kernlore("optimize", problem, *options, "-o", place / "sort", "--json", data=place / "x")
+    done = kernlore("optimize", problem, *options, "-o", place / "factor", "--json", data=place / "x")
     assert done.code == 0, done.err
     reason = done.json["outcome"]["reason"]
-    assert re.search(r"no candidate exists. Asked: recipe; traced \(.*sort.*\)", reason), reason
+    assert re.search(r"no candidate exists. Asked: recipe; traced \(.*linalg_qr.*\)", reason), reason
     assert "compiler, which was not asked, has one: leave --language out" in reason
     (listed,) = [r for r in run_json(place, "list", data="x") if r["id"] == done.json["run"]]
     assert (listed["gain"], listed["run"]) == ("nothing tried", listed["id"])
