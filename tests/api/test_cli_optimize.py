@@ -337,11 +337,11 @@ def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_o
 ) -> None:
     problem = place / "own_factor.py"
     problem.write_text(FACTORED)
-    options = ("--language", "cpp", "--knowledge", "off")
-    done = kernlore("optimize", problem, *options, "-o", place / "factor", "--json", data=place / "x")
+    options = ("--language", "cpp", "--knowledge", "off", "-o", place / "factor")
+    done = kernlore("optimize", problem, *options, "--json", data=place / "x")
     assert done.code == 0, done.err
     reason = done.json["outcome"]["reason"]
-    assert re.search(r"no candidate exists. Asked: recipe; traced \(.*linalg_qr.*\)", reason), reason
+    assert re.search(r"no candidate exists. Asked: recipe; traced \(.*_qr.*\)", reason), reason
     assert "compiler, which was not asked, has one: leave --language out" in reason
     (listed,) = [r for r in run_json(place, "list", data="x") if r["id"] == done.json["run"]]
     assert (listed["gain"], listed["run"]) == ("nothing tried", listed["id"])
