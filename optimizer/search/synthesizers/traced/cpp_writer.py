@@ -8,13 +8,11 @@ from dataclasses import dataclass, field
 
 from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
 from optimizer.search.synthesizers.traced.index import (
-    Atom,
     Index,
-    Quotient,
-    Remainder,
     Var,
     flattened,
     index,
+    index_text,
 )
 from optimizer.search.synthesizers.traced.program import Buffer, Program, Stage
 
@@ -184,22 +182,7 @@ class Writer:
         return f"{_CALLED[of.name]}({', '.join(args)})"
 
     def _index(self, of: Index) -> str:
-        parts = [
-            f"{factor} * {self._atom(atom)}" if factor != 1 else self._atom(atom)
-            for atom, factor in of.terms
-        ]
-        if of.offset or not parts:
-            parts.append(str(of.offset))
-        return " + ".join(parts)
-
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, Var):
-            return atom.name
-        if isinstance(atom, Quotient):
-            return f"(({self._index(atom.index)}) / {atom.by})"
-        if isinstance(atom, Remainder):
-            return f"(({self._index(atom.index)}) % {atom.by})"
-        return self._value(atom.value)
+        return index_text(of, self._value, "/")
 
     def _line(self, text: str) -> None:
         self.lines.append("  " * self.indent + text if not text.startswith("#") else text)

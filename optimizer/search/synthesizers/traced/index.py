@@ -9,7 +9,7 @@ leave no arithmetic. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Union
@@ -267,3 +267,25 @@ def unflattened(place: Index, shape: tuple[int, ...]) -> tuple[Index, ...]:
         result.append(place % size)
         place = place // size
     return (place, *reversed(result)) if shape else ()
+
+
+def index_text(of: Index, value: Callable[[Any], str], divided: str) -> str:
+    """The index as text, where C++ and Triton differ in the operator of a quotient alone. `value`
+    writes an integer that is read from a tensor, `divided` is the operator.
+    """
+
+    def atom_text(atom: Atom) -> str:
+        if isinstance(atom, Var):
+            return atom.name
+        if isinstance(atom, Read):
+            return value(atom.value)
+        sign = divided if isinstance(atom, Quotient) else "%"
+        return f"(({index_text(atom.index, value, divided)}) {sign} {atom.by})"
+
+    parts = [
+        f"{factor} * {atom_text(atom)}" if factor != 1 else atom_text(atom)
+        for atom, factor in of.terms
+    ]
+    if of.offset or not parts:
+        parts.append(str(of.offset))
+    return " + ".join(parts)

@@ -14,7 +14,7 @@ from math import prod
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
 from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
-from optimizer.search.synthesizers.traced.index import Atom, Index, Quotient, Remainder, Var
+from optimizer.search.synthesizers.traced.index import Index, Var, index_text
 from optimizer.search.synthesizers.traced.index import variables as variables_of
 from optimizer.search.synthesizers.traced.launches import (
     Launch,
@@ -388,22 +388,7 @@ class Kernel:
         return f"{text}.to(tl.float32)" if narrow else text
 
     def _index(self, of: Index) -> str:
-        parts = [
-            f"{self._atom(atom)} * {factor}" if factor != 1 else self._atom(atom)
-            for atom, factor in of.terms
-        ]
-        if of.offset or not parts:
-            parts.append(str(of.offset))
-        return " + ".join(parts)
-
-    def _atom(self, atom: Atom) -> str:
-        if isinstance(atom, Var):
-            return atom.name
-        if isinstance(atom, Quotient):
-            return f"(({self._index(atom.index)}) // {atom.by})"
-        if isinstance(atom, Remainder):
-            return f"(({self._index(atom.index)}) % {atom.by})"
-        return self._value(atom.value)
+        return index_text(of, self._value, "//")
 
     # -- lines
 
