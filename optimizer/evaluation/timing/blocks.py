@@ -43,7 +43,7 @@ OWN_WAITS_NS = 10_000  # a call, up to which nobody is asked for whom its thread
 # short beside the fresh values before each of them. With 1.0 on a GPU, three or four calls a block,
 # an evaluation took 113 ms less, and a kernel of torch.compile had a speed-up of 0.40 in place of
 # 1.04, which was not looked into.
-WALL_BLOCKS = {"cpu": 1.5, "cuda": 2.0}
+WALL_BLOCKS = {"cpu": 1.0, "cuda": 2.0}
 # Half-width, in log units, within the two processes at which measuring stops, by kind of device: on
 # a CPU, where two processes differ by as much, more blocks hardly make an interval narrower.
 NARROW = {"cpu": 0.035, "cuda": 0.02}
@@ -126,7 +126,7 @@ class Side:
     kernel: LoadedKernel
     trusted: bool = False
     per_call_ns: float = 0.0
-    wall_per_call_ns: float = 0.0  # with fresh values and all else that is done between two calls
+    wall_per_call_ns: float = 0.0  # of the baseline, with all that is done between two calls
     beside: bool = False  # whether processes of its were alive after a block
     others: Others | None = None  # where waits for a processor matter
 
@@ -278,22 +278,38 @@ def _calibrate(
     they hold the same values afterwards."""
     baseline.per_call_ns = candidate.per_call_ns = math.inf
     calls = 1
+    before: Block | None = None
     for _ in range(MAX_CALIBRATION):
         seed, secret = chance.getrandbits(30), secrets.randbits(64)
-        for side in (baseline, candidate):
-            block = side.run(seed, policy.calls or calls, policy.seconds, secret)
+        ours, theirs = (
+            side.run(seed, policy.calls or calls, policy.seconds, secret)
+            for side in (baseline, candidate)
+        )
+        for side, block in ((baseline, ours), (candidate, theirs)):
             side.per_call_ns = min(side.per_call_ns, max(1.0, min(block.times)))
-            side.wall_per_call_ns = block.wall_ns / len(block.times)
+        # What is done between two calls is the same on both sides.
+        around = baseline.wall_per_call_ns = _wall_of_a_call(before, ours)
+        before = ours
         slower = max(baseline.per_call_ns, candidate.per_call_ns)
-        around = max(slower, baseline.wall_per_call_ns)
         shown = max(calls * slower, calls * around * policy.block_ns / policy.wall_ns)
         if calls >= 3 and shown * 4 >= policy.block_ns:
             break
         # A single call after waking means little: at least a few, and at most a quarter of a block.
         most = min(policy.block_ns / slower, policy.wall_ns / around) / 4
-        calls = max(min(4 * calls, 3), min(4 * calls, int(most)))
-        if calls * slower > SLOW_CALIBRATION_NS:
+        last, calls = calls, max(min(4 * calls, 3), min(4 * calls, int(most)))
+        if calls == last or calls * slower > SLOW_CALIBRATION_NS:
             break
+
+
+def _wall_of_a_call(shorter: Block | None, block: Block) -> float:
+    """Nanoseconds that a call takes with all that is done between two of them, without what a block
+    costs however few calls it has: the difference of two blocks, and no less than is known of one.
+    """
+    known = sum(block.times) + block.refresh_ns + block.touch_ns
+    more = len(block.times) - len(shorter.times) if shorter else 0
+    if shorter is None or more <= 0:
+        return max(block.total_ns, known) / len(block.times)
+    return max((block.wall_ns - shorter.wall_ns) / more, known / len(block.times))
 
 
 def _pair(
@@ -303,7 +319,6 @@ def _pair(
     seed = chance.getrandbits(30)
     slower = max(first.per_call_ns, second.per_call_ns)
     trusted = first if first.trusted else second
-    # What is done between two calls is the same on both sides.
     around = max(0.0, trusted.wall_per_call_ns - trusted.per_call_ns)
     aim = min(policy.block_ns / slower, policy.wall_ns / (slower + around))
     calls = max(1, min(policy.max_calls, round(aim * chance.uniform(0.6, 1.4))))
