@@ -408,8 +408,10 @@ class Attempt:
             policy = replace(policy, between=BETWEEN[self.context.device])
         if policy.narrow is None:
             policy = replace(policy, narrow=NARROW[self.context.device])
+        if policy.walls is None:
+            policy = replace(policy, walls=WALL_BLOCKS[self.context.device])
         tolerated = max(policy.tolerated or 0.0, QUIET[self.context.device])
-        policy = replace(policy, tolerated=tolerated, walls=WALL_BLOCKS[self.context.device])
+        policy = replace(policy, tolerated=tolerated)
         if policy.block_ms is None:
             policy = replace(policy, block_ms=BLOCK_MS[self.context.device])
         return policy if self._settings.on(9) else replace(policy, calls=KNOWN_CALLS)

@@ -81,7 +81,7 @@ class TimingPolicy:
     default that of the device; with `quiet`, clocks of blocks that waited as much are evidence too.
     `seconds` is the deadline of a block. `calls` is the number of calls of every block, 0 for a
     random number that follows from block_ms; a known number can be counted to. `walls` is how long
-    a block may take at all, in aimed lengths.
+    a block may take at all, in aimed lengths, None for that of the device.
     """
 
     block_ms: float | None = None
@@ -95,11 +95,12 @@ class TimingPolicy:
     seconds: float = 60.0
     max_calls: int = 2_000
     calls: int = 0
-    walls: float = 2.0
+    walls: float | None = None
 
     @property
     def wall_ns(self) -> float:
-        """How long a block may take at all, in nanoseconds."""
+        """How long a block may take at all, in nanoseconds; `walls` must be set."""
+        assert self.walls is not None
         return self.walls * self.block_ns
 
     @property

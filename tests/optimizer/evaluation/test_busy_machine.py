@@ -22,7 +22,7 @@ from optimizer.evaluation.timing.blocks import (
     measure,
 )
 
-POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05)
+POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05, walls=2.0)
 CALL_NS = 300_000
 SLOW_CALLS = 10_000  # so that calibration is one block of each side
 
