@@ -14,7 +14,7 @@ from functools import cached_property, lru_cache
 from kb.blobs import Blobs, open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.knowledge import embeddings
+from kb.catalog.knowledge import candidates
 from kb.catalog.knowledge.documents import Documents
 from kb.embedding import LocalEmbedder, Vectors, open_embedder
 from kb.index.exact import ExactIndex
@@ -52,7 +52,7 @@ class KnowledgeBase:
     def vectors(self) -> tuple[int, int]:
         """Number of passages that have a vector, and number of all passages."""
         with self.catalog.read() as connection:
-            return embeddings.counts(connection, self.embedder.fingerprint)
+            return candidates.counts(connection, self.embedder.fingerprint)
 
     @cached_property
     def embedder(self) -> LocalEmbedder:

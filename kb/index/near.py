@@ -177,7 +177,7 @@ class NearIndex:
     ) -> dict[int, float]:
         """From the catalog's vectors, where they are not too many to be read for a request."""
         with self._catalog.read() as connection:
-            embedded, _ = embeddings.counts(connection, self._model)
+            embedded, _ = candidates.counts(connection, self._model)
         if embedded > self._exact_up_to:
             raise self._away or StoreAway(
                 "the vector index is catching up with other replicas",

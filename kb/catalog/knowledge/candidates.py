@@ -20,12 +20,12 @@ from sqlalchemy import Connection
 
 from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import portions
-from kb.catalog.kept import look_up, made, put_made
-from kb.catalog.knowledge import lexical
+from kb.catalog.kept import keeps, look_up, made, put_made
+from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.knowledge.embeddings import Vector, index_state, newest
 from kb.scope import ScopeFilter
 
-_KEPT_AS = "candidates"
+_KEPT_AS, _COUNTS = "candidates", "embedded passages"
 _Row = tuple[int, int, int, bool, str, str, bytes | None]
 
 
@@ -230,6 +230,20 @@ def state(connection: Connection) -> Hashable:
     the lexical tables too, or of a vector. Unlike the revision it stays when a skill is written.
     """
     return lexical.state(connection), newest(connection)
+
+
+def counts(connection: Connection, model: str) -> tuple[int, int]:
+    """(embedded, all) active passages, counted once for a state of the store: of a million that
+    takes seconds, and whoever balances loads asks every few.
+    """
+    now, kept = (state(connection), model), made(connection, _COUNTS)
+    if kept is not None and kept[0] == now:
+        known: tuple[int, int] = kept[1]
+        return known
+    counted = embeddings.counts(connection, model)
+    if keeps(connection):
+        put_made(connection, _COUNTS, now, counted)
+    return counted
 
 
 def _all(connection: Connection, model: str) -> Columns:

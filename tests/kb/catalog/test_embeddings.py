@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
+import sqlalchemy as sa
 
-from kb.catalog.knowledge import embeddings
+from kb.catalog.knowledge import candidates, embeddings
 from kb.scope import ALL_ACCESS, AccessScope
 
 if TYPE_CHECKING:
@@ -44,6 +45,33 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
         assert embeddings.counts(connection, model) == (4, 4)
         assert embeddings.counts(connection, "another model") == (0, 4)
         assert embeddings.missing(connection, model, 100) == []
+
+
+def test_counts_are_those_of_now_and_are_counted_once(store: Store) -> None:
+    model, statements = store.embedder.fingerprint, list[str]()
+
+    def counts(of: str = model) -> tuple[int, int]:
+        with store.catalog.read() as connection:
+            assert candidates.counts(connection, of) == embeddings.counts(connection, of)
+            statements.clear()
+            return candidates.counts(connection, of)
+
+    def note(*seen: object) -> None:
+        statements.append(str(seen[2]))
+
+    sa.event.listen(store.catalog._engine, "before_cursor_execute", note)
+    assert counts() == (0, 0)
+    store.submit("one.md", MANUAL)
+    worker = store.worker()
+    worker._read_queued()
+    assert counts() == (0, 2)
+    worker.drain()
+    assert counts() == (2, 2) and not any("count(" in text for text in statements)
+    assert counts("another model") == (0, 2) and counts() == (2, 2)
+    document = store.ingest("two.md", MANUAL, hardware=("h100",))
+    assert counts() == (4, 4)  # the texts had their vectors
+    store.documents.delete(document.document_id)
+    assert counts() == (2, 2)
 
 
 def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> None:
