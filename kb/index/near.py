@@ -1,10 +1,11 @@
 """Nearest passages for a service: exactly, over the columns that it keeps in memory; through Chroma
-where they are not there yet, or where a request is about more passages than that is fast for. While
-a Chroma server does not answer, exactly for all that is in memory or small.
+where they are not there yet, or where that is faster. While a Chroma server does not answer,
+exactly for all that is in memory or small.
 
 In a store of 37,858 passages a request about one chip takes 3 ms in this way, and 14 by two queries
 of Chroma's graphs (benchmarks/results/retrieval_latency.md). The time of the first grows with the
-number of passages, that of the second hardly.
+number of passages, that of the second with the number of graphs, one for each hardware scope: a
+request about 600 chips and 100,000 passages took 2.3 s (scale_passages.md).
 
 Where the catalog is on a server, other replicas add and remove passages, of which the Chroma of
 this process knows nothing until `follow`. Until then the catalog's vectors are searched, exactly.
@@ -23,7 +24,7 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.kept import made, put_made
-from kb.catalog.knowledge import candidates, embeddings
+from kb.catalog.knowledge import candidates
 from kb.catalog.knowledge.candidates import Columns
 from kb.catalog.knowledge.embeddings import Vector
 from kb.errors import StoreAway
@@ -31,9 +32,10 @@ from kb.index.chroma import ChromaIndex, SyncReport
 from kb.index.exact import ExactIndex, largest, merged, nearest
 from kb.scope import ALL_ACCESS, AccessScope
 
-EXACT_UP_TO = 60_000  # passages
+EXACT_UP_TO = 60_000  # passages for each graph that Chroma would be asked for
 MOST_KEYS = 16  # scopes of a query whose nearest passages are kept; all chips are hundreds
 MOST_NEAREST = 1_000  # groups that are kept, of 4 KB
+MOST_UNIONS = 16  # of 8 bytes a passage
 _KEPT_AS = "rows of scopes"
 
 log = structlog.get_logger(__name__)
@@ -49,13 +51,15 @@ class ScopeRows:
     columns: the first row, and the one behind the last. The columns are not held by this: old ones
     shall be gone before new ones are read.
 
-    What is nearest in a scope is kept by vector: a request asks for it again for single categories,
+    A request about very many scopes, such as all, is answered by one product over all rows. What
+    is nearest in a scope is kept by vector: a request asks for it again for single categories,
     and those about a signal ask for the same in what is about no chip, whichever chip is theirs.
     """
 
     columns: weakref.ref[Columns]
     ranges: Mapping[_Key, Ranges]
     _nearest: dict[tuple[_Key, int, bytes], _Group] = field(default_factory=dict)
+    _unions: dict[tuple[_Key, ...], NDArray[np.int64]] = field(default_factory=dict)
 
     def of(self, scopes: Sequence[str] | None, owner: str) -> list[_Key]:
         """The keys of these scopes (None: all) under this owner, of those that have passages."""
@@ -72,7 +76,10 @@ class ScopeRows:
     ) -> dict[int, float]:
         """The `limit` passages under these keys that are nearest to a vector."""
         if len(keys) > MOST_KEYS:
-            return nearest((self._cosines(columns, key, vector) for key in keys), limit)
+            if 2 * self.count(keys) < len(columns.seqs):
+                return nearest((self._cosines(columns, key, vector) for key in keys), limit)
+            rows = self._union(columns, tuple(keys))
+            return nearest([(columns.seqs[rows], (columns.vectors @ vector)[rows])], limit)
         name, best = vector.tobytes(), []
         for key in keys:
             kept = self._nearest.get((key, limit, name))
@@ -83,6 +90,20 @@ class ScopeRows:
                 self._nearest[key, limit, name] = kept
             best.append(kept)
         return merged(best, limit)
+
+    def _union(self, columns: Columns, keys: tuple[_Key, ...]) -> NDArray[np.int64]:
+        """The rows under any of these keys, ascending, each once."""
+        rows = self._unions.get(keys)
+        if rows is None:
+            under = np.zeros(len(columns.seqs), np.bool_)
+            for key in keys:
+                for start, stop in self.ranges[key]:
+                    under[start:stop] = True
+            rows = np.flatnonzero(under)
+            if len(self._unions) >= MOST_UNIONS:
+                self._unions.clear()
+            self._unions[keys] = rows
+        return rows
 
     def _cosines(self, columns: Columns, key: _Key, vector: Vector) -> _Group:
         ranges = self.ranges[key]
@@ -157,7 +178,8 @@ class NearIndex:
             behind = self._catalog.on_server and candidates.state(connection) != self._followed
         if columns is not None and scope_rows is not None:
             keys = scope_rows.of(scopes, access_scope.owner)
-            if scope_rows.count(keys) <= self._exact_up_to or self._away is not None:
+            most = self._exact_up_to * max(1, len(keys))
+            if scope_rows.count(keys) <= most or self._away is not None:
                 return scope_rows.nearest(columns, keys, vector, limit)
         if self._away is None and not behind:
             try:

@@ -73,6 +73,39 @@ def test_it_gives_what_exact_search_gives(
     assert np.allclose([*ours.values()], [*exact.values()], atol=1e-5)
 
 
+@pytest.mark.parametrize("scopes", SCOPES)
+@pytest.mark.parametrize("limit", [1, 4, 100])
+def test_many_scopes_by_one_product_give_the_same(
+    store: Store,
+    chroma: Counting,
+    monkeypatch: pytest.MonkeyPatch,
+    scopes: tuple[str, ...] | None,
+    limit: int,
+) -> None:
+    monkeypatch.setattr(near, "MOST_KEYS", 0)
+    keep(store)
+    index = NearIndex(store.catalog, store.embedder.fingerprint, chroma)
+    vector = store.embedder.encode_query("shuffles of a warp")
+    exact = store.exact.query(scopes, vector, limit)
+    for _ in range(2):  # what is kept of the scopes gives the same
+        ours = index.query(scopes, vector, limit)
+        assert list(ours) == list(exact) and chroma.asked == 0
+        assert np.allclose([*ours.values()], [*exact.values()], atol=1e-5)
+
+
+def test_each_graph_that_chroma_would_be_asked_for_counts(store: Store, chroma: Counting) -> None:
+    keep(store)
+    vector = store.embedder.encode_query("register spills")
+    state, model = state_of(store.catalog), store.embedder.fingerprint
+    # Of three scopes with 5, 10 and 10 passages, five of them twice.
+    every = NearIndex(store.catalog, model, chroma, state, exact_up_to=9)
+    assert len(every.query(None, vector, 100)) == 20 and chroma.asked == 0
+    every.query(("h100",), vector, 100)
+    assert chroma.asked == 1
+    every.query(("h100", "any"), vector, 100)
+    assert chroma.asked == 1
+
+
 def test_chroma_answers_for_many_and_while_nothing_is_in_memory(
     store: Store, chroma: Counting
 ) -> None:
