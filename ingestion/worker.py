@@ -46,7 +46,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs, JobState
-from kb.catalog.knowledge import embeddings, versions
+from kb.catalog.knowledge import candidates, embeddings, versions
 from kb.catalog.knowledge.embeddings import Pending
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.tables import knowledge as t
@@ -429,7 +429,7 @@ class Worker:
             return
         parts = self._parts
         with parts.catalog.read() as connection:
-            pending = embeddings.pending(connection, parts.embedder.fingerprint)
+            pending = candidates.pending(connection, parts.embedder.fingerprint)
             done = [job for job in self._waiting.values() if job.subject_id not in pending]
             subjects = [job.subject_id for job in done if job.subject_id is not None]
             scopes = embeddings.document_scopes(connection, subjects)

@@ -25,7 +25,8 @@ from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.knowledge.embeddings import Vector, index_state, newest
 from kb.scope import ScopeFilter
 
-_KEPT_AS, _COUNTS = "candidates", "embedded passages"
+_KEPT_AS = "candidates"
+_COUNTS, _COMPLETE = "embedded passages", "all passages embedded"
 _Row = tuple[int, int, int, bool, str, str, bytes | None]
 
 
@@ -244,6 +245,19 @@ def counts(connection: Connection, model: str) -> tuple[int, int]:
     if keeps(connection):
         put_made(connection, _COUNTS, now, counted)
     return counted
+
+
+def pending(connection: Connection, model: str) -> dict[str, embeddings.Pending]:
+    """What has no vector of this model yet, by document id. That nothing is missing is looked up
+    once for a state of the store: an idle worker asks every few seconds.
+    """
+    now = (state(connection), model)
+    if made(connection, _COMPLETE) == (now, True):
+        return {}
+    missing = embeddings.pending(connection, model)
+    if not missing and keeps(connection):
+        put_made(connection, _COMPLETE, now, True)
+    return missing
 
 
 def _all(connection: Connection, model: str) -> Columns:

@@ -74,6 +74,33 @@ def test_counts_are_those_of_now_and_are_counted_once(store: Store) -> None:
     assert counts() == (2, 2)
 
 
+def test_that_nothing_is_pending_is_looked_up_once_for_a_state(store: Store) -> None:
+    model, statements = store.embedder.fingerprint, list[str]()
+
+    def pending(of: str = model) -> int:
+        with store.catalog.read() as connection:
+            statements.clear()
+            documents = candidates.pending(connection, of)
+            assert documents == embeddings.pending(connection, of)
+            return len(documents)
+
+    def note(*seen: object) -> None:
+        statements.append(str(seen[2]))
+
+    sa.event.listen(store.catalog._engine, "before_cursor_execute", note)
+    store.submit("one.md", MANUAL)
+    worker = store.worker()
+    worker._read_queued()
+    assert pending() == 1 and sum("LEFT OUTER" in text for text in statements) == 2
+    worker.drain()
+    assert pending() == 0 and pending() == 0
+    assert sum("LEFT OUTER" in text for text in statements) == 1  # the one that it is compared with
+    assert pending("another model") == 1 and pending() == 0
+    store.submit("two.md", MANUAL.replace("second", "third"))
+    store.worker()._read_queued()
+    assert pending() == 1
+
+
 def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> None:
     store.ingest("one.md", MANUAL, hardware=("h100",))
     model = store.embedder.fingerprint
