@@ -42,7 +42,7 @@ from kb.catalog.search.runs import is_measuring
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
 from kb.index.in_memory import KeptInMemory
-from kb.index.near import EXACT_UP_TO, NearIndex, state_of
+from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
@@ -336,7 +336,7 @@ class Background:
         state = self._index_state
         if self._near is not None and self._near.away is not None:
             state = f"away: {self._near.away.message}"
-        searched = state == "chroma" or self._are_few(passages)
+        searched = state == "chroma" or self._searched_exactly(passages)
         ready = loaded and embedded == passages and not busy and searched
         if not self._thread.is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
@@ -346,10 +346,14 @@ class Background:
         ready = ready and not waits and schema != TOO_NEW
         return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
 
-    def _are_few(self, passages: int) -> bool:
+    def _searched_exactly(self, passages: int) -> bool:
         """Whether answers are whole while Chroma is being opened: exact search gives the same."""
-        here = self._index_state == "starting" and not self._services.settings.chroma_url
-        return here and self._services.dense_ready and passages <= EXACT_UP_TO
+        services = self._services
+        here = self._index_state == "starting" and not services.settings.chroma_url
+        if not here or not services.dense_ready:
+            return False
+        few = passages <= EXACT_UP_TO
+        return few or is_in_memory(services.catalog, services.embedder.fingerprint)
 
     def _waits(self) -> Iterator[str]:
         """What is waited for."""
@@ -381,6 +385,8 @@ class Background:
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
                 services.retriever.warm(services.settings.models_dir)
+                model = services.embedder.fingerprint
+                services.__dict__["index"] = NearIndex(services.catalog, model, None)
                 services.dense_ready = True
                 self._opening.start()
                 worker.run(self._stop)
@@ -406,12 +412,13 @@ class Background:
 
     def _search_vectors(self) -> None:
         passages = self._services.vectors()[1]
-        if self._are_few(passages) and self._stop.wait(OPEN_AFTER):
+        if self._searched_exactly(passages) and self._stop.wait(OPEN_AFTER):
             return
         try:
             self._open_index()
         except Exception as error:  # the thread's boundary
             self._index_state = f"failed: {type(error).__name__}"
+            self._services.__dict__.pop("index", None)
             log.exception("no vector index; answering from the catalog")
 
     def _open_index(self) -> None:
@@ -431,6 +438,7 @@ class Background:
             log.warning("searching without Chroma until it answers", reason=error.message)
         except KernloreError as error:
             self._index_state = f"failed: {error.message}"
+            services.__dict__.pop("index", None)
             log.error("no vector index; answering from the catalog", reason=error.message)
             return
         services.__dict__["index"] = near

@@ -37,6 +37,8 @@ MOST_KEYS = 16  # scopes of a query whose nearest passages are kept; all chips a
 MOST_NEAREST = 1_000  # groups that are kept, of 4 KB
 MOST_UNIONS = 16  # of 8 bytes a passage
 _KEPT_AS = "rows of scopes"
+AGAIN = "Ask again; until then answers go by words."
+OPENING = StoreAway("the vector index is being opened", hint=AGAIN)
 
 log = structlog.get_logger(__name__)
 
@@ -116,14 +118,16 @@ class ScopeRows:
 class NearIndex:
     """A service's vector index. `catch_up` opens Chroma, and again after its server was away;
     until then Chroma is not asked. In the state `followed` (`state_of`) it was equal to the
-    catalog, and is kept so by this process and by `follow`.
+    catalog, and is kept so by this process and by `follow`. Without `chroma` it is that of a
+    service that is opening one: exact search in memory for any size, else over the catalog's
+    vectors.
     """
 
     def __init__(
         self,
         catalog: Catalog,
         model: str,
-        chroma: ChromaIndex,
+        chroma: ChromaIndex | None,
         followed: Hashable = None,
         exact_up_to: int = EXACT_UP_TO,
     ) -> None:
@@ -133,7 +137,7 @@ class NearIndex:
         self._exact = ExactIndex(catalog, model)
         self._followed = followed
         self._exact_up_to = exact_up_to
-        self._away: StoreAway | None = None
+        self._away: StoreAway | None = None if chroma is not None else OPENING
         self._lost = 0  # how many times Chroma did not answer
         self.generation = 0  # how many times Chroma was brought up to the catalog
 
@@ -144,6 +148,7 @@ class NearIndex:
 
     def catch_up(self) -> SyncReport:
         """Make Chroma equal to the catalog and ask it from now on. Raises StoreAway."""
+        assert self._chroma is not None
         lost, followed = self._lost, state_of(self._catalog)
         try:
             report = self._chroma.open_or_rebuild()
@@ -157,6 +162,7 @@ class NearIndex:
 
     def check(self) -> None:
         """Find out whether a server still answers; see `away`."""
+        assert self._chroma is not None
         try:
             self._chroma.check()
         except StoreAway as error:
@@ -181,7 +187,7 @@ class NearIndex:
             most = self._exact_up_to * max(1, len(keys))
             if scope_rows.count(keys) <= most or self._away is not None:
                 return scope_rows.nearest(columns, keys, vector, limit)
-        if self._away is None and not behind:
+        if self._chroma is not None and self._away is None and not behind:
             try:
                 return self._chroma.query(scopes, vector, limit, access_scope)
             except StoreAway as error:
@@ -203,7 +209,7 @@ class NearIndex:
         if embedded > self._exact_up_to:
             raise self._away or StoreAway(
                 "the vector index is catching up with other replicas",
-                hint="Ask again; until then answers go by words.",
+                hint=AGAIN,
             )
         return self._exact.query(scopes, vector, limit, access_scope)
 
@@ -211,7 +217,7 @@ class NearIndex:
         """Bring Chroma up to the catalog; None where it does not answer: `catch_up` does it then.
         The vectors are in the catalog.
         """
-        if self._away is not None:
+        if self._away is not None or self._chroma is None:
             self._lost += 1  # what is catching up now may have passed these scopes already
             return None
         try:
@@ -244,6 +250,13 @@ class NearIndex:
             return False
         self._followed = state
         return True
+
+
+def is_in_memory(catalog: Catalog, model: str) -> bool:
+    """Whether vectors are searched in memory now, whatever a request is about and however many."""
+    with catalog.read() as connection:
+        columns = candidates.in_memory(connection, model)
+        return columns is not None and _of(connection, columns) is not None
 
 
 def state_of(catalog: Catalog) -> Hashable:

@@ -120,6 +120,28 @@ def test_chroma_answers_for_many_and_while_nothing_is_in_memory(
     assert chroma.asked == 2
 
 
+def test_until_chroma_is_open_memory_answers_and_then_the_catalog_of_a_small_store(
+    store: Store, chroma: Counting
+) -> None:
+    model, vector = store.embedder.fingerprint, store.embedder.encode_query("register spills")
+    opening = NearIndex(store.catalog, model, None, exact_up_to=3)
+    exact = store.exact.query(None, vector, 100)
+    keep(store)
+    assert near.is_in_memory(store.catalog, model)
+    assert list(opening.query(None, vector, 100)) == list(exact)
+    assert opening.sync({"h100"}) is None and not opening.follow()
+    store.ingest("later.md", "# Later\n\nA quokka stall is new.", hardware=("h100",))
+    assert not near.is_in_memory(store.catalog, model)
+    with pytest.raises(StoreAway, match="being opened"):  # too many to be read for a request
+        opening.query(("h100",), vector, 5)
+    small = NearIndex(store.catalog, model, None)
+    after = store.exact.query(("h100",), vector, 5)
+    assert list(small.query(("h100",), vector, 5)) == list(after)
+    keep(store)
+    assert list(opening.query(("h100",), vector, 5)) == list(after)
+    assert chroma.asked == 0
+
+
 def test_what_was_written_since_is_asked_of_chroma_until_it_is_looked_up(
     store: Store, chroma: Counting
 ) -> None:
