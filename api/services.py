@@ -41,7 +41,7 @@ from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.catalog.search.runs import is_measuring
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
-from kb.index.in_memory import KeptInMemory
+from kb.index.in_memory import KeptInMemory, give_back
 from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
@@ -444,6 +444,10 @@ class Background:
         services.__dict__["index"] = near
         if state_of(services.catalog) != before:
             near.sync()  # the worker had nobody to tell of vectors that it stored meanwhile
+        if not settings.chroma_url and not near.asks_chroma():
+            # Its graphs are all in memory once each was looked into, beside the same vectors.
+            chroma.close()
+            give_back()
         self._near = near if settings.chroma_url else None
         self._index_state = "chroma"
 

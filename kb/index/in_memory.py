@@ -7,6 +7,7 @@ a thousand manuals that arrive cost it once, not a thousand times.
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import threading
 from collections.abc import Callable
@@ -35,6 +36,14 @@ def settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(NEW_OBJECTS)
+
+
+def give_back() -> None:
+    """Give memory that was freed back to the system, where the C library keeps it: glibc does."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class KeptInMemory:

@@ -213,6 +213,17 @@ class NearIndex:
             )
         return self._exact.query(scopes, vector, limit, access_scope)
 
+    def asks_chroma(self) -> bool:
+        """Whether some request would be answered by Chroma as things are: one about a scope with
+        more passages than exact search is fast for, or any while vectors are not in memory.
+        """
+        with self._catalog.read() as connection:
+            columns = candidates.in_memory(connection, self._model)
+            scope_rows = _of(connection, columns) if columns is not None else None
+        if scope_rows is None:
+            return True
+        return any(scope_rows.count([key]) > self._exact_up_to for key in scope_rows.ranges)
+
     def sync(self, scopes: Iterable[str] | None = None) -> SyncReport | None:
         """Bring Chroma up to the catalog; None where it does not answer: `catch_up` does it then.
         The vectors are in the catalog.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -57,13 +58,17 @@ def stored(store: Store) -> list[tuple[Any, ...]]:
     """All passages with their sections and tags, without ids and times."""
     with store.catalog.read() as connection:
         rows = connection.exec_driver_sql(
-            "SELECT d.source_key, d.title, p.ordinal, p.text, p.lead, p.kind, p.embed_sha256,"
-            " p.prose, p.boxes, s.path, s.hardware_scope, (SELECT group_concat(kind || value)"
-            " FROM (SELECT kind, value FROM passage_tags WHERE passage_id = p.id ORDER BY 1, 2))"
+            "SELECT p.id, d.source_key, d.title, p.ordinal, p.text, p.lead, p.kind, p.embed_sha256,"
+            " p.prose, p.boxes, s.path, s.hardware_scope"
             " FROM passages p JOIN documents d ON d.id = p.document_id JOIN sections s"
             " ON s.id = p.section_id WHERE p.active ORDER BY d.source_key, p.ordinal"
-        )
-        return [tuple(row) for row in rows]
+        ).all()
+        tags = defaultdict[str, list[tuple[str, str]]](list)
+        for passage, kind, value in connection.exec_driver_sql(
+            "SELECT passage_id, kind, value FROM passage_tags"
+        ):
+            tags[passage].append((kind, value))
+    return [(*row[1:], sorted(tags[row[0]])) for row in rows]
 
 
 def forget_documents(store: Store) -> None:

@@ -177,3 +177,18 @@ def test_what_another_replica_stores_is_not_missed_while_chroma_lacks_it(
     assert next(iter(small.query(("h100",), vector, 5))) == first
     assert index.follow()
     assert next(iter(index.query(("h100",), vector, 5))) == first and chroma.asked == 2
+
+
+def test_chroma_is_needed_for_large_scopes_and_while_nothing_is_in_memory(
+    store: Store, chroma: Counting
+) -> None:
+    keep(store)
+    model = store.embedder.fingerprint
+    assert not NearIndex(store.catalog, model, chroma).asks_chroma()
+    assert NearIndex(store.catalog, model, chroma, exact_up_to=3).asks_chroma()
+    assert NearIndex(store.catalog, "another model", chroma).asks_chroma()
+    # What was released is opened again by whoever asks.
+    vector = store.embedder.encode_query("register spills")
+    before = chroma.query(("h100",), vector, 5)
+    chroma.close()
+    assert list(chroma.query(("h100",), vector, 5)) == list(before)
