@@ -91,6 +91,7 @@ class KeptInMemory:
                     made = state == last and self._keep(connection)
                 if made:
                     settle()
+                    give_back()  # making it takes twice what stays
                 if state == last:
                     self._follow()
                 last = state
