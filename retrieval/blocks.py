@@ -9,13 +9,15 @@ Text of documents is data: each block stands in its own fence, which the text ca
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from sqlalchemy import Connection
 
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge import passages as store
+from kb.catalog.knowledge import hits as store
+from kb.catalog.knowledge.hits import Hit
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import (
     WholeSection,
@@ -111,17 +113,19 @@ def section_blocks(
         return
     best = _best_of_sections(connection, ranked, scope, excluded, prefer, floor)
     ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
-    merged = _parents(connection, best, scope, largest) if merge else {}
+    shared = _shared_parents(connection, best) if merge else frozenset()
     given: set[str] = set()
     refused = 0
     for start in range(0, len(ordered), PORTION):
         portion = ordered[start : start + PORTION]
         sections = whole_sections(connection, [p.section_id for p in portion], scope)
+        near = {i for s in sections.values() for i in (s.id, s.parent_id) if i in shared}
+        families = _families(connection, near, scope) if near else {}
         for passage in portion:
             section = sections.get(passage.section_id)
             if section is None:
                 continue
-            family = merged.get(section.id, (section,))
+            family = _family_of(section, families, largest)
             if family[0].id in given:
                 continue
             group = _admitted(section, family, admits, excluded)
@@ -160,10 +164,10 @@ def _best_of_sections(
     excluded: frozenset[str],
     prefer: Mapping[str, float] | None,
     floor: float,
-) -> dict[str, Passage]:
+) -> dict[str, Hit]:
     """The best passage of each section that is offered, by section, best first."""
     hits = store.load(connection, [r.seq for r in ranked[:HITS]], scope)
-    best: dict[str, Passage] = {}
+    best: dict[str, Hit] = {}
     offered = [r for r in ranked[:HITS] if r.score >= floor]
     weighed = sorted(((_score(r, hits, prefer), r) for r in offered), key=lambda w: -w[0])
     for score, entry in weighed:
@@ -175,7 +179,7 @@ def _best_of_sections(
     return best
 
 
-def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, float] | None) -> float:
+def _score(entry: Ranked, hits: Mapping[int, Hit], prefer: Mapping[str, float] | None) -> float:
     passage = hits.get(entry.seq)
     if passage is None:
         return 0.0
@@ -184,28 +188,23 @@ def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, floa
     return entry.score * (LEAST_PREFERENCE + prefer.get(passage.document_id, 0.0))
 
 
-def _parents(
-    connection: Connection,
-    section_ids: Collection[str],
-    scope: ScopeFilter,
-    largest: int,
-) -> dict[str, tuple[WholeSection, ...]]:
-    """For sections that are given with all their siblings: the parent and its children, by id."""
-    by_parent: dict[str, list[str]] = {}
-    for section_id, parent in parents_of(connection, section_ids).items():
-        if parent is not None:
-            by_parent.setdefault(parent, []).append(section_id)
-    wanted = {parent for parent, ids in by_parent.items() if len(ids) >= SIBLINGS}
-    if not wanted:
-        return {}
-    families = _families(connection, wanted, scope)
-    merged: dict[str, tuple[WholeSection, ...]] = {}
-    # From the innermost out, in one order in every process: the outermost that fits is given.
-    for parent in sorted(wanted, key=lambda i: (-families[i].level, i)):
-        if families[parent].takes_at_most(largest - FENCE):
-            group = families[parent].group
-            merged |= dict.fromkeys((section.id for section in group), group)
-    return merged
+def _shared_parents(connection: Connection, section_ids: Collection[str]) -> frozenset[str]:
+    """The sections that several of these stand directly below, by id."""
+    parents = Counter(parents_of(connection, section_ids).values())
+    return frozenset(i for i, count in parents.items() if i is not None and count >= SIBLINGS)
+
+
+def _family_of(
+    section: WholeSection, families: Mapping[str, _Family], largest: int
+) -> Sequence[WholeSection]:
+    """What is given for a section: itself, or a parent with its children where that is short
+    enough; of two that are, the outer one.
+    """
+    near = [families[i] for i in (section.id, section.parent_id) if i is not None and i in families]
+    for family in sorted(near, key=lambda family: family.level):
+        if family.takes_at_most(largest - FENCE):
+            return family.group
+    return (section,)
 
 
 @dataclass(frozen=True)
@@ -251,7 +250,7 @@ def section_block(
     scope: ScopeFilter,
     kind: str,
     section: WholeSection,
-    hit: Passage,
+    hit: Hit,
     largest: int,
 ) -> Block | None:
     """A section as a block of at most `largest` tokens, else the part around the hit."""
@@ -263,7 +262,7 @@ def _group_block(
     scope: ScopeFilter,
     kind: str,
     group: Sequence[WholeSection],
-    hit: Passage,
+    hit: Hit,
     largest: int,
 ) -> Block | None:
     """The sections as a block, kept for all chips; of one that is too long, the part around the
@@ -296,7 +295,7 @@ def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
 
 
 def _part_block(
-    kind: str, section: WholeSection, whole: Block, hit: Passage, largest: int
+    kind: str, section: WholeSection, whole: Block, hit: Hit, largest: int
 ) -> Block | None:
     fence = whole.tokens - section.tokens
     part = part_around(section.passages, hit, largest - fence - SLACK)
@@ -314,7 +313,7 @@ def _block(kind: str, passages: Sequence[Passage], text: str, sections: Sequence
     return replace(block, passages=ids, sections=tuple(sections), languages=languages)
 
 
-def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list[Passage]:
+def part_around(passages: Sequence[Passage], hit: Hit, largest: int) -> list[Passage]:
     """Passages around the hit that together take at most `largest` tokens, from the beginning of a
     sentence on; code and tables whole where they fit.
     """

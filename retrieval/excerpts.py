@@ -8,7 +8,9 @@ sentence. Text is the document's own."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 
 from sqlalchemy import Connection
 
@@ -58,8 +60,8 @@ def make_excerpts(
     used: set[int] = set()
     repeats = Repeats(shape.duplicate)
     for batch in _batches(ranked, max(count * _LOOKAHEAD // 2, 30)):
-        live = without(_load(connection, batch, scope, count > shape.singles), excluded)
-        for entry in batch:
+        live = _Around(connection, batch, scope, excluded)
+        for place, entry in enumerate(batch):
             passage = live.get(entry.seq)
             if passage is None or passage.seq in used:
                 continue
@@ -67,6 +69,7 @@ def make_excerpts(
                 continue
             group = [passage]
             if len(chosen) >= shape.singles:
+                live.read_beside(batch[place : place + count - len(chosen)])
                 group = _grow(passage, live, by_seq, used, shape)
             used.update(member.seq for member in group)
             chosen.append(group)
@@ -84,13 +87,44 @@ def without(live: Mapping[int, Passage], excluded: frozenset[str]) -> dict[int, 
     }
 
 
-def _load(
-    connection: Connection, batch: Sequence[Ranked], scope: ScopeFilter, grows: bool
-) -> dict[int, Passage]:
-    """The batch's passages, and what stands beside them where excerpts will grow."""
-    reach = _REACH if grows else 0
-    seqs = {n for r in batch for n in range(r.seq - reach, r.seq + reach + 1)}
-    return store.load(connection, seqs, scope)
+class _Around:
+    """The passages of a batch that the scope admits, and what stands within _REACH of them: few
+    excerpts grow, so that is read when it is asked for.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        batch: Sequence[Ranked],
+        scope: ScopeFilter,
+        excluded: frozenset[str],
+    ) -> None:
+        self._load = partial(store.load, connection, scope=scope)
+        self._excluded = excluded
+        self._within = _reached(batch)
+        self._known: set[int] = set()
+        self._live: dict[int, Passage] = {}
+        self._read({entry.seq for entry in batch})
+
+    def read_beside(self, entries: Sequence[Ranked]) -> None:
+        """Read what stands beside these in one step, unless it is known of the first."""
+        if entries[0].seq + 1 not in self._known:
+            self._read(_reached(entries))
+
+    def get(self, seq: int) -> Passage | None:
+        """The passage; None where the scope does not admit it, or where it is out of reach."""
+        if seq not in self._known and seq in self._within:
+            self._read({seq})
+        return self._live.get(seq)
+
+    def _read(self, seqs: AbstractSet[int]) -> None:
+        fresh = seqs - self._known
+        self._known |= fresh
+        self._live |= without(self._load(fresh), self._excluded)
+
+
+def _reached(entries: Sequence[Ranked]) -> set[int]:
+    return {n for r in entries for n in range(r.seq - _REACH, r.seq + _REACH + 1)}
 
 
 def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
@@ -100,7 +134,7 @@ def _batches(ranked: Sequence[Ranked], size: int) -> Iterable[Sequence[Ranked]]:
 
 def _grow(
     passage: Passage,
-    live: Mapping[int, Passage],
+    live: _Around,
     scores: Mapping[int, Ranked],
     used: set[int],
     shape: Shape,

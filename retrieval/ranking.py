@@ -16,15 +16,21 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from sqlalchemy import Connection
 
-from kb.catalog.knowledge import lexical, passages
-from kb.catalog.knowledge.candidates import Columns, Sample, candidates, sample, state
+from kb.catalog.knowledge import lexical
+from kb.catalog.knowledge.candidates import (
+    Columns,
+    Sample,
+    candidates,
+    members_of,
+    sample,
+    state,
+)
 from kb.embedding import Vectors
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 from retrieval.plan import Plan
@@ -141,7 +147,7 @@ def rank(
     """
     if plan.empty:
         return []
-    words = lexical_scores(connection, plan, scope, weights)
+    words = lexical_scores(connection, plan, scope, model, weights)
     near: dict[int, float] = {}
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
@@ -195,25 +201,27 @@ def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
 
 
 def lexical_scores(
-    connection: Connection, plan: Plan, scope: ScopeFilter, weights: Weights = WEIGHTS
+    connection: Connection,
+    plan: Plan,
+    scope: ScopeFilter,
+    model: str,
+    weights: Weights = WEIGHTS,
 ) -> dict[int, float]:
     """The BY_WORDS best passages by their words and their section's: number -> score, 1.0 for the
-    best.
+    best. `model` says which columns in memory know the members of sections.
     """
     own = _level(connection, "passage", plan, scope, weights)
     sections = _level(connection, "section", plan, scope, weights)
-    members = passages.sections_of(connection, sections)
-    of_sections = [weights.section * sections[section] for section in members]
-    sizes = np.fromiter(map(len, members.values()), np.int64, len(members))
+    members = members_of(connection, sections, model)
+    of_sections = [weights.section * sections[section] for section in members.sections.tolist()]
     scores = np.concatenate(
         [
             np.array([weights.passage * score for score in own.values()]),
-            np.repeat(np.array(of_sections), sizes),
+            np.repeat(np.array(of_sections), members.sizes),
         ]
     )
-    seqs, places = np.unique(
-        np.fromiter(chain(own, *members.values()), np.int64, len(scores)), return_inverse=True
-    )
+    numbers = np.concatenate([np.fromiter(own, np.int64, len(own)), members.seqs])
+    seqs, places = np.unique(numbers, return_inverse=True)
     total = np.bincount(places, scores)
     best = np.argsort(-total, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
     return _over_best(dict(zip(seqs[best].tolist(), total[best].tolist(), strict=True)))

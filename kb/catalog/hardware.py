@@ -8,7 +8,7 @@ Proposed facts are not valid until somebody accepts them."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -102,8 +102,9 @@ class HardwareRegistry:
         self._catalog = catalog
         self._access = access
         self._whole = self
-        self._lock = threading.Lock()  # protects _cached
+        self._lock = threading.Lock()  # protects _cached and _version
         self._cached: tuple[int, dict[str, HardwareSpec]] | None = None
+        self._version: Hashable = None  # the catalog's, at which _cached held
         self._parsed: dict[str, tuple[str, HardwareSpec]] = {}  # by id: the text, and what it says
 
     def seen_by(self, access: AccessScope) -> HardwareRegistry:
@@ -121,10 +122,15 @@ class HardwareRegistry:
         visible_ids = self._access.hardware
         if visible_ids is not None:
             return {key: spec for key, spec in self._whole.all().items() if key in visible_ids}
+        version = self._catalog.version()  # first: what is read below is not older
+        with self._lock:
+            if self._cached is not None and self._version == version:
+                return self._cached[1]
         with self._catalog.read() as connection:
             state = int(meta.get(connection, "hardware_revision") or 0)
             with self._lock:
                 if self._cached is not None and self._cached[0] == state:
+                    self._version = version
                     return self._cached[1]
             rows = connection.execute(
                 sa.select(hardware.c.id, hardware.c.spec)
@@ -133,7 +139,7 @@ class HardwareRegistry:
             )
             specs = {row.id: self._spec(row.id, row.spec) for row in rows}
         with self._lock:
-            self._cached = (state, specs)
+            self._cached, self._version = (state, specs), version
         return specs
 
     def _spec(self, hardware_id: str, text: str) -> HardwareSpec:

@@ -100,6 +100,15 @@ def look_up(
     return values
 
 
+def kept(
+    connection: Connection, area: str, keys: Iterable[K], detail: Hashable = None, *, skills: bool
+) -> dict[K, Any]:
+    """The values of these keys that `look_up` has kept in an area; nothing is read."""
+    state = (revision_of if skills else knowledge_of)(connection)
+    known = _area(connection, area, (state, detail), MOST_ENTRIES)
+    return {key: known[key] for key in keys if key in known}
+
+
 def keeps(connection: Connection) -> bool:
     """Whether what this transaction reads is kept for others: not where it writes."""
     return _KEPT in connection.info and connection.info.get(_STATE) != "writes"

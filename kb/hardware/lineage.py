@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Generic, Protocol, TypeVar
 
 from kb.errors import InvalidKnowledge, UnknownHardware
@@ -86,6 +87,7 @@ def resolve(name: str, registry: Registry) -> str:
     return hardware_id
 
 
+@lru_cache(maxsize=20_000)
 def plain(name: str) -> str:
     """A name without case and separators: "H100 SXM5", "h100-sxm5" and "H100_SXM5" are one."""
     return re.sub(r"[\W_]+", "", name).lower()

@@ -12,7 +12,8 @@ from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import partial
-from typing import Any
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +22,7 @@ from sqlalchemy import Connection
 from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import portions
 from kb.catalog.kept import keeps, look_up, made, put_made
-from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge import embeddings, lexical, passages
 from kb.catalog.knowledge.embeddings import Vector, index_state, newest
 from kb.scope import ScopeFilter
 
@@ -171,10 +172,71 @@ def _read_seqs(connection: Connection, scope: ScopeFilter) -> NDArray[np.int64]:
 
 @dataclass(frozen=True, eq=False)
 class _InMemory:
-    """The columns of all live passages, and the places of each hardware scope's in them."""
+    """The columns of all live passages, the places of each hardware scope's in them, and whether
+    each is of an owner and a category. `by_section` are all places in the order of the numbers of
+    their sections, which are `sections`.
+    """
 
     columns: Columns
     places: Mapping[str, NDArray[np.int32]]
+    shelves: Mapping[tuple[str, str], NDArray[np.bool_]]
+    by_section: NDArray[np.int32]
+    sections: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, columns: Columns, places: Mapping[str, NDArray[np.int32]]) -> _InMemory:
+        shelves = {}
+        for owner in np.unique(columns.access).tolist():
+            own = columns.access == owner
+            for category in np.unique(columns.categories[own]).tolist():
+                shelves[owner, category] = own & (columns.categories == category)
+        order = np.argsort(columns.sections, kind="stable").astype(np.int32)
+        return cls(columns, places, shelves, order, columns.sections[order])
+
+    def seqs_of(self, scope: ScopeFilter) -> NDArray[np.int64]:
+        """The numbers of the passages of a scope, ascending."""
+        within = np.zeros(len(self.columns.seqs), np.bool_)
+        if scope.hardware is None:
+            for places in self.places.values():
+                within[places] = True
+        else:
+            for name in scope.hardware:
+                within[self.places.get(name, _NO_PLACES)] = True
+        shelved = np.zeros(len(within), np.bool_)
+        for category in scope.categories:
+            shelf = self.shelves.get((scope.access_scope.owner, category))
+            if shelf is not None:
+                shelved |= shelf
+        return self.columns.seqs[within & shelved]
+
+
+_NO_PLACES = np.zeros(0, np.int32)
+
+
+class Members(NamedTuple):
+    """The live passages of sections: the numbers of the sections, how many passages each has, and
+    the numbers of these, section by section.
+    """
+
+    sections: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    seqs: NDArray[np.int64]
+
+
+def members_of(connection: Connection, sections: Iterable[int], model: str) -> Members:
+    """The members of sections by number; of a section that has none, there is none."""
+    wanted = np.array(sorted(sections), np.int64)
+    kept = _in_memory(connection, model)
+    if kept is None:
+        members = passages.sections_of(connection, wanted.tolist())
+        sizes = np.fromiter(map(len, members.values()), np.int64, len(members))
+        seqs = np.fromiter(chain.from_iterable(members.values()), np.int64, int(sizes.sum()))
+        return Members(np.fromiter(members, np.int64, len(members)), sizes, seqs)
+    starts = kept.sections.searchsorted(wanted)
+    sizes = kept.sections.searchsorted(wanted, "right") - starts
+    before = np.cumsum(sizes) - sizes
+    places = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
+    return Members(wanted, sizes, kept.columns.seqs[kept.by_section[places]])
 
 
 def keep_in_memory(connection: Connection, model: str) -> bool:
@@ -186,7 +248,7 @@ def keep_in_memory(connection: Connection, model: str) -> bool:
         return False
     put_made(connection, _KEPT_AS, None, None)  # else old and new vectors are held at once
     columns = _all(connection, model)
-    put_made(connection, _KEPT_AS, seen, _InMemory(columns, _places(connection, columns)))
+    put_made(connection, _KEPT_AS, seen, _InMemory.of(columns, _places(connection, columns)))
     return True
 
 
@@ -219,11 +281,7 @@ def _seqs_in_memory(
     kept = _in_memory(connection, model)
     if kept is None:
         return None
-    scopes = kept.places if scope.hardware is None else scope.hardware
-    parts = [kept.places[name] for name in scopes if name in kept.places]
-    places = np.unique(np.concatenate(parts)) if parts else np.zeros(0, np.int32)
-    seqs: NDArray[np.int64] = kept.columns.seqs[kept.columns.admitted(places, scope)]
-    return seqs
+    return kept.seqs_of(scope)
 
 
 def state(connection: Connection) -> Hashable:

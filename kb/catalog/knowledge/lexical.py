@@ -145,12 +145,12 @@ def search(
 def _found(
     index: WordIndex, tokens: Sequence[str], scope: ScopeFilter, limit: int
 ) -> dict[int, float]:
-    parts: list[list[str]] = []
+    parts: list[frozenset[str]] = []
 
     def admits(row: frozenset[str]) -> bool:
         if not parts:  # of most scopes the index knows the rows already
-            parts.extend(_scope_tokens(scope))
-        return all(not row.isdisjoint(part) for part in parts)
+            parts.extend(map(frozenset, _scope_tokens(scope)))
+        return all(map(row.__and__, parts))  # a store has hundreds of scopes
 
     return index.search(tokens, scope.key, admits, limit)
 

@@ -7,7 +7,7 @@ deleted, superseded or scoped to another chip since it was indexed is simply not
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from kb.catalog import visible
 from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import Catalog, portions
-from kb.catalog.kept import look_up
+from kb.catalog.kept import kept, look_up
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.identity import check_document
 from kb.catalog.knowledge.reindexing import hardware_of, reindex_section
@@ -130,6 +130,11 @@ def live_rows(connection: Connection, seqs: Iterable[int]) -> dict[int, Live]:
     return {seq: row for seq, row in rows.items() if row is not None}
 
 
+def kept_rows(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:
+    """The rows that `live_rows` has read before, of any scope; None for what is not live."""
+    return kept(connection, "passages", seqs, skills=False)
+
+
 def live(connection: Connection, seqs: Iterable[int]) -> dict[int, Passage]:
     """As `live_rows`, the passages alone: for what is not shown."""
     return {seq: row.passage for seq, row in live_rows(connection, seqs).items()}
@@ -149,26 +154,23 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]
         rows = connection.exec_driver_sql(
             f"{driver_sql(connection, _READ)} AND p.seq IN ({','.join(map(str, part))})"
         ).all()
-        ids = {row[1] for row in rows}
-        languages = _scopes(connection, ids, "language")
-        chips = _scopes(connection, ids, "hardware")
+        about_of = scopes_of_documents(connection)
         for access, document_id, corrected, path, boxes, hardware, *values in rows:
             passage = Passage(
                 **dict(zip(_PLAIN, values, strict=True)),
                 document_id=document_id,
                 path=path_of(path),
                 boxes=tuple(json.loads(boxes)) if boxes != "[]" else (),
-                hardware=_names(hardware or ""),
+                hardware=names_of(hardware or ""),
                 corrected=bool(corrected),
             )
-            spoken, place = languages.get(document_id, ()), chips.get(document_id, ())
-            about = _about(access, passage.category, passage.hardware, spoken, place)
+            about = about_of(access, passage.category, passage.hardware, document_id)
             live[passage.seq] = Live(passage, about)
     return live
 
 
 @lru_cache(maxsize=20_000)
-def _names(joined: str) -> tuple[str, ...]:
+def names_of(joined: str) -> tuple[str, ...]:
     """Hardware ids from a list with commas. Passages of a document share one tuple."""
     return tuple(sorted(joined.split(","))) if joined else ()
 
@@ -334,12 +336,21 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
     return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
 
 
-def _scopes(
-    connection: Connection, documents: Iterable[str], kind: str
-) -> dict[str, tuple[str, ...]]:
-    """The languages, or hardware, that documents are about; of one about none in particular, the
-    tuple is empty.
-    """
+def scopes_of_documents(
+    connection: Connection,
+) -> Callable[[str, str, tuple[str, ...], str], About]:
+    """What a passage with an owner, a category and hardware, and its document, are about."""
+    languages, chips = _scopes(connection, "language"), _scopes(connection, "hardware")
+
+    def about_of(owner: str, category: str, hardware: tuple[str, ...], document: str) -> About:
+        spoken, place = languages.get(document, ()), chips.get(document, ())
+        return _about(owner, category, hardware, spoken, place)
+
+    return about_of
+
+
+def _scopes(connection: Connection, kind: str) -> Mapping[str, tuple[str, ...]]:
+    """The languages, or hardware, that documents are about, of those about any in particular."""
 
     def read(keys: Sequence[str]) -> dict[str, dict[str, tuple[str, ...]]]:
         scopes = t.document_scopes
@@ -353,8 +364,18 @@ def _scopes(
         return dict.fromkeys(keys, values)
 
     # Of all documents at once: a request reads passages of dozens, a few at a time.
-    kept = look_up(connection, "document scopes", [kind], read, skills=False)[kind]
-    return {document: kept.get(document, ()) for document in documents}
+    return look_up(connection, "document scopes", [kind], read, skills=False)[kind]
+
+
+def categories_of_documents(connection: Connection) -> Mapping[str, str]:
+    """The category of every document, by id."""
+
+    def read(keys: Sequence[str]) -> dict[str, dict[str, str]]:
+        rows = connection.exec_driver_sql("SELECT id, category FROM documents").all()
+        categories = {document: category for document, category in rows}
+        return dict.fromkeys(keys, categories)
+
+    return look_up(connection, "document categories", [""], read, skills=False)[""]
 
 
 def _passage(

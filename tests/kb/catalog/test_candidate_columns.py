@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import sqlalchemy as sa
 
 from kb.catalog.kept import made
-from kb.catalog.knowledge.candidates import Columns, candidates, keep_in_memory, sample, state
+from kb.catalog.knowledge import hits, passages
+from kb.catalog.knowledge.candidates import (
+    Columns,
+    candidates,
+    keep_in_memory,
+    members_of,
+    sample,
+    state,
+)
 from kb.catalog.knowledge.passages import Patch, correct
 from kb.catalog.meta import bump_revision
 from kb.scope import CATEGORIES, ScopeFilter
@@ -62,6 +70,46 @@ def test_memory_and_tables_agree(store: Store) -> None:
     assert {row[6] for row in both_ways(store, HARDWARE)} == {True, False}
     store.documents.delete(document.document_id)
     assert both_ways(store, HARDWARE) == []
+
+
+def test_sections_have_the_same_members_from_memory_and_from_the_tables(store: Store) -> None:
+    store.ingest("queue.md", MANUAL, hardware=("h100",), category="hardware")
+    store.ingest("rules.md", "# Rules\n\nAlign rows.", category="constraint")
+    model = store.embedder.fingerprint
+    with store.catalog.read() as connection:
+        numbers = connection.exec_driver_sql("SELECT DISTINCT seq FROM sections").scalars().all()
+        wanted = [*numbers, max(numbers) + 1]  # the last is no section
+        connection.info["kernlore_kept"].made.pop("candidates", None)
+        read = members_of(connection, wanted, model)
+        assert keep_in_memory(connection, model)
+        kept = members_of(connection, wanted, model)
+    there = kept.sizes > 0
+    assert kept.sections[there].tolist() == read.sections.tolist()
+    assert kept.sizes[there].tolist() == read.sizes.tolist()
+    assert kept.seqs.tolist() == read.seqs.tolist() and len(read.seqs) > 8
+
+
+def test_hits_stand_where_the_passages_do(store: Store) -> None:
+    document = store.ingest("queue.md", MANUAL, hardware=("h100",), category="hardware")
+    store.ingest("other.md", f"{MANUAL}\n\nOf mi300x.", hardware=("mi300x",))
+    store.ingest("rules.md", "# Rules\n\nAlign rows.", category="constraint")
+    one_chip = ScopeFilter(("h100", "any"), CATEGORIES)
+
+    def placed(rows: dict[int, hits.Hit]) -> dict[int, tuple[object, ...]]:
+        return {n: (h.id, h.section_id, h.document_id, h.hardware) for n, h in rows.items()}
+
+    for scope in (EVERYTHING, HARDWARE, one_chip):
+        with store.catalog.read() as connection:
+            light = placed(hits.load(connection, range(200), scope))
+            whole = passages.load(connection, range(200), scope)
+            assert light == placed({**whole}) and light
+            assert placed(hits.load(connection, range(200), scope)) == light  # read whole by now
+        with store.catalog.write() as connection:
+            bump_revision(connection)  # nothing is kept of it
+    store.documents.delete(document.document_id)
+    with store.catalog.read() as connection:
+        left = hits.load(connection, range(200), EVERYTHING).values()
+        assert left and document.document_id not in {hit.document_id for hit in left}
 
 
 def test_a_sample_is_the_same_from_memory_and_from_the_tables(store: Store) -> None:
