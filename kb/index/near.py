@@ -5,7 +5,7 @@ exactly for all that is in memory or small.
 In a store of 37,858 passages a request about one chip takes 3 ms in this way, and 14 by two queries
 of Chroma's graphs (benchmarks/results/retrieval_latency.md). The time of the first grows with the
 number of passages, that of the second with the number of graphs, one for each hardware scope: a
-request about 600 chips and 100,000 passages took 2.3 s (scale_passages.md).
+request about 200 chips and 100,000 passages took 2.3 s (scale_passages.md).
 
 Where the catalog is on a server, other replicas add and remove passages, of which the Chroma of
 this process knows nothing until `follow`. Until then the catalog's vectors are searched, exactly.

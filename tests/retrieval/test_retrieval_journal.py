@@ -88,7 +88,8 @@ def test_what_could_not_be_written_is_written_later_and_in_order(
     with locked(catalog):
         for one in rows[:4]:
             journal.record(one)
-        with pytest.raises(OperationalError, match=r"locked|lock timeout"):
+        busy = "lock timeout" if catalog.on_server else "locked"
+        with pytest.raises(OperationalError, match=busy):
             journal.flush()
     journal.record(rows[4])
     journal.flush()
