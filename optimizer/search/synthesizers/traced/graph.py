@@ -106,7 +106,10 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
         tensors = (*inputs, *state.values())
         graph = make_fx(run, decomposition_table=_decompositions())(*tensors).graph
         if any(_writes(node) for node in graph.nodes):
-            functional = torch.func.functionalize(run, remove="mutations")
+            # Of plain operators: inside those that torch itself takes apart, such as a smoothed
+            # cross entropy, operators in place would stay.
+            plain = make_fx(run)(*tensors)
+            functional = torch.func.functionalize(plain, remove="mutations")
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
     graph.eliminate_dead_code()
     if len(graph.nodes) > MOST_OPERATORS:

@@ -128,6 +128,13 @@ MODELS = {
         "(11, 20)",
         "(20,)",
     ),
+    "smoothed": (
+        "pass",
+        "target = (y.abs() * 7).long() % 20\n"
+        "        return F.cross_entropy(x, target, label_smoothing=0.1)",
+        "(11, 20)",
+        "(11,)",
+    ),
     "in place": ("pass", "z = x * y; z += 1; return z.relu_() - x", "(8, 40)", "(40,)"),
     "functions": (
         "pass",
