@@ -37,8 +37,10 @@ class EvaluationSettings:
     """How candidates are evaluated.
 
     `seeds` counts correctness runs of each case. `call_seconds` and `load_seconds` are deadlines.
-    `memory_bytes` is beyond what a runner has mapped before a candidate is loaded. `without` holds
-    rows of the exploit table whose defence is off; only `kernlore doctor --exploits` sets it.
+    `memory_bytes` is beyond what a runner has mapped before a candidate is loaded. `golden_bytes`
+    is what goldens of a case may take that are kept for later candidates; those of one seed are
+    kept in any case. `without` holds rows of the exploit table whose defence is off; only
+    `kernlore doctor --exploits` sets it.
     """
 
     seeds: int = 2
@@ -47,6 +49,7 @@ class EvaluationSettings:
     call_seconds: float = 30.0
     load_seconds: float = 120.0
     memory_bytes: int = 8 * GIB
+    golden_bytes: int = 4 * GIB
     file_bytes: int = 512 * MIB
     processes: int = 1024
     timing: TimingPolicy = field(default_factory=timing_policy)

@@ -10,6 +10,7 @@ import math
 import random
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
@@ -52,6 +53,12 @@ class Expected:
     reference: tuple[torch.Tensor, ...]
     bounds: tuple[Bound, ...]
 
+    @property
+    def bytes(self) -> int:
+        """What it keeps of memory."""
+        units = [b.unit for b in self.bounds if b.unit is not None]
+        return sum(tensor.nbytes for tensor in (*self.golden, *self.reference, *units))
+
 
 @dataclass(frozen=True)
 class Leniency:
@@ -66,11 +73,24 @@ class Leniency:
 
 
 class PreparedCase:
-    """An open case, and what was computed for the seeds of late."""
+    """An open case, and what was computed for the seeds of late.
 
-    def __init__(self, case: OpenCase, device: str, leniency: Leniency | None = None) -> None:
+    Goldens lie in the memory of the device. Where that does not suffice, those of other seeds are
+    given up; where it still does not, everything is computed on the CPU from then on.
+    """
+
+    def __init__(
+        self,
+        case: OpenCase,
+        device: str,
+        leniency: Leniency | None = None,
+        golden_bytes: int = EvaluationSettings.golden_bytes,
+    ) -> None:
+        """`golden_bytes`: as in the settings."""
         self.open = case
         self._device = device
+        self._place = device  # of goldens
+        self._golden_bytes = golden_bytes
         self._lenient = leniency or Leniency()
         self._sensitivities: list[float] | None = None
         self._banks: tuple[torch.Tensor | None, ...] | None = None
@@ -110,25 +130,45 @@ class PreparedCase:
         """Goldens and bounds of a seed."""
         expected = self._expected.get(seed)
         if expected is None:
-            expected = self._compute(self.sample(seed).tensors)
+            self._make_room()
+            tensors = self.sample(seed).tensors
+            expected = self._within_memory(lambda: self._compute(tensors))
             _keep(self._expected, seed, expected)
-            if self._device == "cuda":
+            if self._place == "cuda":
                 # Computing goldens in float64 took many times the memory that they need; the
                 # candidate shall have the rest.
                 torch.cuda.empty_cache()
         return expected
+
+    def _make_room(self) -> None:
+        """For as much as the latest goldens take."""
+        sizes = [expected.bytes for expected in self._expected.values()]
+        while sizes and sum(sizes) + sizes[-1] > self._golden_bytes:
+            self._expected.popitem(last=False)
+            sizes.pop(0)
+
+    def _within_memory(self, work: Callable[[], T]) -> T:
+        """What `work` returns, which reads `_place` when it begins."""
+        if self._place != "cpu":
+            for _ in range(2):  # with what other seeds took given up
+                with suppress(torch.OutOfMemoryError):
+                    return work()
+                self._expected.clear()
+                torch.cuda.empty_cache()
+            self._place = "cpu"
+        return work()
 
     def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
         case = self.open
         count = len(case.scalars)
         names = [t.name for t in case.signature.of("parameter", "buffer")]
         inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
-        golden = case.reference(inputs, state, dtype=torch.float64, device=self._device)
+        golden = case.reference(inputs, state, dtype=torch.float64, device=self._place)
         check_shapes(case.problem, case.outputs, golden)
-        reference = case.reference(inputs, state, device=self._device)
+        reference = case.reference(inputs, state, device=self._place)
         if self._sensitivities is None:  # it hardly depends on the seed
-            self._sensitivities = case.sensitivities(inputs, state, golden, self._device)
-        bounds = case.bounds(inputs, golden, reference, self._sensitivities, device=self._device)
+            self._sensitivities = case.sensitivities(inputs, state, golden, self._place)
+        bounds = case.bounds(inputs, golden, reference, self._sensitivities, device=self._place)
         lenient = tuple(self._lenient_bound(bound) for bound in bounds)
         return Expected(tuple(golden), tuple(reference), lenient)
 
@@ -150,9 +190,17 @@ class PreparedCase:
     ) -> list[OutputError]:
         """Each output's error beside its bound. `tensors` are the values to expect the results of,
         where they are not the seed's."""
+        return self._within_memory(lambda: self._errors(outputs, seed, tensors))
+
+    def _errors(
+        self,
+        outputs: Sequence[torch.Tensor],
+        seed: int,
+        tensors: Sequence[torch.Tensor] | None,
+    ) -> list[OutputError]:
         expected = self.expected(seed) if tensors is None else self._compute(tensors)
         values = self.sample(seed).tensors if tensors is None else tensors
-        others = OtherRoundings(self.open, values, self._device, expected.golden)
+        others = OtherRoundings(self.open, values, self._place, expected.golden)
         errors = []
         for number, output in enumerate(outputs):
             golden, bound = expected.golden[number], expected.bounds[number]
@@ -162,7 +210,7 @@ class PreparedCase:
         return errors
 
     def _seen(self, output: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-        here = output.to(self._device)
+        here = output.to(self._place)
         if self._lenient.nan_is_equal and here.is_floating_point():
             return torch.where(here.isnan(), golden.to(here.dtype), here)
         return here
@@ -182,11 +230,25 @@ class PreparedCase:
         of the case, so they may differ by twice that. `undecided` is told of elements, by output,
         that differ and are right by another rounding.
         """
+
+        def compared() -> str | None:
+            return self._disagreement(candidate, baseline, tensors, seed, undecided)
+
+        return self._within_memory(compared)
+
+    def _disagreement(
+        self,
+        candidate: Sequence[torch.Tensor],
+        baseline: Sequence[torch.Tensor],
+        tensors: Callable[[], Sequence[torch.Tensor]],
+        seed: int,
+        undecided: Counter[str],
+    ) -> str | None:
         bounds = self.expected(seed).bounds
         for number, (ours, theirs, bound) in enumerate(
             zip(candidate, baseline, bounds, strict=True)
         ):
-            output, reference = ours.to(self._device), theirs.to(self._device)
+            output, reference = ours.to(self._place), theirs.to(self._place)
             if plainly_equal(output, reference, bound):
                 continue
             golden = reference.double() if bound.kind == "float" else reference
@@ -200,11 +262,11 @@ class PreparedCase:
                     quantile_allowed=2 * bound.quantile_allowed,
                     unit=None,
                     finite=False,
-                    pointed=self.open.pointed(tensors(), self._device) if bound.pointed else None,
+                    pointed=self.open.pointed(tensors(), self._place) if bound.pointed else None,
                 ),
             )
             if not error.ok and _is_whole(bound):
-                others = OtherRoundings(self.open, tensors(), self._device)
+                others = OtherRoundings(self.open, tensors(), self._place)
                 held = replace(bound, reference=reference)
                 error = _as_rounded(error, output, held, others.of(number))
                 undecided[error.output] += error.undecided
@@ -262,7 +324,7 @@ class PreparedCase:
             held = tensors(call)
             if held is None:
                 return False
-            others = OtherRoundings(self.open, held, self._device).of(number)
+            others = OtherRoundings(self.open, held, self._place).of(number)
             rows = (other.cpu().flatten()[at[call]] for other in others)
             if bool(settled(mine[call], wanted[call], rows)[0].any()):
                 return False
@@ -335,7 +397,9 @@ class PreparedProblem:
                 nan_is_equal=not self._settings.on(20),
             )
             opened = open_case(self._problem, case, device=self._device)
-            self._cases[case.name] = PreparedCase(opened, self._device, lenient)
+            self._cases[case.name] = PreparedCase(
+                opened, self._device, lenient, self._settings.golden_bytes
+            )
         return self._cases[case.name]
 
     def work(self, case: Case) -> Work:

@@ -28,6 +28,7 @@ SAMPLED_ROWS = 64
 # On a CPU comparisons go through arrays in pieces that stay in a core's cache, and that torch gives
 # to one thread: several wait for each other where other work goes on.
 PIECE = 1 << 15  # elements
+DEVICE_PIECE = 1 << 26  # elements: what float64 takes for them fits beside large arrays
 KEPT_UNITS = 1 << 24  # elements
 # Inputs rounded to 8 bits of significand, once each: what `relaxed` allows beside the sum's error.
 RELAXED_EPS = 2.0**-7
@@ -265,7 +266,7 @@ def _row_count(golden: torch.Tensor) -> int:
 def _scale(golden: torch.Tensor, rows: int) -> torch.Tensor:
     """RMS of each slice; a slice of zeros counts as very small, not as nothing."""
     finite = torch.nan_to_num(golden, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, -1)
-    squares = finite.square().mean(dim=1)
+    squares = finite.square_().mean(dim=1)
     whole = float(squares.mean().sqrt()) if squares.numel() else 0.0
     return squares.sqrt().clamp_(min=max(1e-6 * whole, 1e-300))
 
@@ -277,7 +278,7 @@ def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
     peak of a softmax is many times the RMS of its row, and no float32 holds it any better.
     """
     size = golden.abs().nan_to_num_(nan=0.0, posinf=0.0).reshape(rows, -1)
-    return torch.maximum(size, scale.unsqueeze(1)).reshape(golden.shape)
+    return torch.maximum(size, scale.unsqueeze(1), out=size).reshape(golden.shape)
 
 
 def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
@@ -285,7 +286,7 @@ def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _
     if not golden.numel():
         return _Errors(torch.empty(0), torch.zeros(1), 1)
     pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
-    piece = PIECE if golden.device.type == "cpu" else max(1, golden.numel())
+    piece = PIECE if golden.device.type == "cpu" else DEVICE_PIECE
     values = torch.empty(golden.numel(), dtype=torch.float32, device=golden.device)
     largest = []
     for to, ours, wanted, size in zip(
