@@ -43,7 +43,7 @@ WINDOW = 128  # terms, at most, that one place adds up by itself
 LEAST_TERMS = 512  # of the first step of a reduction that is parted between two dimensions
 TWO_SIDED = 16  # places, at least, along each side of a tile that turns a tensor
 
-Role = Literal["point", "row", "full", "reduce", "window"]
+Role = Literal["point", "row", "full", "reduce", "window", "scan"]
 Part = Literal["p", "c", "q"]
 
 
@@ -207,7 +207,9 @@ def without_ones(stage: Stage) -> Stage:
     reduced = tuple(v for v in stage.reduced if v.extent != 1)
     shape = tuple(v.extent for v in space)
     out = replace(stage.out, shape=shape)  # as many elements, in the same order
-    return Stage(out, space, stage.body.substituted(ones), reduced, stage.combine)
+    scanned = stage.scanned if stage.scanned in space else None
+    combine = stage.combine if reduced or scanned else None
+    return Stage(out, space, stage.body.substituted(ones), reduced, combine, scanned)
 
 
 def dims_of(stage: Stage) -> list[Var]:
@@ -324,6 +326,9 @@ def neutral(combine: Combine, dtype: str) -> float | int:
 def axes_of(stage: Stage) -> Axes:
     """The axes of a kernel that begins with this stage."""
     results = prod(v.extent for v in stage.space)
+    if stage.scanned is not None:
+        before, (own,), after = _around(stage.space, stage.scanned)
+        return Axes(prod(_extents(before)), own.extent, prod(_extents(after)))
     if stage.combine is None or not stage.reduced or is_window(stage):
         return Axes(results)
     dims = dims_of(stage)
@@ -339,6 +344,8 @@ def placed(stage: Stage, axes: Axes) -> Placed | None:
     """The stage over these axes; None where it does not fit them."""
     rows = axes.outer * axes.inner
     results = prod(v.extent for v in stage.space)
+    if stage.scanned is not None:
+        return _placed_scan(stage, axes, stage.scanned)
     if stage.combine is None or not stage.reduced or is_window(stage):
         return _placed_points(stage, axes, rows, results)
     if results != rows or prod(_extents(stage.reduced)) != axes.length:
@@ -354,6 +361,22 @@ def placed(stage: Stage, axes: Axes) -> Placed | None:
         **_of_axis(dims[last:], axis(axes.q)),
     }
     return _made("reduce", stage, values)
+
+
+def _placed_scan(stage: Stage, axes: Axes, scanned: Var) -> Placed | None:
+    if axes_of(stage) != axes:
+        return None
+    parts = zip(_around(stage.space, scanned), (axes.p, axes.c, axes.q), strict=True)
+    values = {var: at for dims, own in parts for var, at in _of_axis(dims, axis(own)).items()}
+    return _made("scan", stage, values)
+
+
+def _around(
+    space: Sequence[Var], scanned: Var
+) -> tuple[Sequence[Var], Sequence[Var], Sequence[Var]]:
+    """The variables before one of them, itself, and those behind it."""
+    at = space.index(scanned)
+    return space[:at], space[at : at + 1], space[at + 1 :]
 
 
 def _of_axis(dims: Sequence[Var], place: Index) -> dict[Var, Index]:
@@ -379,7 +402,7 @@ def _made(role: Role, stage: Stage, values: dict[Var, Index]) -> Placed:
         stage.out,
         stage.body.substituted(values),
         rejoined(place),
-        stage.combine if stage.reduced else None,
+        stage.combine if stage.reduced or role == "scan" else None,
         stage.reduced if role == "window" else (),
     )
 
@@ -421,7 +444,7 @@ def _in_place(parts: Sequence[Placed]) -> bool:
                 continue
             if part.role == "window" or place_of(element, source.out) != source.place:
                 return False
-            if source.role == "full" and part.role == "row":
+            if source.role in ("full", "scan") and part.role == "row":
                 return False
         made[part.out.name] = part
     return True

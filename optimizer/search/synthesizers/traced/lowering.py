@@ -135,6 +135,11 @@ class Lowering:
             space = self.variables(spec.shape)
             self.stages.append(Stage(buffer, space, value.at(tuple(map(index, space)))))
 
+    @property
+    def leaves_to_torch(self) -> bool:
+        """Whether an operator may be left to torch."""
+        return self._library is not None
+
     # -- buffers and variables
 
     def variables(self, shape: Sequence[int]) -> tuple[Var, ...]:

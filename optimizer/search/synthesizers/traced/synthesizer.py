@@ -28,7 +28,7 @@ from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_
 NAME = "traced"
 LANGUAGES = ("cpp", "triton")
 # Operators that Triton candidates leave to torch where they may: its libraries do products better
-# than loops do, and the Triton writer has none for scans.
+# than loops do, and the Triton writer has no form for some scans.
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "convolution", "addmv", "mv")
 # Orders, and elements that are put where a tensor says: the Triton writer has no form for them.
 PLACED = (
@@ -37,7 +37,7 @@ PLACED = (
     *("scatter.value_reduce", "scatter_add", "scatter_reduce.two", "index_add", "index_copy"),
     *("index_reduce", "index_put", "_unsafe_index_put", "put", "as_strided_scatter"),
 )
-SCANS = ("cumsum", "cumprod", "cummax", "cummin", "logcumsumexp")
+SCANS = ("cummax", "cummin", "logcumsumexp")
 LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, *SCANS, *PLACED))
 Choices = Mapping[str, Value]
 WIDTH = "prefer_vector_width"  # in bits; the widest last

@@ -212,6 +212,8 @@ class Kernel:
         """A stage of a kernel whose columns are all at hand."""
         if part.role == "window":
             self._window(part)
+        elif part.role == "scan":
+            self._scan(part)
         elif part.role == "reduce":
             value = self._as_term(part, self._value(part.body))
             name = self._assign(self._reduced(value, part.combine or "sum", part.body.dtype))
@@ -228,23 +230,17 @@ class Kernel:
         if len(phase) == 1 and phase[0].role == "row":
             self._stage(phase[0])
             return
-        walked = [p for p in phase if p.role == "reduce" or p.out.name in self.launch.stored]
+        walked = self._walked(phase)
         if not walked:
             return
-        for part in walked:
-            self._hoisted(part.body)
-        totals = {}
-        for part in walked:
-            if part.combine is not None:
-                start = operators.number(neutral(part.combine, part.body.dtype), part.body.dtype)
-                kind = operators.TYPES[part.body.dtype]
-                totals[part.out.name] = self._assign(
-                    f"tl.full({list(self.shape)}, {start}, {kind})"
-                )
+        totals = self._begun(walked)
         length, step = self.launch.axes.length, self.tile.columns
         with self._block(f"for first in range(0, {length}, {step}):"):
             self._columns("first", step)
             for part in walked:
+                if part.role == "scan":
+                    self._scan(part, totals[part.out.name], stored=part in phase)
+                    continue
                 value = self._value(part.body)
                 if part.combine is None:
                     self._store(part, value)
@@ -253,11 +249,57 @@ class Kernel:
                 term = self._as_term(part, value, whole=False)
                 self._line(f"{total} = {self._combined(total, term, part.combine, dtype)}")
         for part in walked:
-            if part.combine is not None:
+            if part.role == "reduce" and part.combine is not None:
                 total = self._reduced(totals[part.out.name], part.combine, part.body.dtype)
                 name = self._assign(total)
                 self.results[part.out.name] = name
                 self._store(part, name)
+
+    def _begun(self, walked: Sequence[Placed]) -> dict[str, str]:
+        """What is written before a walk: what does not change along it, and what its reductions
+        and scans start with, by their buffers."""
+        for part in walked:
+            self._hoisted(part.body)
+        totals = {}
+        for part in walked:
+            if part.combine is not None:
+                start = operators.number(neutral(part.combine, part.body.dtype), part.body.dtype)
+                kind = operators.TYPES[part.body.dtype]
+                shape = list(self.ends if part.role == "scan" else self.shape)
+                totals[part.out.name] = self._assign(f"tl.full({shape}, {start}, {kind})")
+        return totals
+
+    def _walked(self, phase: Sequence[Placed]) -> list[Placed]:
+        """What a walk computes for these stages: a scan of an earlier walk once more."""
+        stored = self.launch.stored
+        walked = [p for p in phase if p.role == "reduce" or p.out.name in stored]
+        needed = {name for part in walked for name in _needed(part, self.made)}
+        walked = [p for p in phase if p in walked or (p.role == "scan" and p.out.name in needed)]
+        every = self.launch.placed
+        again = [p for p in every if p.role == "scan" and p.out.name in needed and p not in phase]
+        return [*self._walked(again), *walked] if again else walked
+
+    @property
+    def ends(self) -> tuple[int, int]:
+        """The shape of what is left of a tile that is reduced along its columns."""
+        return (1, self.tile.rows) if self.across else (self.tile.rows, 1)
+
+    def _scan(self, part: Placed, carried: str = "", stored: bool = True) -> None:
+        """`carried` is what all columns before come to, and is moved on. What lies behind the end
+        of a row comes after all that counts."""
+        combine, dtype = part.combine or "sum", part.body.dtype
+        value = f"tl.broadcast_to({self._value(part.body)}, {list(self.shape)})"
+        helper = {"sum": "traced_plus", "prod": "traced_times"}[combine]
+        self.helpers.add(helper)
+        term = self._assign(value)
+        name = self._assign(f"tl.associative_scan({term}, {self.axis}, {helper})")
+        if carried:
+            name = self._assign(self._combined(carried, name, combine, dtype))
+            total = self._reduced(term, combine, dtype)
+            self._line(f"{carried} = {self._combined(carried, total, combine, dtype)}")
+        self.results[part.out.name] = name
+        if stored:
+            self._store(part, name)
 
     def _window(self, part: Placed) -> None:
         combine, dtype = part.combine or "sum", part.body.dtype

@@ -58,6 +58,11 @@ def traced_larger(a, b):
 def traced_smaller(a, b):
     return tl.where(a < b, a, b)
 """,
+    "traced_plus": """\
+@triton.jit
+def traced_plus(a, b):
+    return a + b
+""",
     "traced_times": """\
 @triton.jit
 def traced_times(a, b):

@@ -36,6 +36,8 @@ from optimizer.search.synthesizers.traced.lowering import (
 from optimizer.search.synthesizers.traced.operators.rules import rule
 from optimizer.search.synthesizers.traced.program import Combine
 
+LEAST_ROWS = 128  # scans of fewer do not fill a GPU where each row is one program's
+
 
 def _reduced(lowering: Lowering, node: fx.Node, combine: Combine, value: Value) -> Value:
     """One reduction of `value` over the dimensions that the node names."""
@@ -96,6 +98,8 @@ def _scan(lowering: Lowering, node: fx.Node) -> Value:
     if not shape or shape[dim] == 1:
         return broadcast(value, shape, dtype)
     combine: Combine = "sum" if "cumsum" in str(node.target) else "prod"
+    if lowering.leaves_to_torch and prod(shape) // shape[dim] < LEAST_ROWS:
+        raise NotLowered(f"{node.target} of few rows")
     return scanned(lowering, broadcast(value, shape, dtype), dim, combine)
 
 

@@ -124,11 +124,21 @@ MODELS = {
         "(2, 3, 5, 8)",
         "torch.randn(24)",
     ),
+    "scans": (
+        "(torch.tanh(x).cumsum(1) * y, (x > 0).cumsum(2), x.abs().cumprod(0), "
+        "x.flip(2).cumsum(2).flip(2) - torch.softmax(x.cumsum(2), 2))",
+        "(8, 37, 40)",
+        "torch.randn(40)",
+    ),
+    "scans of few rows": ("(x.cumsum(1) + y, x.sum(1).cumsum(0))", "(6, 50)", "torch.randn(50)"),
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
 }
 # Too many programs for the interpreter: only how many kernels it becomes is looked at.
 NOT_RUN = ("parts",)
-IN_CHUNKS = ("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups")
+IN_CHUNKS = (
+    *("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups"),
+    "scans",
+)
 RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
 RUN += [(name, "chunks") for name in IN_CHUNKS]
 INIT = {"library": "self.l = nn.Linear(24, 10)"}
@@ -232,6 +242,8 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("attention", 2, ("scaled_dot_product_attention",)),
         ("heads", 1, ("scaled_dot_product_attention",)),
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
+        ("scans", 5, ()),
+        ("scans of few rows", 2, ("aten.cumsum",)),
         ("made of others", 1, ()),
         ("quotients of integers", 1, ()),
         ("double", 1, ()),
