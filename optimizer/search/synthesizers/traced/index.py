@@ -9,7 +9,7 @@ leave no arithmetic. Standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import Any, Union
@@ -84,6 +84,9 @@ class Index:
             return whole
         if low // by == high // by and high < UNBOUNDED:
             return whole + low // by
+        nested = _quotient_within(rest, by) if low >= 0 else None
+        if nested is not None:
+            return whole + nested
         turns = _turns(low, by)
         return whole - turns + Index(((Quotient(rest + turns * by, by), 1),))
 
@@ -97,6 +100,9 @@ class Index:
             return rest
         if low // by == high // by and high < UNBOUNDED:
             return rest - by * (low // by)
+        nested = _remainder_within(rest, by) if low >= 0 else None
+        if nested is not None:
+            return nested
         return Index(((Remainder(rest + _turns(low, by) * by, by), 1),))
 
     @property
@@ -154,6 +160,38 @@ def _split(whole: Index, by: int) -> tuple[Index, Index]:
     rest = [(a, c) for a, c in whole.terms if c % by]
     quotient, remainder = divmod(whole.offset, by)
     return _sum(multiples, quotient), _sum(rest, remainder)
+
+
+def _quotient_within(rest: Index, by: int) -> Index | None:
+    """The quotient as one of fewer operations; None where it has none. `rest` is not negative."""
+    if len(rest.terms) == 1 and not rest.offset:
+        ((atom, factor),) = rest.terms
+        if isinstance(atom, Quotient) and factor == 1:  # x // a // b = x // (a * b)
+            return atom.index // (atom.by * by)
+    for step, large, _ in _steps(rest, by):
+        return large // (by // step)
+    return None
+
+
+def _remainder_within(rest: Index, by: int) -> Index | None:
+    """As `_quotient_within`, of the remainder."""
+    for atom, factor in rest.terms:
+        # x % (n * by) = x, but for multiples of `by`
+        if isinstance(atom, Remainder) and factor > 0 and factor * atom.by % by == 0:
+            return (rest - Index(((atom, factor),)) + atom.index * factor) % by
+    for step, large, small in _steps(rest, by):
+        return large % (by // step) * step + small
+    return None
+
+
+def _steps(rest: Index, by: int) -> Iterator[tuple[int, Index, Index]]:
+    """Divisors of `by` with rest = first * divisor + second, where the second is less."""
+    common = {gcd(factor, by) for _, factor in rest.terms}
+    for step in sorted(common - {1, by}, reverse=True):
+        large, small = _split(rest, step)
+        low, high = bounds(small)
+        if low >= 0 and high < step:
+            yield step, large, small
 
 
 def _turns(low: int, by: int) -> int:

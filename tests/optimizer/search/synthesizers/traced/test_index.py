@@ -14,6 +14,7 @@ from optimizer.search.synthesizers.traced.index import (
     bounds,
     flattened,
     index,
+    rejoined,
     substituted,
     unflattened,
 )
@@ -63,3 +64,39 @@ def test_equal_sums_are_equal_in_any_order() -> None:
     assert index(ROW) + index(COLUMN) == index(COLUMN) + index(ROW)
     assert index(ROW) - index(ROW) == Index()
     assert substituted(index(ROW) * 4 + index(COLUMN), {ROW: Index((), 2)}) == index(COLUMN) + 8
+
+
+GROUP, PLACE = Var("p", 16), Var("c", 8 * 33)
+
+
+@pytest.mark.parametrize("by", [2, 3, 4, 6, 8, 11, 12, 24, 33, 264])
+@pytest.mark.parametrize("factor", [1, 2, 4, 11])
+def test_quotients_and_remainders_within_others_are_those_of_numbers(by: int, factor: int) -> None:
+    place, group = index(PLACE), index(GROUP)
+    every = [
+        (place // 3 + group * factor) // by,
+        (place // 3 + group * factor) % by,
+        (place % 12 * factor + group * 12 * factor) % by,
+        (place // 4 % 11 + group * 11) // by % 2,
+        (place // 33 + group * 8) % 64 // by,
+    ]
+    meant = [
+        lambda c, p: (c // 3 + p * factor) // by,
+        lambda c, p: (c // 3 + p * factor) % by,
+        lambda c, p: (c % 12 * factor + p * 12 * factor) % by,
+        lambda c, p: (c // 4 % 11 + p * 11) // by % 2,
+        lambda c, p: (c // 33 + p * 8) % 64 // by,
+    ]
+    for made, right in zip(every, meant, strict=True):
+        for c, p in itertools.product(range(0, PLACE.extent, 5), range(GROUP.extent)):
+            assert value(made, {PLACE: c, GROUP: p}) == right(c, p)
+            assert value(rejoined(made), {PLACE: c, GROUP: p}) == right(c, p)
+
+
+def test_a_group_of_channels_is_read_as_it_lies() -> None:
+    """Eight channels of 161 * 16 places are a row; channel and place within it come back to it."""
+    row, place = index(Var("p", 2048)), index(Var("c", 8 * 161 * 16))
+    channel = (place // 16 // 161 + row * 8) % 64
+    inside = (place // 16 % 161) * 16 + place % 2576 % 16
+    assert rejoined(row // 8 * 64 * 2576 + channel * 2576 + inside) == row * 20608 + place
+    assert channel % 8 == place // 2576
