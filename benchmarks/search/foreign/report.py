@@ -18,6 +18,8 @@ from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 
+AT_ROOF = 90  # per cent of the roofline, from which on there is little left to gain
+
 
 @dataclass(frozen=True)
 class Result:
@@ -42,6 +44,7 @@ class Result:
     first: float | None
     seconds: float
     reason: str
+    roof: float | None = None
 
     @property
     def family(self) -> str:
@@ -98,7 +101,14 @@ def _result(run: RunRow, folder: Path) -> Result:
         first,
         run.seconds,
         outcome.reason,
+        _roof(compiled_default(tree)),
     )
+
+
+def _roof(node: Node | None) -> float | None:
+    verdict = node.evaluation.verdict if node is not None and node.evaluation else None
+    value = verdict.metrics.get("roofline_pct") if verdict is not None else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _speedup(node: Node | None) -> float | None:
@@ -137,10 +147,17 @@ def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
         "\n".join(f"- {sentence}" for sentence in sentences),
         _means(chosen, "all", lambda _: "all"),
         _means(chosen, "seeds", lambda r: "opened" if r.opened else "unopened"),
+        _means(chosen, "torch.compile's default", _reached),
         _means(chosen, "family", lambda r: r.family),
         _means(chosen, "winner's origin", lambda r: r.origin or "the reference stays"),
         _rows(chosen),
     ]
+
+
+def _reached(result: Result) -> str:
+    if result.roof is None:
+        return "not measured, or its share of the roofline not known"
+    return f"{'at' if result.roof >= AT_ROOF else 'below'} {AT_ROOF} % of the roofline"
 
 
 def _first_right(results: Sequence[Result]) -> str:
