@@ -108,6 +108,17 @@ def forget() -> None:
     _KNOWN.entries.clear()
 
 
+def renamed(of: Expression, names: Mapping[str, str]) -> Expression:
+    """The expression with elements of other buffers in place of those that are named."""
+    if not names:
+        return of
+    args = tuple(renamed(arg, names) for arg in of.args)
+    value = names.get(str(of.value), of.value) if of.name == "load" else of.value
+    if value == of.value and all(a is b for a, b in zip(args, of.args, strict=True)):
+        return of
+    return _made(Expression(of.name, of.dtype, args, of.indices, value))
+
+
 def literal(value: float | int | bool, dtype: str) -> Expression:
     """A number of this dtype."""
     dtype = computed_in(dtype)

@@ -20,7 +20,7 @@ from optimizer.search.synthesizers.traced.expression import Expression
 from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTIONS
 from optimizer.search.synthesizers.traced.launches import Launch, launches, place_of
 from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
-from optimizer.search.synthesizers.traced.triton_kernel import Written, write_kernel
+from optimizer.search.synthesizers.traced.triton_kernel import Written
 from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 from optimizer.search.synthesizers.traced.triton_product_kernel import (
     AUTO,
@@ -35,6 +35,7 @@ from optimizer.search.synthesizers.traced.triton_products import (
     view_text,
     with_products,
 )
+from optimizer.search.synthesizers.traced.triton_walks import write_kernel
 
 # The choices that a kernel is written with: elements of a program where there is no reduction and
 # where there is one, elements of a warp, the longest row that stays in registers, the chunk of

@@ -19,7 +19,6 @@ from optimizer.search.synthesizers.traced.index import variables as variables_of
 from optimizer.search.synthesizers.traced.launches import (
     Launch,
     Placed,
-    every_load,
     neutral,
     place_of,
 )
@@ -98,13 +97,6 @@ def _tile(rows: int, columns: int, chunked: bool, along: str, programs: int, per
     return Tile(rows, columns, chunked, along, programs, min(MOST_WARPS, warps))
 
 
-def write_kernel(
-    name: str, launch: Launch, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
-) -> Written:
-    """The kernel of a launch. Raises NotWritten."""
-    return Kernel(name, launch, buffers, tile_of(launch, values)).written()
-
-
 @dataclass
 class Kernel:
     """Writes one kernel, line by line."""
@@ -130,14 +122,10 @@ class Kernel:
 
     def written(self) -> Written:
         self._axes()
-        if self.tile.chunked:
-            for phase in _phases(self.launch.placed, self.made):
-                self._phase(phase)
-        else:
-            if not self.flat:
-                self._columns("0", self.tile.columns)
-            for part in self.launch.placed:
-                self._stage(part)
+        if not self.flat:
+            self._columns("0", self.tile.columns)
+        for part in self.launch.placed:
+            self._stage(part)
         return self._finished()
 
     def _finished(self, stages: int | None = None) -> Written:
@@ -224,60 +212,6 @@ class Kernel:
             if part.role != "full":
                 self.results[part.out.name] = name
             self._store(part, name)
-
-    def _phase(self, phase: Sequence[Placed]) -> None:
-        """Stages that one walk along the rows does; or one of the rows alone."""
-        if len(phase) == 1 and phase[0].role == "row":
-            self._stage(phase[0])
-            return
-        walked = self._walked(phase)
-        if not walked:
-            return
-        totals = self._begun(walked)
-        length, step = self.launch.axes.length, self.tile.columns
-        with self._block(f"for first in range(0, {length}, {step}):"):
-            self._columns("first", step)
-            for part in walked:
-                if part.role == "scan":
-                    self._scan(part, totals[part.out.name], stored=part in phase)
-                    continue
-                value = self._value(part.body)
-                if part.combine is None:
-                    self._store(part, value)
-                    continue
-                total, dtype = totals[part.out.name], part.body.dtype
-                term = self._as_term(part, value, whole=False)
-                self._line(f"{total} = {self._combined(total, term, part.combine, dtype)}")
-        for part in walked:
-            if part.role == "reduce" and part.combine is not None:
-                total = self._reduced(totals[part.out.name], part.combine, part.body.dtype)
-                name = self._assign(total)
-                self.results[part.out.name] = name
-                self._store(part, name)
-
-    def _begun(self, walked: Sequence[Placed]) -> dict[str, str]:
-        """What is written before a walk: what does not change along it, and what its reductions
-        and scans start with, by their buffers."""
-        for part in walked:
-            self._hoisted(part.body)
-        totals = {}
-        for part in walked:
-            if part.combine is not None:
-                start = operators.number(neutral(part.combine, part.body.dtype), part.body.dtype)
-                kind = operators.TYPES[part.body.dtype]
-                shape = list(self.ends if part.role == "scan" else self.shape)
-                totals[part.out.name] = self._assign(f"tl.full({shape}, {start}, {kind})")
-        return totals
-
-    def _walked(self, phase: Sequence[Placed]) -> list[Placed]:
-        """What a walk computes for these stages: a scan of an earlier walk once more."""
-        stored = self.launch.stored
-        walked = [p for p in phase if p.role == "reduce" or p.out.name in stored]
-        needed = {name for part in walked for name in _needed(part, self.made)}
-        walked = [p for p in phase if p in walked or (p.role == "scan" and p.out.name in needed)]
-        every = self.launch.placed
-        again = [p for p in every if p.role == "scan" and p.out.name in needed and p not in phase]
-        return [*self._walked(again), *walked] if again else walked
 
     @property
     def ends(self) -> tuple[int, int]:
@@ -456,33 +390,3 @@ class Kernel:
 
 def _type(of: Expression) -> str:
     return operators.TYPES[of.dtype]
-
-
-def _phases(parts: Sequence[Placed], made: Mapping[str, Placed]) -> list[list[Placed]]:
-    """Stages that can share a walk along the rows: none of them needs the result of another."""
-    phases: list[list[Placed]] = []
-    walk: list[Placed] = []
-    for part in parts:
-        needed = _needed(part, made)
-        if part.role == "row" or any(p.out.name in needed for p in walk if p.role == "reduce"):
-            if walk:
-                phases.append(walk)
-            walk = []
-        if part.role == "row":
-            phases.append([part])
-        else:
-            walk.append(part)
-    return [*phases, walk] if walk else phases
-
-
-def _needed(part: Placed, made: Mapping[str, Placed]) -> set[str]:
-    """The stages of the kernel that a stage needs, those behind values that it computes again
-    included."""
-    names: set[str] = set()
-    for element in every_load(part.body):
-        name = str(element.value)
-        if name in made and name not in names:
-            names.add(name)
-            if made[name].role == "full":
-                names |= _needed(made[name], made)
-    return names

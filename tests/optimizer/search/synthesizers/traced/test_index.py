@@ -80,17 +80,17 @@ def test_quotients_and_remainders_within_others_are_those_of_numbers(by: int, fa
         (place // 4 % 11 + group * 11) // by % 2,
         (place // 33 + group * 8) % 64 // by,
     ]
-    meant = [
-        lambda c, p: (c // 3 + p * factor) // by,
-        lambda c, p: (c // 3 + p * factor) % by,
-        lambda c, p: (c % 12 * factor + p * 12 * factor) % by,
-        lambda c, p: (c // 4 % 11 + p * 11) // by % 2,
-        lambda c, p: (c // 33 + p * 8) % 64 // by,
-    ]
-    for made, right in zip(every, meant, strict=True):
-        for c, p in itertools.product(range(0, PLACE.extent, 5), range(GROUP.extent)):
-            assert value(made, {PLACE: c, GROUP: p}) == right(c, p)
-            assert value(rejoined(made), {PLACE: c, GROUP: p}) == right(c, p)
+    for c, p in itertools.product(range(0, PLACE.extent, 5), range(GROUP.extent)):
+        meant = [
+            (c // 3 + p * factor) // by,
+            (c // 3 + p * factor) % by,
+            (c % 12 * factor + p * 12 * factor) % by,
+            (c // 4 % 11 + p * 11) // by % 2,
+            (c // 33 + p * 8) % 64 // by,
+        ]
+        for made, right in zip(every, meant, strict=True):
+            assert value(made, {PLACE: c, GROUP: p}) == right
+            assert value(rejoined(made), {PLACE: c, GROUP: p}) == right
 
 
 def test_a_group_of_channels_is_read_as_it_lies() -> None:

@@ -124,6 +124,16 @@ MODELS = {
         "(2, 3, 5, 8)",
         "torch.randn(24)",
     ),
+    "far from zero": (
+        "(F.layer_norm(x + 30, (150,)) + y, x.var(-1), (x * y).sum(1), (x * y).sum(1) * 2)",
+        "(7, 150)",
+        "torch.randn(150)",
+    ),
+    "planes": (
+        "F.instance_norm(x) * y + x.var((2, 3), keepdim=True)",
+        "(3, 4, 8, 20)",
+        "torch.randn(20)",
+    ),
     "scans": (
         "(torch.tanh(x).cumsum(1) * y, (x > 0).cumsum(2), x.abs().cumprod(0), "
         "x.flip(2).cumsum(2).flip(2) - torch.softmax(x.cumsum(2), 2))",
@@ -137,7 +147,7 @@ MODELS = {
 NOT_RUN = ("parts",)
 IN_CHUNKS = (
     *("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups"),
-    "scans",
+    *("scans", "far from zero", "planes", "norm"),
 )
 RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
 RUN += [(name, "chunks") for name in IN_CHUNKS]

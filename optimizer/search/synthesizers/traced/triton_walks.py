@@ -1,0 +1,172 @@
+"""A launch as a Triton kernel: with rows at hand, or, where they are too long to stay in registers,
+in walks along them, each with the stages that need no other's result. Standard library only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from optimizer.search.records import Value
+from optimizer.search.synthesizers.traced import triton_operators as operators
+from optimizer.search.synthesizers.traced.launches import Launch, Placed, every_load, neutral
+from optimizer.search.synthesizers.traced.moments import (
+    beside,
+    squares_about_means,
+    without_twins,
+)
+from optimizer.search.synthesizers.traced.program import Buffer
+from optimizer.search.synthesizers.traced.triton_kernel import Kernel, Written, tile_of
+
+
+def write_kernel(
+    name: str, launch: Launch, buffers: Mapping[str, Buffer], values: Mapping[str, Value]
+) -> Written:
+    """The kernel of a launch. Raises NotWritten."""
+    launch = without_twins(launch)
+    tile = tile_of(launch, values)
+    written = WalkingKernel if tile.chunked else Kernel
+    return written(name, launch, buffers, tile).written()
+
+
+@dataclass
+class WalkingKernel(Kernel):
+    """Goes along the rows of a tile in chunks of columns."""
+
+    # Sums of squares about a mean, by the sum that it is of: both are made in one walk.
+    pairs: Mapping[str, str] = field(default_factory=dict)
+
+    def written(self) -> Written:
+        """The kernel."""
+        self.pairs = squares_about_means(self.launch)
+        self._axes()
+        placed = beside(self.launch.placed, self.pairs)
+        for phase in _phases(placed, self.made, {*self.pairs.items()}):
+            self._phase(phase)
+        return self._finished()
+
+    def _phase(self, phase: Sequence[Placed]) -> None:
+        """Stages that one walk along the rows does; or one of the rows alone."""
+        if len(phase) == 1 and phase[0].role == "row":
+            self._stage(phase[0])
+            return
+        walked = self._walked(phase)
+        if not walked:
+            return
+        totals = self._begun(walked)
+        length, step = self.launch.axes.length, self.tile.columns
+        with self._block(f"for first in range(0, {length}, {step}):"):
+            self._columns("first", step)
+            for part in walked:
+                self._step(part, totals, part in phase)
+        for part in walked:
+            if part.out.name in self.pairs:
+                self._moments(part, totals)
+            elif part.role == "reduce" and part.combine and part.out.name not in self.results:
+                total = self._reduced(totals[part.out.name], part.combine, part.body.dtype)
+                name = self._assign(total)
+                self.results[part.out.name] = name
+                self._store(part, name)
+
+    def _step(self, part: Placed, totals: Mapping[str, str], own: bool) -> None:
+        """What one step of a walk does for a stage; `own` where it belongs to the walk."""
+        name = part.out.name
+        if part.role == "scan":
+            self._scan(part, totals[name], stored=own)
+        elif name in self.pairs:
+            self._update(part, totals)
+        elif part.combine is None:
+            self._store(part, self._value(part.body))
+        elif name not in self.pairs.values():
+            term = self._as_term(part, self._value(part.body), whole=False)
+            combined = self._combined(totals[name], term, part.combine, part.body.dtype)
+            self._line(f"{totals[name]} = {combined}")
+
+    def _begun(self, walked: Sequence[Placed]) -> dict[str, str]:
+        """What is written before a walk: what does not change along it, and what its reductions
+        and scans start with, by their buffers."""
+        for part in walked:
+            if part.out.name not in self.pairs.values():
+                self._hoisted(part.body)
+        totals = {}
+        for part in walked:
+            if part.combine is not None:
+                start = operators.number(neutral(part.combine, part.body.dtype), part.body.dtype)
+                kind = operators.TYPES[part.body.dtype]
+                shape = list(self.ends if part.role == "scan" else self.shape)
+                totals[part.out.name] = self._assign(f"tl.full({shape}, {start}, {kind})")
+        return totals
+
+    def _update(self, part: Placed, totals: Mapping[str, str]) -> None:
+        """Welford's update of the mean of each place of the tile, and of its squares about it."""
+        mean, squares = totals[part.out.name], totals[self.pairs[part.out.name]]
+        value, mask = self._value(part.body), self.masks.get("c")
+        if mask is not None:
+            value = self._assign(f"tl.where({mask}, {value}, {mean})")
+        apart = self._assign(f"{value} - {mean}")
+        share = self._assign(f"1.0 / (first // {self.tile.columns} + 1)")
+        self._line(f"{mean} += {apart} * {share}")
+        self._line(f"{squares} += {apart} * ({value} - {mean})")
+
+    def _moments(self, part: Placed, totals: Mapping[str, str]) -> None:
+        """The sum and the sum of squares, of what each place of the tile has of them."""
+        length, step = self.launch.axes.length, self.tile.columns
+        mean, squares = totals[part.out.name], totals[self.pairs[part.out.name]]
+        walks, rest = divmod(length, step)
+        counts = f"{walks}.0"
+        if rest:  # places behind the end took no part in the last step
+            lanes = f"tl.arange(0, {step}){'[:, None]' if self.across else '[None, :]'}"
+            counts = self._assign(f"tl.where({lanes} < {rest}, {walks + 1}.0, {walks}.0)")
+        total = self._assign(f"tl.sum({mean} * {counts}, {self.axis}, keep_dims=True)")
+        spread = self._assign(f"{mean} - {total} * {1 / length!r}")
+        whole = f"{squares} + {counts} * ({spread} * {spread})"
+        self.results[part.out.name] = total
+        name = self._assign(f"tl.sum({whole}, {self.axis}, keep_dims=True)")
+        self.results[self.pairs[part.out.name]] = name
+        self._store(self.made[self.pairs[part.out.name]], name)
+
+    def _walked(self, phase: Sequence[Placed]) -> list[Placed]:
+        """What a walk computes for these stages: a scan of an earlier walk once more."""
+        stored = self.launch.stored
+        walked = [p for p in phase if p.role == "reduce" or p.out.name in stored]
+        needed = {name for part in walked for name in _needed(part, self.made)}
+        walked = [p for p in phase if p in walked or (p.role == "scan" and p.out.name in needed)]
+        every = self.launch.placed
+        again = [p for p in every if p.role == "scan" and p.out.name in needed and p not in phase]
+        return [*self._walked(again), *walked] if again else walked
+
+
+def _phases(
+    parts: Sequence[Placed], made: Mapping[str, Placed], pairs: Set[tuple[str, str]]
+) -> list[list[Placed]]:
+    """Stages that can share a walk along the rows: none of them needs the result of another, but
+    in one of the pairs."""
+    phases: list[list[Placed]] = []
+    walk: list[Placed] = []
+    for part in parts:
+        needed = _needed(part, made)
+        before = [p.out.name for p in walk if p.role == "reduce"]
+        if part.role == "row" or any(
+            name in needed and (name, part.out.name) not in pairs for name in before
+        ):
+            if walk:
+                phases.append(walk)
+            walk = []
+        if part.role == "row":
+            phases.append([part])
+        else:
+            walk.append(part)
+    return [*phases, walk] if walk else phases
+
+
+def _needed(part: Placed, made: Mapping[str, Placed]) -> set[str]:
+    """The stages of the kernel that a stage needs, those behind values that it computes again
+    included."""
+    names: set[str] = set()
+    for element in every_load(part.body):
+        name = str(element.value)
+        if name in made and name not in names:
+            names.add(name)
+            if made[name].role == "full":
+                names |= _needed(made[name], made)
+    return names
