@@ -26,9 +26,13 @@ BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The folder of this name, which the first worker that wants it fills. Nobody changes it."""
+    """The folder of this name, which the first worker that wants it fills. Nobody changes it.
+
+    With catalogs on PostgreSQL each worker has a server of its own, and so a folder of its own.
+    """
     base = factory.getbasetemp()
-    root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    own = "PYTEST_XDIST_WORKER" not in os.environ or "KERNLORE_TEST_CATALOG" in os.environ
+    root = base if own else base.parent
     folder, finished = root / name, root / f"{name}.finished"
     with (root / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
