@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -38,7 +39,7 @@ STEADY_MEMORY = {
 
 # For torch's compiler on a CPU. Processes that it starts in advance, to compile for GPUs, disturb
 # the timing. A header that it compiles beforehand, in every evaluation anew, takes longer than the
-# few kernels of a candidate save by it.
+# few kernels of a candidate save by it: a zygote compiles it for all (`runner.inductor`).
 COMPILER = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
@@ -54,6 +55,12 @@ ON_CPU = {**COMPILER, **NO_GPU}
 def threads_and_memory(threads: int) -> dict[str, str]:
     """Environment variables of every measuring process. `threads` is for OpenMP and MKL."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
+
+
+def kept_folder() -> Path:
+    """Where what g++ made for torch's compiler stays for later zygotes of this user: about 160 MB.
+    Beside the locks of devices, where libraries can be loaded from; gone when that is cleaned."""
+    return Path(tempfile.gettempdir()) / f"kernlore-compiler-{os.getuid()}"
 
 
 RUNNER = Path(__file__).resolve().parents[1] / "runner"
@@ -196,7 +203,7 @@ class Zygote:
     def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
         """A zygote for all runners of the same settings. A request carries what a runner needs at
         its start, with socket, tokens and log, and whether torch's compiler is to be imported."""
-        arguments = [str(threads), device]
+        arguments = [str(threads), device, str(kept_folder())]
         environment = {**threads_and_memory(threads), **(ON_CPU if device == "cpu" else {})}
         return cls(RUNNER / "zygote.py", arguments, level, environment)
 

@@ -26,7 +26,7 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
-from optimizer.evaluation.runner import zygote as zygote_program
+from optimizer.evaluation.runner import inductor
 from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -304,8 +304,8 @@ def test_prepared_compilers_build_no_headers_where_runners_may_not_write(
     settings: Any = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(settings, "cpp_cache_precompile_headers", True)
     # The compiler itself takes five seconds to import, and is not asked for it.
-    monkeypatch.setattr(zygote_program, "OFTEN_NEEDED", ("torch._inductor.config",))
-    zygote_program._import_often_needed()
+    monkeypatch.setattr(inductor, "OFTEN_NEEDED", ("torch._inductor.config",))
+    inductor.import_often_needed()
     assert settings.cpp_cache_precompile_headers is False
 
 
@@ -316,8 +316,32 @@ def test_what_was_built_for_one_kind_of_instructions_is_not_built_for_a_weaker_o
         asked.append((kind, code))
         return (kind, code) != ("avx512 amx", "tiles")
 
-    check = zygote_program._asked_until_right(build)
+    check = inductor._asked_until_right(build)
     assert [check("avx512 amx", text) for text in ("exp", "tiles")] == [True, False]
     assert [check("avx512", text) for text in ("exp", "tiles")] == [True, True]
     assert check("avx2", "exp") and check("avx2", "tiles")
     assert asked == [("avx512 amx", "exp"), ("avx512 amx", "tiles"), ("avx512", "tiles")]
+
+
+def test_half_of_what_a_killed_process_built_is_not_taken_for_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "kept"
+    assert inductor.opened(folder) == folder
+    with inductor.only_whole_files(folder):
+        (folder / "avx2.so").write_bytes(b"library")
+    with pytest.raises(KeyboardInterrupt), inductor.only_whole_files(folder):
+        (folder / "amx.so").write_bytes(b"lib")
+        raise KeyboardInterrupt
+    with inductor.only_whole_files(folder):
+        assert [path.name for path in folder.glob("*.so")] == ["avx2.so"]
+
+
+def test_a_folder_that_others_may_write_to_keeps_nothing(tmp_path: Path) -> None:
+    shared, link = tmp_path / "shared", tmp_path / "link"
+    shared.mkdir()
+    shared.chmod(0o777)
+    link.symlink_to(tmp_path)
+    assert [inductor.opened(folder) for folder in (shared, link, shared / "no" / "such")] == [
+        None,
+        None,
+        None,
+    ]
