@@ -16,6 +16,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -23,6 +24,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from optimizer.evaluation.isolation.levels import Level, command
+from optimizer.evaluation.runner.confine import can_forbid_writing
 from optimizer.evaluation.runner.wire import Wire
 
 # glibc hands freed arrays back to the system when they lie at the end of its heap or were mapped by
@@ -38,7 +40,7 @@ STEADY_MEMORY = {
 
 # For torch's compiler on a CPU. Processes that it starts in advance, to compile for GPUs, disturb
 # the timing. A header that it compiles beforehand, in every evaluation anew, takes longer than the
-# few kernels of a candidate save by it.
+# few kernels of a candidate save by it: a zygote compiles it for all (`runner.inductor`).
 COMPILER = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
@@ -54,6 +56,16 @@ ON_CPU = {**COMPILER, **NO_GPU}
 def threads_and_memory(threads: int) -> dict[str, str]:
     """Environment variables of every measuring process. `threads` is for OpenMP and MKL."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
+
+
+def kept_folder() -> str:
+    """Where what g++ made for torch's compiler stays for later zygotes of this user: about 160 MB.
+    Beside the locks of devices, where libraries can be loaded from; gone when that is cleaned.
+    Empty where no system call would be refused to a candidate that writes there.
+    """
+    if not can_forbid_writing():
+        return ""
+    return str(Path(tempfile.gettempdir()) / f"kernlore-compiler-{os.getuid()}")
 
 
 RUNNER = Path(__file__).resolve().parents[1] / "runner"
@@ -196,7 +208,7 @@ class Zygote:
     def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
         """A zygote for all runners of the same settings. A request carries what a runner needs at
         its start, with socket, tokens and log, and whether torch's compiler is to be imported."""
-        arguments = [str(threads), device]
+        arguments = [str(threads), device, kept_folder()]
         environment = {**threads_and_memory(threads), **(ON_CPU if device == "cpu" else {})}
         return cls(RUNNER / "zygote.py", arguments, level, environment)
 

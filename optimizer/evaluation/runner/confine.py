@@ -151,6 +151,12 @@ def landlock_abi() -> int:
     return max(0, int(libc.syscall(_CREATE_RULESET, None, 0, 1)))
 
 
+def can_forbid_writing() -> bool:
+    """Whether `only_writes_to` forbids all that changes a file. Before version 3 of Landlock one
+    could still be truncated."""
+    return landlock_abi() >= 3
+
+
 def only_writes_to(*writable: Path) -> bool:
     """Forbid this process to write anywhere else. False where the kernel has no Landlock."""
     libc, abi = ctypes.CDLL(None, use_errno=True), landlock_abi()

@@ -6,6 +6,7 @@ import importlib
 import os
 import socket
 import struct
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.launch import Zygote
+from optimizer.evaluation.isolation.launch import Zygote, kept_folder
 from optimizer.evaluation.isolation.levels import Level, can_unshare, command, level_for
 from optimizer.evaluation.isolation.runner_process import (
     RunnerDied,
@@ -26,7 +27,8 @@ from optimizer.evaluation.isolation.runner_process import (
 from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.tensors import OpenCase, open_case
-from optimizer.evaluation.runner import zygote as zygote_program
+from optimizer.evaluation.runner import inductor
+from optimizer.evaluation.runner.kept import kept_files
 from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -169,6 +171,62 @@ def test_files_outside_the_scratch_folder_cannot_be_written(loaded: Calls, tmp_p
     assert not target.exists()
 
 
+WRITES_INTO = """
+        import contextlib, fcntl, os
+        from pathlib import Path
+        library = Path({library!r})
+        folder, done = library.parent, []
+        def mounts():
+            import ctypes
+            if ctypes.CDLL(None).mount(os.getcwd().encode(), bytes(folder), None, 4096, None):
+                raise OSError
+        tries = dict(
+            write=lambda: library.write_bytes(b"prepared"),
+            append=lambda: library.open("ab"),
+            truncate=lambda: os.truncate(library, 0),
+            through_proc=lambda: Path(f"/proc/self/root{{library}}").write_bytes(b"prepared"),
+            reopen=lambda: open(f"/proc/self/fd/{{os.open(library, os.O_RDONLY)}}", "wb"),
+            plant=lambda: (folder / "planted.so").touch(),
+            replace=lambda: (Path("own").touch(), os.replace("own", library)),
+            link_in=lambda: (Path("other").touch(), os.link("other", folder / "linked.so")),
+            link_out=lambda: (os.link(library, "out"), Path("out").write_bytes(b"prepared")),
+            remove=lambda: library.unlink(),
+            move=lambda: library.rename(folder / "moved.so"),
+            move_folder=lambda: folder.parent.rename(folder.parent.with_name("moved")),
+            symbolic=lambda: os.symlink(library, folder / "symbolic.so"),
+            make=lambda: (folder / "made").mkdir(),
+            mount=mounts,
+        )
+        for name, attempt in tries.items():
+            with contextlib.suppress(OSError):
+                attempt()
+                done.append(name)
+        raise RuntimeError(f"read {{library.read_text()}}, did {{done}} of {{len(tries)}}")
+"""
+
+
+def test_what_is_kept_of_the_compiler_is_read_by_candidates_and_not_written(
+    loaded: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one could prepare the library or the header of the next."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    if not kept_folder():
+        pytest.skip("nothing is kept: this kernel does not forbid writing")
+    with kept_files(Path(kept_folder()), "a compiler") as folder:
+        assert folder is not None
+        library = folder / "avx2.so"
+        library.write_text("library")
+    before = {path: path.stat().st_mode for path in tmp_path.rglob("*")}
+    runner, kernel = loaded(WRITES_INTO.format(library=str(library)))
+    assert "landlock" in APPLIED[kernel]
+    with pytest.raises(KernelFailed, match=r"read library, did \[\] of 15"):
+        kernel.call(10)
+    assert runner.end()
+    assert before.items() <= {p: p.stat().st_mode for p in tmp_path.rglob("*")}.items()
+    with kept_files(Path(kept_folder()), "a compiler") as folder:
+        assert library.read_text() == "library"
+
+
 def test_the_scratch_folder_can_be_written(loaded: Calls) -> None:
     _, kernel = loaded("open('note', 'w').write('x')")
     kernel.call(10)
@@ -304,8 +362,8 @@ def test_prepared_compilers_build_no_headers_where_runners_may_not_write(
     settings: Any = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(settings, "cpp_cache_precompile_headers", True)
     # The compiler itself takes five seconds to import, and is not asked for it.
-    monkeypatch.setattr(zygote_program, "OFTEN_NEEDED", ("torch._inductor.config",))
-    zygote_program._import_often_needed()
+    monkeypatch.setattr(inductor, "OFTEN_NEEDED", ("torch._inductor.config",))
+    inductor.import_often_needed()
     assert settings.cpp_cache_precompile_headers is False
 
 
@@ -316,7 +374,7 @@ def test_what_was_built_for_one_kind_of_instructions_is_not_built_for_a_weaker_o
         asked.append((kind, code))
         return (kind, code) != ("avx512 amx", "tiles")
 
-    check = zygote_program._asked_until_right(build)
+    check = inductor._asked_until_right(build)
     assert [check("avx512 amx", text) for text in ("exp", "tiles")] == [True, False]
     assert [check("avx512", text) for text in ("exp", "tiles")] == [True, True]
     assert check("avx2", "exp") and check("avx2", "tiles")

@@ -149,13 +149,25 @@ def test_only_processes_of_one_evaluation_share_what_was_compiled(evaluator: Eva
 HAS_THE_COMPILER = (
     SOURCE.replace("class Model(", "class ModelNew(")
     + """
+import os
 import sys
 
 from_before = "torch._inductor.compile_fx" in sys.modules
 import torch._inductor.cpu_vec_isa as instructions
 
 known = instructions.valid_vec_isa_list.cache_info().currsize
-raise RuntimeError(f"imported before: {from_before}, instructions known: {known}")
+from torch._inductor import codecache
+
+look_up, paths = codecache._precompile_header, []
+
+def noted(*key, **rest):
+    paths.append(look_up(*key, **rest))
+    return paths[-1]
+
+codecache._precompile_header = noted
+torch.compile(lambda x: x.sin() + 1)(torch.ones(8))
+headers = [os.path.isfile(f"{path}.gch") for path in paths]
+raise RuntimeError(f"imported before: {from_before}, instructions: {known}, headers: {headers}")
 """
 )
 
@@ -163,7 +175,7 @@ raise RuntimeError(f"imported before: {from_before}, instructions known: {known}
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's")
 def test_the_compiler_is_made_ready_once_for_all_candidates(evaluator: Evaluator) -> None:
     evaluation = evaluated(evaluator, HAS_THE_COMPILER)
-    assert "imported before: True, instructions known: 1" in evaluation.message
+    assert "imported before: True, instructions: 1, headers: [True]" in evaluation.message
 
 
 SLOW = (
