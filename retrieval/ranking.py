@@ -25,6 +25,7 @@ from sqlalchemy import Connection
 from kb.catalog.knowledge import lexical
 from kb.catalog.knowledge.candidates import (
     Columns,
+    Rows,
     Sample,
     candidates,
     members_of,
@@ -64,7 +65,7 @@ PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # row
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
-MOST_SAMPLES = 100  # that are kept, of 1.5 MB
+MOST_SAMPLES = 500  # that are kept, of 6 KB
 
 
 class VectorIndex(Protocol):
@@ -113,19 +114,20 @@ class ScopeSamples:
         self._kept: dict[object, tuple[object, Sample]] = {}
         self._lock = threading.Lock()  # protects _kept
 
-    def of(self, connection: Connection, scope: ScopeFilter) -> Sample:
+    def of(self, connection: Connection, scope: ScopeFilter) -> Rows:
         """About SAMPLE passages of the scope."""
         seen = state(connection)
         with self._lock:
             kept = self._kept.get(scope.key)
-        if kept is not None and kept[0] == seen:
-            return kept[1]
-        fresh = sample(connection, self._model, scope, SAMPLE)
-        with self._lock:
-            if len(self._kept) >= MOST_SAMPLES:
-                self._kept.clear()
-            self._kept[scope.key] = (seen, fresh)
-        return fresh
+        rows = kept[1].rows() if kept is not None and kept[0] == seen else None
+        while rows is None:
+            fresh = sample(connection, self._model, scope, SAMPLE)
+            with self._lock:
+                if len(self._kept) >= MOST_SAMPLES:
+                    self._kept.clear()
+                self._kept[scope.key] = (seen, fresh)
+            rows = fresh.rows()
+        return rows
 
 
 EmbedQuery = Callable[[str], Vectors]
@@ -265,7 +267,8 @@ def dense_scores(
     """Of each row, its cosine with a share of the better neighbour's in the section, scaled to 0..1
     from middle to the best of the `wanted`; 0 where it has no vector.
     """
-    raw = _with_neighbours(columns, vector, weights)
+    rows = Rows(columns.vectors, columns.neighbours(), columns.embedded)
+    raw = _with_neighbours(rows, vector, weights)
     counted = wanted & columns.embedded
     if not counted.any():
         return np.zeros(len(raw))
@@ -274,25 +277,23 @@ def dense_scores(
     return np.where(columns.embedded, scaled, 0.0)
 
 
-def scope_middle(sample: Sample, vector: Vectors, weights: Weights) -> float:
+def scope_middle(sample: Rows, vector: Vectors, weights: Weights) -> float:
     """The median over a sample of the scope: what an unrelated passage scores."""
-    counted = sample.drawn & sample.columns.embedded
-    if not counted.any():
+    if not sample.counted.any():
         return 0.0
-    return float(np.median(_with_neighbours(sample.columns, vector, weights)[counted]))
+    return float(np.median(_with_neighbours(sample, vector, weights)[sample.counted]))
 
 
-def _with_neighbours(columns: Columns, vector: Vectors, weights: Weights) -> Scores:
+def _with_neighbours(rows: Rows, vector: Vectors, weights: Weights) -> Scores:
     """The cosine of each row, 0 without a vector, with a share of the better neighbour's within its
-    section, or of its own where it stands alone.
+    section, or of its own where it stands alone. 0 where none of the rows counts.
     """
-    if not columns.embedded.any():
-        return np.zeros(len(columns.seqs))
-    cosine = (columns.vectors @ vector).astype(np.float64)
-    follows = columns.neighbours()
+    if not rows.counted.any():
+        return np.zeros(len(rows.vectors))
+    cosine = (rows.vectors @ vector).astype(np.float64)
     before, after = np.full((2, len(cosine)), -np.inf)
-    before[1:][follows] = cosine[:-1][follows]
-    after[:-1][follows] = cosine[1:][follows]
+    before[1:][rows.follows] = cosine[:-1][rows.follows]
+    after[:-1][rows.follows] = cosine[1:][rows.follows]
     better = np.maximum(before, after)
     return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
 
