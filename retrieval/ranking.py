@@ -13,9 +13,9 @@ Deterministic: ties go to the earlier passage.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -96,6 +96,13 @@ class VectorIndex(Protocol):
 Scores = NDArray[np.float64]
 
 
+class Scored(NamedTuple):
+    """Passages or sections by number, ascending, with the score of each."""
+
+    seqs: NDArray[np.int64]
+    scores: Scores
+
+
 class Ranked(NamedTuple):
     """One passage by number, with its score and the parts of it: lexical and dense, each 0 to 1."""
 
@@ -104,6 +111,18 @@ class Ranked(NamedTuple):
     lexical: float
     dense: float
     category: str
+
+
+def ranked_of(
+    seqs: Iterable[int],
+    scores: Iterable[float],
+    lexical_parts: Iterable[float],
+    dense_parts: Iterable[float],
+    categories: Iterable[str],
+) -> list[Ranked]:
+    """The passages of equally long columns, in half of the time of a call of `Ranked` for each."""
+    rows = zip(seqs, scores, lexical_parts, dense_parts, categories, strict=True)
+    return list(map(partial(tuple.__new__, Ranked), rows))
 
 
 class ScopeSamples:
@@ -154,10 +173,12 @@ def rank(
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
         near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
-    hits = np.array(sorted({*words, *near}), np.int64)
+    hits = np.union1d(words.seqs, np.fromiter(near, np.int64, len(near)))
     columns = candidates(connection, hits, model, scope)
     wanted = np.isin(columns.seqs, hits, assume_unique=True)
-    lexical_part = np.array([words.get(seq, 0.0) for seq in columns.seqs.tolist()], np.float64)
+    lexical_part = np.zeros(len(columns.seqs))
+    spoken = np.isin(columns.seqs, words.seqs, assume_unique=True)
+    lexical_part[spoken] = words.scores[words.seqs.searchsorted(columns.seqs[spoken])]
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(samples.of(connection, scope), vector, weights)
@@ -166,15 +187,12 @@ def rank(
     scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
     places = np.flatnonzero(wanted)
     best = places[np.argsort(-scores[places], kind="stable")]
-    return list(
-        map(
-            Ranked,
-            columns.seqs[best].tolist(),
-            scores[best].tolist(),
-            lexical_part[best].tolist(),
-            dense[best].tolist(),
-            columns.categories[best].tolist(),
-        )
+    return ranked_of(
+        columns.seqs[best].tolist(),
+        scores[best].tolist(),
+        lexical_part[best].tolist(),
+        dense[best].tolist(),
+        columns.categories[best].tolist(),
     )
 
 
@@ -208,25 +226,23 @@ def lexical_scores(
     scope: ScopeFilter,
     model: str,
     weights: Weights = WEIGHTS,
-) -> dict[int, float]:
-    """The BY_WORDS best passages by their words and their section's: number -> score, 1.0 for the
-    best. `model` says which columns in memory know the members of sections.
+) -> Scored:
+    """The BY_WORDS best passages by their words and their section's, 1.0 for the best. `model` says
+    which columns in memory know the members of sections.
     """
     own = _level(connection, "passage", plan, scope, weights)
     sections = _level(connection, "section", plan, scope, weights)
-    members = members_of(connection, sections, model)
-    of_sections = [weights.section * sections[section] for section in members.sections.tolist()]
-    scores = np.concatenate(
-        [
-            np.array([weights.passage * score for score in own.values()]),
-            np.repeat(np.array(of_sections), members.sizes),
-        ]
+    members = members_of(connection, sections.seqs.tolist(), model)
+    of_sections = sections.scores[sections.seqs.searchsorted(members.sections)]
+    both = _summed(
+        np.concatenate([own.seqs, members.seqs]),
+        np.concatenate(
+            [weights.passage * own.scores, np.repeat(weights.section * of_sections, members.sizes)]
+        ),
     )
-    numbers = np.concatenate([np.fromiter(own, np.int64, len(own)), members.seqs])
-    seqs, places = np.unique(numbers, return_inverse=True)
-    total = np.bincount(places, scores)
-    best = np.argsort(-total, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
-    return _over_best(dict(zip(seqs[best].tolist(), total[best].tolist(), strict=True)))
+    best = np.argsort(-both.scores, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
+    best.sort()
+    return _over_best(Scored(both.seqs[best], both.scores[best]))
 
 
 def _level(
@@ -235,8 +251,8 @@ def _level(
     plan: Plan,
     scope: ScopeFilter,
     weights: Weights,
-) -> dict[int, float]:
-    scores: dict[int, float] = defaultdict(float)
+) -> Scored:
+    numbers, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
     for group in plan.words:
         matches = lexical.search(
             connection,
@@ -246,9 +262,15 @@ def _level(
             heading_weight=weights.heading,
             limit=PER_LEVEL[level],
         )
-        for seq, score in matches.items():
-            scores[seq] += group.weight * score
-    return _over_best(scores)
+        numbers.append(np.fromiter(matches, np.int64, len(matches)))
+        scores.append(group.weight * np.fromiter(matches.values(), np.float64, len(matches)))
+    return _over_best(_summed(np.concatenate(numbers), np.concatenate(scores)))
+
+
+def _summed(seqs: NDArray[np.int64], scores: Scores) -> Scored:
+    """Each number once, with the sum of its scores in their order."""
+    every, places = np.unique(seqs, return_inverse=True)
+    return Scored(every, np.bincount(places, scores, len(every)))
 
 
 def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
@@ -298,6 +320,8 @@ def _with_neighbours(rows: Rows, vector: Vectors, weights: Weights) -> Scores:
     return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
 
 
-def _over_best(scores: Mapping[int, float]) -> dict[int, float]:
-    best = max(scores.values(), default=0.0)
-    return {seq: score / best for seq, score in scores.items()} if best > 0 else {}
+def _over_best(scored: Scored) -> Scored:
+    best = scored.scores.max(initial=0.0)
+    if best <= 0:
+        return Scored(scored.seqs[:0], scored.scores[:0])
+    return Scored(scored.seqs, scored.scores / best)

@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 
 from kb.catalog.kept import look_up
 from kb.scope import CATEGORIES, ScopeFilter
-from retrieval.ranking import Ranked
+from retrieval.ranking import Ranked, ranked_of
 
 PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 MOST_RANKINGS = 6_000  # of a scope some 11 KB, of one of its categories at most 1.3 KB
@@ -34,17 +34,27 @@ def _packed(ranked: Sequence[Ranked]) -> NDArray[np.void]:
     packed = np.empty(len(ranked), _ENTRY)
     packed["seq"] = [entry.seq for entry in ranked]
     packed["score"] = [entry.score for entry in ranked]
-    # `round` and not numpy's: that is half a step off where the sixth decimal is a tie.
-    packed["lexical"] = [round(round(entry.lexical, 6) * _SHOWN) for entry in ranked]
-    packed["dense"] = [round(round(entry.dense, 6) * _SHOWN) for entry in ranked]
+    packed["lexical"] = _decimals([entry.lexical for entry in ranked])
+    packed["dense"] = _decimals([entry.dense for entry in ranked])
     packed["category"] = [_CATEGORIES.index(entry.category) for entry in ranked]
     return packed
 
 
+def _decimals(parts: Sequence[float]) -> NDArray[np.float64]:
+    """The parts in millionths, rounded as Python's `round` does. A product with a million, which
+    numpy rounds, may lie on the other side of a tie.
+    """
+    values = np.array(parts, np.float64) * _SHOWN
+    rounded: NDArray[np.float64] = np.rint(values)
+    for place in np.flatnonzero(np.abs(np.abs(values - rounded) - 0.5) < 1e-3).tolist():
+        rounded[place] = round(round(parts[place], 6) * _SHOWN)
+    return rounded
+
+
 def _entries(packed: NDArray[np.void]) -> list[Ranked]:
-    parts = ((packed[name] / _SHOWN).tolist() for name in ("lexical", "dense"))
+    lexical, dense = ((packed[name] / _SHOWN).tolist() for name in ("lexical", "dense"))
     categories = map(_CATEGORIES.__getitem__, packed["category"].tolist())
-    return list(map(Ranked, packed["seq"].tolist(), packed["score"].tolist(), *parts, categories))
+    return ranked_of(packed["seq"].tolist(), packed["score"].tolist(), lexical, dense, categories)
 
 
 def kept_ranking(

@@ -36,9 +36,9 @@ def words_of(text: str) -> _Words:
     """The words of a text, as two texts are compared by them."""
     words = distinct_tokens(text)
     hashes = np.fromiter(map(hash, words), np.int64, len(words))
-    mask = 0
-    for place in set((hashes % BITS).tolist()):
-        mask |= 1 << place
+    bits = np.zeros(BITS, np.bool_)
+    bits[hashes % BITS] = True
+    mask = int.from_bytes(np.packbits(bits).tobytes(), "big")
     return _Words(hashes, mask, len(words) - mask.bit_count(), len(words))
 
 

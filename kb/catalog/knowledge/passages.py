@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -31,9 +31,10 @@ from kb.ids import sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 
 
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A passage with all a citation needs. `prose` is the share of function words in per mille."""
+class Passage(NamedTuple):
+    """A passage with all a citation needs. `prose` is the share of function words in per mille. A
+    tuple, because a request makes hundreds: that takes a fifth of the time of a frozen dataclass.
+    """
 
     seq: int
     id: str
@@ -145,7 +146,7 @@ def _as_seen(passage: Passage, access: AccessScope) -> Passage:
     """Without the names of other chips that it is about."""
     if not access.restricted:
         return passage
-    return replace(passage, hardware=access.named(passage.hardware))
+    return passage._replace(hardware=access.named(passage.hardware))
 
 
 def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:
