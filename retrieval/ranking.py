@@ -270,7 +270,7 @@ def _level(
 def _summed(seqs: NDArray[np.int64], scores: Scores) -> Scored:
     """Each number once, with the sum of its scores in their order."""
     every, places = np.unique(seqs, return_inverse=True)
-    return Scored(every, np.bincount(places, scores, len(every)))
+    return Scored(every, np.asarray(np.bincount(places, scores, len(every)), np.float64))
 
 
 def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
