@@ -34,6 +34,13 @@ def count_tokens(text: str) -> int:
     Counted line by line, which comes to the same: a text that is put together from lines that were
     counted before costs a sixth of encoding it.
     """
+    return count_once(text)
+
+
+def count_once(text: str) -> int:
+    """As `count_tokens`, of a text that nobody will count again, such as a whole context: it is not
+    kept, its lines are.
+    """
     return sum(map(_tokens_of_line, _LINES.split(text)))
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from kb.prompt_tokens import count_tokens
+from kb.prompt_tokens import count_once
 from retrieval.answer import Move, SkillAnswer, Verdict
 from retrieval.blocks import Block, plain
 from retrieval.layout import Layout
@@ -105,7 +105,7 @@ def pack(
     blocks = [*before, *tail]
     text = JOIN.join(block.text for block in blocks) + "\n"
     kept = len(stable_text) if target else 0
-    return Context(text, count_tokens(text), kept, actions, tuple(blocks))
+    return Context(text, count_once(text), kept, actions, tuple(blocks))
 
 
 def _cost(block: Block) -> int:

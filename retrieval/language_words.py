@@ -107,11 +107,17 @@ def is_for_others(heading: str, text: str, languages: tuple[str, ...]) -> bool:
     """Whether a section is for machines that have none of these languages: its heading says so, or
     it uses more words of theirs than of these machines'. One that says that it holds for every kind
     of machine is for none of them alone."""
-    if not languages or _ANY_MACHINE.search(f"{heading}\n{text}"):
+    if not languages or _for_any(heading) or _for_any(text):
         return False
     if is_foreign_heading(heading, languages):
         return True
     return foreign_words((heading, text), languages) > native_words((heading, text), languages)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _for_any(text: str) -> bool:
+    """Whether a text says that it holds for every kind of machine."""
+    return _ANY_MACHINE.search(text) is not None
 
 
 @lru_cache(maxsize=REMEMBERED)

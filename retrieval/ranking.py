@@ -13,9 +13,9 @@ Deterministic: ties go to the earlier passage.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -25,6 +25,7 @@ from sqlalchemy import Connection
 from kb.catalog.knowledge import lexical
 from kb.catalog.knowledge.candidates import (
     Columns,
+    Rows,
     Sample,
     candidates,
     members_of,
@@ -64,7 +65,7 @@ PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # row
 BY_WORDS = 500  # passages kept by their words
 NEAREST = 200  # and from the vector index
 SAMPLE = 300  # passages that stand for a whole scope
-MOST_SAMPLES = 100  # that are kept, of 1.5 MB
+MOST_SAMPLES = 500  # that are kept, of 6 KB
 
 
 class VectorIndex(Protocol):
@@ -95,6 +96,13 @@ class VectorIndex(Protocol):
 Scores = NDArray[np.float64]
 
 
+class Scored(NamedTuple):
+    """Passages or sections by number, ascending, with the score of each."""
+
+    seqs: NDArray[np.int64]
+    scores: Scores
+
+
 class Ranked(NamedTuple):
     """One passage by number, with its score and the parts of it: lexical and dense, each 0 to 1."""
 
@@ -105,6 +113,18 @@ class Ranked(NamedTuple):
     category: str
 
 
+def ranked_of(
+    seqs: Iterable[int],
+    scores: Iterable[float],
+    lexical_parts: Iterable[float],
+    dense_parts: Iterable[float],
+    categories: Iterable[str],
+) -> list[Ranked]:
+    """The passages of equally long columns, in half of the time of a call of `Ranked` for each."""
+    rows = zip(seqs, scores, lexical_parts, dense_parts, categories, strict=True)
+    return list(map(partial(tuple.__new__, Ranked), rows))
+
+
 class ScopeSamples:
     """A sample of each scope's vectors, kept until the catalog changes."""
 
@@ -113,19 +133,20 @@ class ScopeSamples:
         self._kept: dict[object, tuple[object, Sample]] = {}
         self._lock = threading.Lock()  # protects _kept
 
-    def of(self, connection: Connection, scope: ScopeFilter) -> Sample:
+    def of(self, connection: Connection, scope: ScopeFilter) -> Rows:
         """About SAMPLE passages of the scope."""
         seen = state(connection)
         with self._lock:
             kept = self._kept.get(scope.key)
-        if kept is not None and kept[0] == seen:
-            return kept[1]
-        fresh = sample(connection, self._model, scope, SAMPLE)
-        with self._lock:
-            if len(self._kept) >= MOST_SAMPLES:
-                self._kept.clear()
-            self._kept[scope.key] = (seen, fresh)
-        return fresh
+        rows = kept[1].rows() if kept is not None and kept[0] == seen else None
+        while rows is None:
+            fresh = sample(connection, self._model, scope, SAMPLE)
+            with self._lock:
+                if len(self._kept) >= MOST_SAMPLES:
+                    self._kept.clear()
+                self._kept[scope.key] = (seen, fresh)
+            rows = fresh.rows()
+        return rows
 
 
 EmbedQuery = Callable[[str], Vectors]
@@ -152,10 +173,12 @@ def rank(
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
         near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
-    hits = np.array(sorted({*words, *near}), np.int64)
+    hits = np.union1d(words.seqs, np.fromiter(near, np.int64, len(near)))
     columns = candidates(connection, hits, model, scope)
     wanted = np.isin(columns.seqs, hits, assume_unique=True)
-    lexical_part = np.array([words.get(seq, 0.0) for seq in columns.seqs.tolist()], np.float64)
+    lexical_part = np.zeros(len(columns.seqs))
+    spoken = np.isin(columns.seqs, words.seqs, assume_unique=True)
+    lexical_part[spoken] = words.scores[words.seqs.searchsorted(columns.seqs[spoken])]
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
         middle = scope_middle(samples.of(connection, scope), vector, weights)
@@ -164,15 +187,12 @@ def rank(
     scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
     places = np.flatnonzero(wanted)
     best = places[np.argsort(-scores[places], kind="stable")]
-    return list(
-        map(
-            Ranked,
-            columns.seqs[best].tolist(),
-            scores[best].tolist(),
-            lexical_part[best].tolist(),
-            dense[best].tolist(),
-            columns.categories[best].tolist(),
-        )
+    return ranked_of(
+        columns.seqs[best].tolist(),
+        scores[best].tolist(),
+        lexical_part[best].tolist(),
+        dense[best].tolist(),
+        columns.categories[best].tolist(),
     )
 
 
@@ -206,25 +226,23 @@ def lexical_scores(
     scope: ScopeFilter,
     model: str,
     weights: Weights = WEIGHTS,
-) -> dict[int, float]:
-    """The BY_WORDS best passages by their words and their section's: number -> score, 1.0 for the
-    best. `model` says which columns in memory know the members of sections.
+) -> Scored:
+    """The BY_WORDS best passages by their words and their section's, 1.0 for the best. `model` says
+    which columns in memory know the members of sections.
     """
     own = _level(connection, "passage", plan, scope, weights)
     sections = _level(connection, "section", plan, scope, weights)
-    members = members_of(connection, sections, model)
-    of_sections = [weights.section * sections[section] for section in members.sections.tolist()]
-    scores = np.concatenate(
-        [
-            np.array([weights.passage * score for score in own.values()]),
-            np.repeat(np.array(of_sections), members.sizes),
-        ]
+    members = members_of(connection, sections.seqs.tolist(), model)
+    of_sections = sections.scores[sections.seqs.searchsorted(members.sections)]
+    both = _summed(
+        np.concatenate([own.seqs, members.seqs]),
+        np.concatenate(
+            [weights.passage * own.scores, np.repeat(weights.section * of_sections, members.sizes)]
+        ),
     )
-    numbers = np.concatenate([np.fromiter(own, np.int64, len(own)), members.seqs])
-    seqs, places = np.unique(numbers, return_inverse=True)
-    total = np.bincount(places, scores)
-    best = np.argsort(-total, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
-    return _over_best(dict(zip(seqs[best].tolist(), total[best].tolist(), strict=True)))
+    best = np.argsort(-both.scores, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
+    best.sort()
+    return _over_best(Scored(both.seqs[best], both.scores[best]))
 
 
 def _level(
@@ -233,8 +251,8 @@ def _level(
     plan: Plan,
     scope: ScopeFilter,
     weights: Weights,
-) -> dict[int, float]:
-    scores: dict[int, float] = defaultdict(float)
+) -> Scored:
+    numbers, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
     for group in plan.words:
         matches = lexical.search(
             connection,
@@ -244,9 +262,15 @@ def _level(
             heading_weight=weights.heading,
             limit=PER_LEVEL[level],
         )
-        for seq, score in matches.items():
-            scores[seq] += group.weight * score
-    return _over_best(scores)
+        numbers.append(np.fromiter(matches, np.int64, len(matches)))
+        scores.append(group.weight * np.fromiter(matches.values(), np.float64, len(matches)))
+    return _over_best(_summed(np.concatenate(numbers), np.concatenate(scores)))
+
+
+def _summed(seqs: NDArray[np.int64], scores: Scores) -> Scored:
+    """Each number once, with the sum of its scores in their order."""
+    every, places = np.unique(seqs, return_inverse=True)
+    return Scored(every, np.asarray(np.bincount(places, scores, len(every)), np.float64))
 
 
 def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
@@ -265,7 +289,8 @@ def dense_scores(
     """Of each row, its cosine with a share of the better neighbour's in the section, scaled to 0..1
     from middle to the best of the `wanted`; 0 where it has no vector.
     """
-    raw = _with_neighbours(columns, vector, weights)
+    rows = Rows(columns.vectors, columns.neighbours(), columns.embedded)
+    raw = _with_neighbours(rows, vector, weights)
     counted = wanted & columns.embedded
     if not counted.any():
         return np.zeros(len(raw))
@@ -274,29 +299,29 @@ def dense_scores(
     return np.where(columns.embedded, scaled, 0.0)
 
 
-def scope_middle(sample: Sample, vector: Vectors, weights: Weights) -> float:
+def scope_middle(sample: Rows, vector: Vectors, weights: Weights) -> float:
     """The median over a sample of the scope: what an unrelated passage scores."""
-    counted = sample.drawn & sample.columns.embedded
-    if not counted.any():
+    if not sample.counted.any():
         return 0.0
-    return float(np.median(_with_neighbours(sample.columns, vector, weights)[counted]))
+    return float(np.median(_with_neighbours(sample, vector, weights)[sample.counted]))
 
 
-def _with_neighbours(columns: Columns, vector: Vectors, weights: Weights) -> Scores:
+def _with_neighbours(rows: Rows, vector: Vectors, weights: Weights) -> Scores:
     """The cosine of each row, 0 without a vector, with a share of the better neighbour's within its
-    section, or of its own where it stands alone.
+    section, or of its own where it stands alone. 0 where none of the rows counts.
     """
-    if not columns.embedded.any():
-        return np.zeros(len(columns.seqs))
-    cosine = (columns.vectors @ vector).astype(np.float64)
-    follows = columns.neighbours()
+    if not rows.counted.any():
+        return np.zeros(len(rows.vectors))
+    cosine = (rows.vectors @ vector).astype(np.float64)
     before, after = np.full((2, len(cosine)), -np.inf)
-    before[1:][follows] = cosine[:-1][follows]
-    after[:-1][follows] = cosine[1:][follows]
+    before[1:][rows.follows] = cosine[:-1][rows.follows]
+    after[:-1][rows.follows] = cosine[1:][rows.follows]
     better = np.maximum(before, after)
     return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
 
 
-def _over_best(scores: Mapping[int, float]) -> dict[int, float]:
-    best = max(scores.values(), default=0.0)
-    return {seq: score / best for seq, score in scores.items()} if best > 0 else {}
+def _over_best(scored: Scored) -> Scored:
+    best = scored.scores.max(initial=0.0)
+    if best <= 0:
+        return Scored(scored.seqs[:0], scored.scores[:0])
+    return Scored(scored.seqs, scored.scores / best)

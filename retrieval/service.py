@@ -30,6 +30,7 @@ from kb.ids import new_id
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 from retrieval.ahead import Attendance
 from retrieval.answer import Answer, Move
+from retrieval.blocks import HITS
 from retrieval.composer import Material, Remember, compose, kept_cards, task_of
 from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
@@ -385,9 +386,13 @@ class Retriever:
         moves = tuple(move.id for move in asked.moves)
         key = (plan, verdict.primary, moves, scope.lineage, scope.spoken, request.op)
         state = self._searched(connection)
-        return lambda within: kept_ranking(
-            connection, (*key, within.key), state, lambda: ranked(within)
-        )
+        own = scope.filter.key
+
+        def kept(within: ScopeFilter) -> Sequence[Ranked]:
+            most = None if within.key == own else HITS  # of a category no more are looked at
+            return kept_ranking(connection, (*key, within.key), state, lambda: ranked(within), most)
+
+        return kept
 
     def _remembered(self, connection: Connection) -> Remember:
         """A memory of what depends on the catalog and a key alone: the stable part of contexts."""

@@ -45,7 +45,7 @@ def ask(data_dir: Path, bodies: Sequence[Request], in_memory: bool) -> tuple[Ask
     asked, spent, seconds = Asked(), [0.0], 0.0
     scores = ranking.lexical_scores
 
-    def timed(*given: Any, **named: Any) -> dict[int, float]:
+    def timed(*given: Any, **named: Any) -> Any:
         started = time.perf_counter()
         try:
             return scores(*given, **named)

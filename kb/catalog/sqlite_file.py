@@ -21,6 +21,7 @@ from kb.private import private_file, private_folder
 BUSY_TIMEOUT_MS = 15_000
 LOG_TIMEOUT_MS = 1_000
 IDLE_CONNECTIONS = 8  # kept open for the next who needs one
+CACHE_KIB = 8 * 1024  # of pages, of each connection; the system has the file in its memory as well
 NAME = "catalog.sqlite"
 
 
@@ -47,6 +48,7 @@ class SqliteFile(Database):
             connect_args={"check_same_thread": False},
             pool_size=IDLE_CONNECTIONS,
             max_overflow=-1,
+            pool_use_lifo=True,  # few connections are in use, and each has pages of its own
         )
         event.listen(engine, "connect", _prepare)
         return engine
@@ -127,8 +129,8 @@ def _prepare(connection: Any, record: Any) -> None:
         "synchronous=NORMAL",
         "foreign_keys=ON",
         "secure_delete=ON",  # zeros over what is deleted, else its text stays in free pages
-        "cache_size=-65536",
+        f"cache_size=-{CACHE_KIB}",
         "temp_store=MEMORY",
-        "mmap_size=1073741824",
+        "mmap_size=0",  # each connection would map the file, and count as resident with it
     ):
         connection.execute(f"PRAGMA {pragma}")

@@ -26,6 +26,9 @@ LOOK_SECONDS = 1.0  # between two looks at the tables; still for so long, they a
 # requests leave so many in what is kept, and paid 3 ms each for looking through it.
 NEW_OBJECTS = 20_000
 
+ARENAS = 2
+_M_ARENA_MAX = -8  # of glibc's malloc.h
+
 log = structlog.get_logger(__name__)
 
 
@@ -44,6 +47,16 @@ def give_back() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
+
+
+def share_arenas() -> None:
+    """Let the C library have few places that threads take memory from, where it is glibc: each
+    keeps what was freed in it, there are eight for each processor, and threads that answer wait for
+    each other anyway (docs/adr/042-connections-map-no-file.md).
+    """
+    option = getattr(ctypes.CDLL(None), "mallopt", None)
+    if option is not None and hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):
+        option(_M_ARENA_MAX, ARENAS)
 
 
 class KeptInMemory:
@@ -74,6 +87,7 @@ class KeptInMemory:
         the time in which another request is answered.
         """
         threadpool_limits(1, user_api="blas")
+        share_arenas()
         self._thread.start()
 
     def stop(self) -> None:

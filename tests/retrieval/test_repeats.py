@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
+import sys
 
 from kb.tokens import distinct_tokens
-from retrieval.repeats import BITS, DUPLICATE, Repeats
+from retrieval.repeats import BITS, DUPLICATE, Repeats, words_of
 
 VOCABULARY = [f"word{n}" for n in range(3 * BITS)]  # so many that words share bits
 
@@ -37,3 +38,10 @@ def test_repeats_are_those_that_sets_of_words_find() -> None:
     expected = _by_sets(texts)
     assert [repeats.is_new(text) for text in texts] == expected
     assert 5 < expected.count(False) < len(texts) - 5
+
+
+def test_a_text_is_kept_in_less_memory_than_its_words_take() -> None:
+    text = " ".join(random.Random(3).sample(VOCABULARY, 300))
+    kept, words = words_of(text), distinct_tokens(text)
+    taken = kept.hashes.nbytes + sys.getsizeof(kept.mask)
+    assert kept.size == len(words) and taken * 4 < sys.getsizeof(words)

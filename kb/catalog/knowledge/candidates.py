@@ -8,6 +8,7 @@ state of the catalog (`keep_in_memory`); else the rows in question are read, wit
 
 from __future__ import annotations
 
+import weakref
 from array import array
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -74,15 +75,11 @@ def candidates(
     connection: Connection, seqs: Iterable[int], model: str, scope: ScopeFilter
 ) -> Columns:
     """The live passages under these numbers and those beside them, within category and access."""
-    middle = np.fromiter(seqs, np.int64)
-    wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
+    wanted = _with_beside(seqs)
     whole = in_memory(connection, model)
     if whole is not None:
-        places = np.searchsorted(whole.seqs, wanted)
-        there = places < len(whole.seqs)
-        places = places[there][whole.seqs[places[there]] == wanted[there]]
         # Vectors are most of a row, so rows are copied once.
-        return whole.at(whole.admitted(places, scope))
+        return whole.at(whole.admitted(_places_in(whole, wanted), scope))
     rows = look_up(
         connection,
         "candidates",
@@ -93,6 +90,21 @@ def candidates(
     live = [row for row in rows.values() if row is not None]
     width = next((len(row[6]) // 4 for row in live if row[6] is not None), 0)
     return _columns(live, len(live), width).within(scope)
+
+
+def _with_beside(seqs: Iterable[int]) -> NDArray[np.int64]:
+    """These numbers and those beside them, ascending."""
+    middle = np.fromiter(seqs, np.int64)
+    wanted: NDArray[np.int64] = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
+    return wanted
+
+
+def _places_in(whole: Columns, wanted: NDArray[np.int64]) -> NDArray[Any]:
+    """Where in all columns these numbers are, of those that are there."""
+    places = np.searchsorted(whole.seqs, wanted)
+    there = places < len(whole.seqs)
+    known: NDArray[Any] = places[there][whole.seqs[places[there]] == wanted[there]]
+    return known
 
 
 _SELECT = (
@@ -132,12 +144,37 @@ def _columns(rows: Iterable[_Row], count: int, width: int) -> Columns:
     return Columns(*[*arrays, vectors, embedded])
 
 
+class Rows(NamedTuple):
+    """Rows of columns: their vectors (n, dimension), whether each but the first follows the one
+    before it within a section, and which count: of a sample the embedded passages that were drawn.
+    """
+
+    vectors: Vector
+    follows: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+
+
 @dataclass(frozen=True, eq=False)
 class Sample:
-    """Passages of a scope with their neighbours; `drawn` says which are of the sample itself."""
+    """Passages of a scope with their neighbours. Where all columns are in memory they are named by
+    their places there alone: a thousand vectors are 1.5 MB, and a store has hundreds of scopes. The
+    columns are not held by this: old ones shall be gone before new ones are read.
+    """
 
-    columns: Columns
-    drawn: NDArray[np.bool_]
+    follows: NDArray[np.bool_]
+    counted: NDArray[np.bool_]
+    own: Vector | None
+    columns: weakref.ref[Columns] | None
+    places: NDArray[np.int32] | None
+
+    def rows(self) -> Rows | None:
+        """Its rows; None where the columns in memory are others now."""
+        if self.own is not None:
+            return Rows(self.own, self.follows, self.counted)
+        columns = None if self.columns is None else self.columns()
+        if columns is None:
+            return None
+        return Rows(columns.vectors[self.places], self.follows, self.counted)
 
 
 def sample(connection: Connection, model: str, scope: ScopeFilter, count: int) -> Sample:
@@ -146,7 +183,12 @@ def sample(connection: Connection, model: str, scope: ScopeFilter, count: int) -
     seqs = _read_seqs(connection, scope) if seqs is None else seqs
     drawn = seqs[:: max(1, len(seqs) // count)]
     columns = candidates(connection, drawn, model, scope)
-    return Sample(columns, np.isin(columns.seqs, drawn))
+    counted = np.isin(columns.seqs, drawn) & columns.embedded
+    follows, whole = columns.neighbours(), in_memory(connection, model)
+    if whole is None:
+        return Sample(follows, counted, columns.vectors, None, None)
+    places = _places_in(whole, columns.seqs).astype(np.int32)
+    return Sample(follows, counted, None, weakref.ref(whole), places)
 
 
 def _read_seqs(connection: Connection, scope: ScopeFilter) -> NDArray[np.int64]:

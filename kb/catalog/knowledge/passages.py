@@ -7,8 +7,9 @@ deleted, superseded or scoped to another chip since it was indexed is simply not
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
@@ -30,9 +31,10 @@ from kb.ids import sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
 
 
-@dataclass(frozen=True)
-class Passage:
-    """A passage with all a citation needs. `prose` is the share of function words in per mille."""
+class Passage(NamedTuple):
+    """A passage with all a citation needs. `prose` is the share of function words in per mille. A
+    tuple, because a request makes hundreds: that takes a fifth of the time of a frozen dataclass.
+    """
 
     seq: int
     id: str
@@ -144,7 +146,7 @@ def _as_seen(passage: Passage, access: AccessScope) -> Passage:
     """Without the names of other chips that it is about."""
     if not access.restricted:
         return passage
-    return replace(passage, hardware=access.named(passage.hardware))
+    return passage._replace(hardware=access.named(passage.hardware))
 
 
 def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:
@@ -156,9 +158,11 @@ def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]
         ).all()
         about_of = scopes_of_documents(connection)
         for access, document_id, corrected, path, boxes, hardware, *values in rows:
+            fields = dict(zip(_PLAIN, values, strict=True))
+            fields |= {name: sys.intern(fields[name]) for name in _SHARED}
             passage = Passage(
-                **dict(zip(_PLAIN, values, strict=True)),
-                document_id=document_id,
+                **fields,
+                document_id=sys.intern(document_id),
                 path=path_of(path),
                 boxes=tuple(json.loads(boxes)) if boxes != "[]" else (),
                 hardware=names_of(hardware or ""),
@@ -205,6 +209,8 @@ _PLAIN = {
     "page_label": "p.page_label",
     "prose": "p.prose",
 }
+# What many passages have in common: one object for all of them is half the memory of a passage.
+_SHARED = ("document_title", "category", "section_id", "kind", "lead")
 # As text, because a request reads hundreds of them.
 _READ = (
     "SELECT p.access_scope, p.document_id, p.corrected, s.path, p.boxes,"

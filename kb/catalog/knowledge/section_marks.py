@@ -5,7 +5,7 @@ the signal by its id, its tags, and whether a move rests on it.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 import sqlalchemy as sa
@@ -64,7 +64,15 @@ def _read_tags(connection: Connection, ids: Sequence[str]) -> dict[str, frozense
     tags: dict[str, set[str]] = {passage_id: set() for passage_id in ids}
     for passage_id, value in rows_of(connection, _TAGS, ids):
         tags[passage_id].add(value)
-    return {passage_id: frozenset(values) for passage_id, values in tags.items()}
+    return {passage_id: _same(tuple(sorted(values))) for passage_id, values in tags.items()}
+
+
+@lru_cache(maxsize=20_000)
+def _same(values: tuple[str, ...]) -> frozenset[str]:
+    """One object for all passages with these tags, which most share with others: a set takes more
+    than the text of a passage.
+    """
+    return frozenset(values)
 
 
 def _sections_of_moves(connection: Connection, move_ids: Collection[str]) -> set[str]:

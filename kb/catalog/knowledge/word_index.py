@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 K1, B = 1.2, 0.75
 LEAST_IDF = 1e-6
 MOST_SCOPES = 1_000  # whose rows are known, of 100 bytes
-FEW = 4  # one in so many rows, below which a search reads those of its scopes alone
+FEW = 2  # one in so many rows, below which a search reads those of its scopes alone
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class WordIndex:
         # Of few rows its time is theirs, however large the store is.
         few = admitted.rows * FEW < len(self.seqs)
         seqs, scores = (self._of_few if few else self._of_many)(ids, admitted)
-        places = np.flatnonzero(scores)
+        places = np.flatnonzero(scores > 0)  # of booleans: ten times as fast as of the numbers
         if len(places) > limit:
             values = scores[places]
             least = np.partition(values, len(values) - limit)[len(values) - limit]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
@@ -125,10 +126,28 @@ def test_a_sample_is_the_same_from_memory_and_from_the_tables(store: Store) -> N
             read = sample(connection, model, scope, 5)
             assert keep_in_memory(connection, model)
             kept = sample(connection, model, scope, 5)
-        assert rows(kept.columns) == rows(read.columns)
-        assert kept.drawn.tolist() == read.drawn.tolist()
-        sizes.append(sum(read.drawn))
+        from_memory, from_tables = kept.rows(), read.rows()
+        assert from_memory is not None and from_tables is not None
+        for memory, tables in zip(from_memory, from_tables, strict=True):
+            assert memory.tolist() == tables.tolist()
+        assert kept.own is None  # its vectors are those of the columns
+        sizes.append(sum(read.counted))
     assert sizes[0] > 0 and sizes[2] > 0 and sizes[3] == 0
+
+
+def test_a_sample_holds_no_columns(store: Store) -> None:
+    """Else those of the last state would be held beside new ones."""
+    submitted = store.ingest("queue.md", MANUAL, hardware=("h100",), category="hardware")
+    model = store.embedder.fingerprint
+    with store.catalog.read() as connection:
+        assert keep_in_memory(connection, model)
+        kept = sample(connection, model, EVERYTHING, 5)
+        assert kept.rows() is not None
+    store.documents.delete(submitted.document_id)
+    with store.catalog.read() as connection:
+        assert keep_in_memory(connection, model)
+    gc.collect()
+    assert kept.rows() is None
 
 
 def test_what_changes_is_no_longer_in_memory(store: Store) -> None:

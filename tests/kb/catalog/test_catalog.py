@@ -13,6 +13,7 @@ import pytest
 
 from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog.engine import portions
+from kb.catalog.sqlite_file import CACHE_KIB
 from kb.errors import NotFound, UnknownHardware
 from kb.scope import AccessScope
 
@@ -147,3 +148,12 @@ def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_pat
     second.close()
     alone = subprocess.run(command, capture_output=True, text=True, check=True)
     assert alone.stdout.strip() == "delete"
+
+
+@pytest.mark.embedded
+def test_connections_do_not_map_the_file(catalog: Catalog) -> None:
+    """Each would count as resident with all of it: two of them took 760 MiB at 95,693 passages."""
+    with catalog.read() as one, catalog.read() as other:
+        for connection in (one, other):
+            assert connection.exec_driver_sql("PRAGMA mmap_size").scalar() == 0
+            assert connection.exec_driver_sql("PRAGMA cache_size").scalar() == -CACHE_KIB
