@@ -38,7 +38,9 @@ def packed_session(factory: pytest.TempPathFactory, place: Path) -> PackedSessio
     """A session of one candidate for map_id, below `place`."""
     read = once(factory, "read-builtin", read_builtin_knowledge)
     made = once(factory, "packed-session", lambda folder: _carried_out(folder, read))
-    shutil.copytree(made, place, dirs_exist_ok=True, symlinks=True)
+    here = shutil.ignore_patterns("home")
+    shutil.copytree(made, place, dirs_exist_ok=True, symlinks=True, ignore=here)
+    copy_data_dir(made / "home", place / "home")  # with its catalog, wherever that is
     warnings = (place / "warnings.txt").read_text(encoding="utf-8")
     return PackedSession(place / "home", place / "session.zip", place / "results", warnings)
 
