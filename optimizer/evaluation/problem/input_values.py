@@ -29,6 +29,12 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
+def own_copy(tensor: torch.Tensor, dtype: torch.dtype | None, device: str) -> torch.Tensor:
+    """A copy on the device, as `cast`; only one is made, as arrays may fill a device's memory."""
+    moved = cast(tensor.to(device), dtype)
+    return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+
+
 def scalar_dtype(value: Any) -> torch.dtype | None:
     """That of a tensor for a Python number; None for what has one."""
     return torch.float64 if isinstance(value, float) else None

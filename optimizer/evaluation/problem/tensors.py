@@ -32,6 +32,7 @@ from optimizer.evaluation.problem.input_values import (
     cast,
     distributed,
     lively,
+    own_copy,
     replaceable,
     scalar_dtype,
 )
@@ -294,7 +295,7 @@ class OpenCase:
         model.load_state_dict(dict(state))
         arguments = [
             # To the device first, where large arrays are cast quickly.
-            tensor.item() if scalar else self._own(tensor, dtype, device)
+            tensor.item() if scalar else own_copy(tensor, dtype, device)
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
         before = torch.get_default_dtype()
@@ -310,12 +311,6 @@ class OpenCase:
         outputs = self._outputs(result)
         untouched.check(self.problem, outputs)
         return outputs
-
-    @staticmethod
-    def _own(tensor: torch.Tensor, dtype: torch.dtype | None, device: str) -> torch.Tensor:
-        """A copy that forward may change; one, where arrays may fill a device's memory."""
-        moved = cast(tensor.to(device), dtype)
-        return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
 
     def _outputs(self, result: Any) -> list[torch.Tensor]:
         self._keys = keys_of(result)

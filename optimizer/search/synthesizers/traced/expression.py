@@ -71,6 +71,12 @@ class Expression:
         return COSTS.get(self.name, 0) + sum(arg.cost for arg in self.args)
 
     @cached_property
+    def inner_cost(self) -> int:
+        """As `cost`, without the parts that do not change with all of its variables: loops compute
+        those outside of the innermost one."""
+        return _inner_cost(self, self.variables, {})
+
+    @cached_property
     def operators(self) -> frozenset[str]:
         """The names of all operators in it, those that compute places left out."""
         return frozenset([self.name]).union(*(arg.operators for arg in self.args))
@@ -85,6 +91,16 @@ class Expression:
     def substituted(self, values: Mapping[Var, Index]) -> Expression:
         """The expression with other indices in place of variables."""
         return _substituted(self, values, {})
+
+
+def _inner_cost(of: Expression, every: frozenset[Var], known: dict[int, int]) -> int:
+    if of.variables != every:
+        return 0
+    if id(of) not in known:
+        known[id(of)] = COSTS.get(of.name, 0) + sum(
+            _inner_cost(arg, every, known) for arg in of.args
+        )
+    return known[id(of)]
 
 
 @dataclass
@@ -110,13 +126,15 @@ def forget() -> None:
 
 def renamed(of: Expression, names: Mapping[str, str]) -> Expression:
     """The expression with elements of other buffers in place of those that are named."""
-    if not names:
-        return of
-    args = tuple(renamed(arg, names) for arg in of.args)
-    value = names.get(str(of.value), of.value) if of.name == "load" else of.value
-    if value == of.value and all(a is b for a, b in zip(args, of.args, strict=True)):
-        return of
-    return _made(Expression(of.name, of.dtype, args, of.indices, value))
+    return _renamed(of, names, {}) if names else of
+
+
+def _renamed(of: Expression, names: Mapping[str, str], done: dict[int, Expression]) -> Expression:
+    if id(of) not in done:
+        args = tuple(_renamed(arg, names, done) for arg in of.args)
+        value = names.get(str(of.value), of.value) if of.name == "load" else of.value
+        done[id(of)] = _made(Expression(of.name, of.dtype, args, of.indices, value))
+    return done[id(of)]
 
 
 def literal(value: float | int | bool, dtype: str) -> Expression:

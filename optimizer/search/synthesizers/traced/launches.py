@@ -104,27 +104,48 @@ class Launch:
     stored: frozenset[str] = frozenset()
 
 
+Step = tuple[Launch | Call, list[Stage]]  # with the stages of a kernel
+
+
 def launches(program: Program) -> list[Launch | Call]:
     """The kernels and calls of a program, in order."""
     steps = _alive(_steps(program))
     read = _read_by(steps)
-    made: list[Launch | Call] = []
-    group: list[Stage] = []
-    launch: Launch | None = None
-    for step in [*steps, None]:
-        joined = _joined(launch, group, step) if isinstance(step, Stage) and launch else None
-        if joined is not None and isinstance(step, Stage):
-            launch = joined
-            group.append(step)
+    made: list[Step] = []
+    for step in steps:
+        if isinstance(step, Call):
+            made.append((step, []))
             continue
-        if launch is not None:
-            made.append(_with_stores(launch, group, read))
-        launch, group = None, []
-        if isinstance(step, Stage):
-            launch, group = _begun(step), [step]
-        elif step is not None:
-            made.append(step)
-    return made
+        at, joined = _home(made, step)
+        if joined is None:
+            made.append((_begun(step), [step]))
+        else:
+            made[at] = (joined, [*made[at][1], step])
+    return [
+        _with_stores(kernel, group, read) if isinstance(kernel, Launch) else kernel
+        for kernel, group in made
+    ]
+
+
+def _home(
+    made: Sequence[tuple[Launch | Call, list[Stage]]], stage: Stage
+) -> tuple[int, Launch | None]:
+    """The kernel that a stage joins, by its place among those so far, and what it is then: the
+    latest that can have it, with None where there is none. Only a stage whose result is small, or
+    written in any case, goes further back than one step, and behind all that it reads."""
+    reads = _sources(stage)
+    for at in reversed(range(len(made))):
+        kernel, group = made[at]
+        if isinstance(kernel, Launch):
+            joined = _joined(kernel, group, stage)
+            if joined is not None:
+                return at, joined
+        written = {part.out.name for part in group}
+        if isinstance(kernel, Call):
+            written = {out.name for out in kernel.outs if out is not None}
+        if reads & written or not (stage.reduced or stage.out.number is not None):
+            break
+    return len(made), None
 
 
 # -- stages before they are placed
@@ -417,10 +438,8 @@ def _begun(stage: Stage) -> Launch:
     return Launch(axes, (part,))
 
 
-def _joined(launch: Launch | None, group: Sequence[Stage], stage: Stage) -> Launch | None:
+def _joined(launch: Launch, group: Sequence[Stage], stage: Stage) -> Launch | None:
     """The kernel with another stage; None where it cannot have it."""
-    if launch is None:
-        return None
     for axes in dict.fromkeys((launch.axes, axes_of(stage))):
         if axes != launch.axes and launch.axes.length != 1:
             continue

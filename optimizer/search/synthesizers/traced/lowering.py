@@ -198,7 +198,14 @@ class Lowering:
         body = value.at(tuple(map(index, self.variables(value.shape))))
         if body.name in ("load", "literal"):
             return False
-        return body.cost >= LONGEST or (len(node.users) > 1 and body.cost >= DEAR)
+        if body.cost >= LONGEST or len(node.users) < 2:
+            return body.cost >= LONGEST
+        # Written to memory in any case where torch gets it; else what is made once for a row, such
+        # as the logarithm in a log-softmax, is not computed again for its elements.
+        handed = self._library is not None and any(
+            user.op == "call_function" and _functional(user) in self._library for user in node.users
+        )
+        return (body.cost if handed else body.inner_cost) >= DEAR
 
     # -- operators
 
