@@ -31,7 +31,7 @@ def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
 
 def own_copy(tensor: torch.Tensor, dtype: torch.dtype | None, device: str) -> torch.Tensor:
     """A copy on the device, as `cast`; only one is made, as arrays may fill a device's memory."""
-    moved = cast(tensor.to(device), dtype)
+    moved = cast(tensor.to(device), dtype)  # a device casts large arrays quickly
     return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
 
 

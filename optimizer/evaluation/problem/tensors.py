@@ -294,7 +294,6 @@ class OpenCase:
         model = model.to(device)
         model.load_state_dict(dict(state))
         arguments = [
-            # To the device first, where large arrays are cast quickly.
             tensor.item() if scalar else own_copy(tensor, dtype, device)
             for tensor, scalar in zip(inputs, self.scalars, strict=True)
         ]
