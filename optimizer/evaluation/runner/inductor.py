@@ -156,7 +156,7 @@ def _compile_header(folder: Path) -> None:
         kernels.load_pybinding_async([], "", submit_fn=lambda compilation: None)
         kernels.cache_clear()
         codecache._precompile_header = look_up
-    except BaseException:
+    except BaseException:  # half of it set would stay for every candidate's process
         codecache._precompile_header = compile_header
         config.cpp_cache_precompile_headers = False
         raise

@@ -127,9 +127,7 @@ def launches(program: Program) -> list[Launch | Call]:
     ]
 
 
-def _home(
-    made: Sequence[tuple[Launch | Call, list[Stage]]], stage: Stage
-) -> tuple[int, Launch | None]:
+def _home(made: Sequence[Step], stage: Stage) -> tuple[int, Launch | None]:
     """The kernel that a stage joins, by its place among those so far, and what it is then: the
     latest that can have it, with None where there is none. Only a stage whose result is small, or
     written in any case, goes further back than one step, and behind all that it reads."""
@@ -392,9 +390,7 @@ def _placed_scan(stage: Stage, axes: Axes, scanned: Var) -> Placed | None:
     return _made("scan", stage, values)
 
 
-def _around(
-    space: Sequence[Var], scanned: Var
-) -> tuple[Sequence[Var], Sequence[Var], Sequence[Var]]:
+def _around(space: Sequence[Var], scanned: Var) -> tuple[Sequence[Var], ...]:
     """The variables before one of them, itself, and those behind it."""
     at = space.index(scanned)
     return space[:at], space[at : at + 1], space[at + 1 :]
