@@ -45,7 +45,7 @@ START: Mapping[str, Value] = {
     "block": 1024,
     "row_block": 4096,
     "warp_elements": 256,
-    "resident": 16384,
+    "resident": 32768,
     "chunk": 4096,
     "product_multiple": 8,
     "products": LIBRARY,
@@ -57,7 +57,7 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
     "block": (512, 2048, 4096),
     "row_block": (2048, 8192),
     "warp_elements": (512, 128, 1024),
-    "resident": (4096, 32768),
+    "resident": (16384, 4096),
     "chunk": (2048, 8192),
     "product_multiple": (1,),
 }

@@ -26,6 +26,9 @@ from optimizer.search.synthesizers.traced.program import Buffer, Combine
 
 ENOUGH = 264  # programs: two for each multiprocessor of the largest devices
 MOST_WARPS = 16  # 32 would be more threads than AMD's wavefronts of 64 allow
+# A scan across rows: one warp, whose every thread adds up its own columns. Of 21 tiles the best but
+# one on an H200, for rows of 1,351 and of 2,048 (benchmarks/results/foreign_h200.md).
+SCANNED = (32, 16)
 NARROW = 32  # results beside each other, from which on a tile is taken along them alone
 UNROLLED = 32  # terms of a window
 WIDE = (1 << 31) - (1 << 20)  # elements, from which on places need 64 bits
@@ -80,15 +83,24 @@ def tile_of(launch: Launch, values: Mapping[str, Value]) -> Tile:
         while rows > 1 and axes.outer // rows < ENOUGH:
             rows //= 2
         return _tile(rows, columns, chunked, "p", -(-axes.outer // rows), per_warp)
+    return _across(launch, row_block, resident, per_warp)
+
+
+def _across(launch: Launch, row_block: int, resident: int, per_warp: int) -> Tile:
+    """The tile where rows lie beside each other in memory."""
+    axes = launch.axes
     narrow = axes.inner < NARROW
     count = axes.outer * axes.inner if narrow else axes.inner
+    along, each = ("pq", 1) if narrow else ("q", axes.outer)
+    columns = power_of_two(axes.length)
+    if any(part.role == "scan" for part in launch.placed):
+        rows, columns = min(SCANNED[0], power_of_two(count)), min(SCANNED[1], columns)
+        return Tile(rows, columns, columns < axes.length, along, each * -(-count // rows), 1)
     chunked = columns * NARROW > resident
     rows = min(64 if chunked else max(NARROW, row_block // columns), power_of_two(count))
-    each = 1 if narrow else axes.outer
     while rows > NARROW and each * count // rows < ENOUGH:
         rows //= 2
     columns = max(1, row_block // rows) if chunked else columns
-    along = "pq" if narrow else "q"
     return _tile(rows, columns, chunked, along, each * -(-count // rows), per_warp)
 
 

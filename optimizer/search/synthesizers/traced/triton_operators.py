@@ -1,7 +1,7 @@
 """How Triton writes the operators of expressions.
 
-What tl has no function for is made of others, so that the same text runs on NVIDIA and AMD and in
-the interpreter. Standard library only.
+What tl has no function for is made of others, or is the chip's own library's where that is much
+faster, so that the same text runs on NVIDIA and AMD and in the interpreter. Standard library only.
 """
 
 from __future__ import annotations
@@ -88,24 +88,38 @@ def traced_tanh64(x):
     large = tl.where(tl.abs(x) > 20.0, 1.0, e / (e + 2.0))
     return tl.where(x < 0, -large, large)
 """,
+    # What a chip's own library computes best; it is not there in the interpreter.
+    "traced_library": """\
+from triton.language.extra import libdevice  # noqa: E402
+
+TRACED_INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+""",
     # Kahan: what the rounding of 1 + x, or of exp(x), takes away is put back by a quotient.
     "traced_log1p": """\
 @triton.jit
 def traced_log1p(x):
-    u = 1.0 + x
-    plain = (u == 1.0) | (u == float("inf"))
-    near = tl.log(u) * (x / tl.where(plain, 1.0, u - 1.0))
-    return tl.where(plain, x, near)
+    if TRACED_INTERPRETED:
+        u = 1.0 + x
+        plain = (u == 1.0) | (u == float("inf"))
+        near = tl.log(u) * (x / tl.where(plain, 1.0, u - 1.0))
+        value = tl.where(plain, x, near)
+    else:
+        value = libdevice.log1p(x)
+    return value
 """,
     "traced_expm1": """\
 @triton.jit
 def traced_expm1(x):
-    u = tl.exp(x)
-    d = u - 1.0
-    plain = (d == 0.0) | (u == float("inf"))
-    far = tl.abs(x) > 0.5
-    near = d * (x / tl.where(plain | far | (u <= 0.0), 1.0, tl.log(u)))
-    return tl.where(plain, tl.where(d == 0.0, x, u), tl.where(far, d, near))
+    if TRACED_INTERPRETED:
+        u = tl.exp(x)
+        d = u - 1.0
+        plain = (d == 0.0) | (u == float("inf"))
+        far = tl.abs(x) > 0.5
+        near = d * (x / tl.where(plain | far | (u <= 0.0), 1.0, tl.log(u)))
+        value = tl.where(plain, tl.where(d == 0.0, x, u), tl.where(far, d, near))
+    else:
+        value = libdevice.expm1(x)
+    return value
 """,
     "traced_round": """\
 @triton.jit
@@ -342,11 +356,11 @@ def traced_erfinv(a):
 """,
 }
 NEEDS: Mapping[str, tuple[str, ...]] = {
-    "traced_tanh64": ("traced_expm1",),
-    "traced_sinh": ("traced_expm1",),
-    "traced_asinh": ("traced_log1p",),
-    "traced_acosh": ("traced_log1p",),
-    "traced_atanh": ("traced_log1p",),
+    **dict.fromkeys(("traced_log1p", "traced_expm1"), ("traced_library",)),
+    **dict.fromkeys(("traced_tanh64", "traced_sinh"), ("traced_library", "traced_expm1")),
+    **dict.fromkeys(
+        ("traced_asinh", "traced_acosh", "traced_atanh"), ("traced_library", "traced_log1p")
+    ),
     **dict.fromkeys(("traced_asin", "traced_acos", "traced_atan2"), ("traced_atan",)),
     "traced_rest": ("traced_quotient",),
 }

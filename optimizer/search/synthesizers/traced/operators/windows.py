@@ -49,17 +49,23 @@ class Walk:
     inside: Expression | None = None
 
 
+# A result between two walks is written and read again, in loads that a walk takes; walks dimension
+# by dimension must save a third. Read off an H200 (benchmarks/results/foreign_h200.md).
+ROUND_TRIP = 3
+SAVED = 1.5
+
+
 @rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
 def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
-    walk = _walk(lowering, node, node.meta["val"][0], _each(lowering, node, 4, "dilation", 1))
-    return _most(lowering, node, walk)
+    output, spread = node.meta["val"][0], _each(lowering, node, 4, "dilation", 1)
+    most = _pooled(lowering, node, output, spread, "max")
+    return _most(lowering, node, _walk(lowering, node, output, spread), most)
 
 
-def _most(lowering: Lowering, node: fx.Node, walk: Walk) -> tuple[Value, ...]:
+def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[Value, ...]:
     """The greatest element of each window and, where it is asked for, its place in the plane."""
     value = lowering.tensor(node, 0)
     shape = tuple(map(int, node.meta["val"][0].shape))
-    most = _walked(lowering, value, walk, shape, "max")
     if all(user.target is getitem and user.args[1] == 0 for user in node.users):
         return (most,)
     count = 3 if "3d" in str(node.target) else 2
@@ -96,11 +102,39 @@ def _walked(
     return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
 
 
+def _pooled(
+    lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int], combine: Combine
+) -> Value:
+    """Every window combined: at once, or, where that is much less work and the lowering may, along
+    one dimension after another, those first that leave the least."""
+    value, shape = lowering.tensor(node, 0), tuple(map(int, output.shape))
+    sizes = lowering.argument(node, 1)
+    ahead = len(shape) - len(sizes)
+    steps = lowering.argument(node, 2, "stride") or sizes
+    padding = _each(lowering, node, 3, "padding", 0)
+    walks = zip(sizes, steps, padding, strict=True)
+    walked = [d for d, walk in enumerate(walks) if walk != (1, 1, 0)]
+    walked.sort(key=lambda d: shape[ahead + d] / value.shape[ahead + d])
+    shapes = [
+        tuple(n if i - ahead in walked[last:] else shape[i] for i, n in enumerate(value.shape))
+        for last in range(1, len(walked) + 1)
+    ]
+    apart = sum(prod(s) * (sizes[d] + ROUND_TRIP) for d, s in zip(walked, shapes, strict=True))
+    whole = prod(shape) * (prod(sizes) + ROUND_TRIP)
+    if not lowering.windows_apart or apart * SAVED > whole:
+        return _walked(lowering, value, _walk(lowering, node, output, spread), shape, combine)
+    for d, between in zip(walked, shapes, strict=True):
+        space, window = lowering.variables(between), lowering.variables([sizes[d]])
+        place = index(space[ahead + d]) * steps[d] + index(window[0]) * spread[d] - padding[d]
+        places = tuple(place if i == ahead + d else index(v) for i, v in enumerate(space))
+        value = _walked(lowering, value, Walk(space, window, places), between, combine)
+    return value
+
+
 @rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
 def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
-    given, shape = lowering.tensor(node, 0), tuple(map(int, node.meta["val"].shape))
-    walk = _walk(lowering, node, node.meta["val"], [1] * len(lowering.argument(node, 1)))
-    value = _walked(lowering, given, walk, shape, "sum")
+    spread = [1] * len(lowering.argument(node, 1))
+    value = _pooled(lowering, node, node.meta["val"], spread, "sum")
     inner = computed_in(value.dtype)
     sizes = lowering.argument(node, 1)
     padding = _each(lowering, node, 3, "padding", 0)
@@ -186,7 +220,10 @@ def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
 @rule("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
 def _adaptive_max(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
     shape = tuple(map(int, node.meta["val"][0].shape))
-    return _most(lowering, node, _adaptive(lowering, node, shape))
+    walk = _adaptive(lowering, node, shape)
+    return _most(
+        lowering, node, walk, _walked(lowering, lowering.tensor(node, 0), walk, shape, "max")
+    )
 
 
 def _adaptive(lowering: Lowering, node: fx.Node, shape: tuple[int, ...]) -> Walk:
