@@ -11,12 +11,15 @@ from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
 from optimizer.search.synthesizers.traced.launches import Launch, Placed, every_load, neutral
 from optimizer.search.synthesizers.traced.moments import (
+    Together,
     beside,
-    squares_about_means,
+    together,
     without_twins,
 )
 from optimizer.search.synthesizers.traced.program import Buffer
 from optimizer.search.synthesizers.traced.triton_kernel import Kernel, Written, tile_of
+
+LEAST = -3.4028234663852886e38  # of float32; unlike infinity, it may be taken from itself
 
 
 def write_kernel(
@@ -33,17 +36,21 @@ def write_kernel(
 class WalkingKernel(Kernel):
     """Goes along the rows of a tile in chunks of columns."""
 
-    # Sums of squares about a mean, by the sum that it is of: both are made in one walk.
-    pairs: Mapping[str, str] = field(default_factory=dict)
+    together: Together = field(default_factory=Together)
+    followers: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     def written(self) -> Written:
         """The kernel."""
-        self.pairs = squares_about_means(self.launch)
+        self.together = together(self.launch)
+        self.followers = self.together.followers
         self._axes()
-        placed = beside(self.launch.placed, self.pairs)
-        for phase in _phases(placed, self.made, {*self.pairs.items()}):
+        placed = beside(self.launch.placed, self.followers)
+        for phase in _phases(placed, self.made, self.together.allowed):
             self._phase(phase)
         return self._finished()
+
+    def _follows(self, name: str) -> bool:
+        return any(name in names for names in self.followers.values())
 
     def _phase(self, phase: Sequence[Placed]) -> None:
         """Stages that one walk along the rows does; or one of the rows alone."""
@@ -60,8 +67,10 @@ class WalkingKernel(Kernel):
             for part in walked:
                 self._step(part, totals, part in phase)
         for part in walked:
-            if part.out.name in self.pairs:
+            if part.out.name in self.together.squares:
                 self._moments(part, totals)
+            elif part.out.name in self.together.powers:
+                self._softmax_totals(part, totals)
             elif part.role == "reduce" and part.combine and part.out.name not in self.results:
                 total = self._reduced(totals[part.out.name], part.combine, part.body.dtype)
                 name = self._assign(total)
@@ -73,11 +82,13 @@ class WalkingKernel(Kernel):
         name = part.out.name
         if part.role == "scan":
             self._scan(part, totals[name], stored=own)
-        elif name in self.pairs:
+        elif name in self.together.squares:
             self._update(part, totals)
+        elif name in self.together.powers:
+            self._softmax_update(part, totals)
         elif part.combine is None:
             self._store(part, self._value(part.body))
-        elif name not in self.pairs.values():
+        elif not self._follows(name):
             term = self._as_term(part, self._value(part.body), whole=False)
             combined = self._combined(totals[name], term, part.combine, part.body.dtype)
             self._line(f"{totals[name]} = {combined}")
@@ -86,12 +97,14 @@ class WalkingKernel(Kernel):
         """What is written before a walk: what does not change along it, and what its reductions
         and scans start with, by their buffers."""
         for part in walked:
-            if part.out.name not in self.pairs.values():
+            if not self._follows(part.out.name):
                 self._hoisted(part.body)
         totals = {}
         for part in walked:
             if part.combine is not None:
-                start = operators.number(neutral(part.combine, part.body.dtype), part.body.dtype)
+                first = part.out.name in self.together.powers
+                least = LEAST if first else neutral(part.combine, part.body.dtype)
+                start = operators.number(least, part.body.dtype)
                 kind = operators.TYPES[part.body.dtype]
                 shape = list(self.ends if part.role == "scan" else self.shape)
                 totals[part.out.name] = self._assign(f"tl.full({shape}, {start}, {kind})")
@@ -99,7 +112,7 @@ class WalkingKernel(Kernel):
 
     def _update(self, part: Placed, totals: Mapping[str, str]) -> None:
         """Welford's update of the mean of each place of the tile, and of its squares about it."""
-        mean, squares = totals[part.out.name], totals[self.pairs[part.out.name]]
+        mean, squares = totals[part.out.name], totals[self.together.squares[part.out.name]]
         value, mask = self._value(part.body), self.masks.get("c")
         if mask is not None:
             value = self._assign(f"tl.where({mask}, {value}, {mean})")
@@ -110,20 +123,66 @@ class WalkingKernel(Kernel):
 
     def _moments(self, part: Placed, totals: Mapping[str, str]) -> None:
         """The sum and the sum of squares, of what each place of the tile has of them."""
-        length, step = self.launch.axes.length, self.tile.columns
-        mean, squares = totals[part.out.name], totals[self.pairs[part.out.name]]
-        walks, rest = divmod(length, step)
-        counts = f"{walks}.0"
-        if rest:  # places behind the end took no part in the last step
-            lanes = f"tl.arange(0, {step}){'[:, None]' if self.across else '[None, :]'}"
-            counts = self._assign(f"tl.where({lanes} < {rest}, {walks + 1}.0, {walks}.0)")
+        length = self.launch.axes.length
+        mean, squares = totals[part.out.name], totals[self.together.squares[part.out.name]]
+        counts = self._counts()
         total = self._assign(f"tl.sum({mean} * {counts}, {self.axis}, keep_dims=True)")
         spread = self._assign(f"{mean} - {total} * {1 / length!r}")
         whole = f"{squares} + {counts} * ({spread} * {spread})"
         self.results[part.out.name] = total
         name = self._assign(f"tl.sum({whole}, {self.axis}, keep_dims=True)")
-        self.results[self.pairs[part.out.name]] = name
-        self._store(self.made[self.pairs[part.out.name]], name)
+        self.results[self.together.squares[part.out.name]] = name
+        self._store(self.made[self.together.squares[part.out.name]], name)
+
+    def _counts(self) -> str:
+        """How many elements of a row each place of the tile has had after a walk."""
+        walks, rest = divmod(self.launch.axes.length, self.tile.columns)
+        if not rest:
+            return f"{walks}.0"
+        # Places behind the end took no part in the last step.
+        lanes = f"tl.arange(0, {self.tile.columns}){'[:, None]' if self.across else '[None, :]'}"
+        return self._assign(f"tl.where({lanes} < {rest}, {walks + 1}.0, {walks}.0)")
+
+    def _softmax_update(self, part: Placed, totals: Mapping[str, str]) -> None:
+        """The maximum of each place of the tile, and its sums about it, moved to a new maximum."""
+        most, powers = totals[part.out.name], totals[self.together.powers[part.out.name]]
+        value, mask = self._value(part.body), self.masks.get("c")
+        if mask is not None:
+            value = self._assign(f'tl.where({mask}, {value}, float("-inf"))')
+        top = self._assign(self._combined(most, value, "max", part.body.dtype))
+        self._line(f"{powers} = {powers} * tl.exp({most} - {top}) + tl.exp({value} - {top})")
+        if part.out.name in self.together.differences:
+            differences = totals[self.together.differences[part.out.name][0]]
+            apart = f"{value} - {top}"
+            if mask is not None:
+                apart = f"tl.where({mask}, {apart}, 0.0)"
+            # The first maximum may be too far below for a float32.
+            fall = f"tl.maximum({most} - {top}, {LEAST})"
+            moved = f"{fall} * (first // {self.tile.columns})"
+            self._line(f"{differences} += {moved} + {apart}")
+        self._line(f"{most} = {top}")
+
+    def _softmax_totals(self, part: Placed, totals: Mapping[str, str]) -> None:
+        """The maximum of a row and the sums about it, of those of each place of the tile."""
+        name = part.out.name
+        most, powers = totals[name], totals[self.together.powers[name]]
+        top = self._assign(self._reduced(most, "max", part.body.dtype))
+        total = self._assign(
+            f"tl.sum({powers} * tl.exp({most} - {top}), {self.axis}, keep_dims=True)"
+        )
+        sums = {name: top, self.together.powers[name]: total}
+        self.results |= sums
+        if name in self.together.differences:
+            second, terms = self.together.differences[name]
+            moved = f"({most} - {top}) * {self._counts()}"
+            whole = self._assign(f"tl.sum({totals[second]} + {moved}, {self.axis}, keep_dims=True)")
+            for sign, term in terms:
+                added = f"{sign * self.launch.axes.length}.0 * {self._value(term)}"
+                whole = self._assign(f"{whole} + {added}")
+            sums[second] = whole
+            self.results[second] = whole
+        for out, value in sums.items():
+            self._store(self.made[out], value)
 
     def _walked(self, phase: Sequence[Placed]) -> list[Placed]:
         """What a walk computes for these stages: a scan of an earlier walk once more."""

@@ -141,6 +141,17 @@ MODELS = {
         "torch.randn(40)",
     ),
     # Its log-softmax is read at places and summed up: one walk more, and no array of its own.
+    "long losses": (
+        "F.cross_entropy(x * 40 + 1000, (y.abs() * 9).long(), label_smoothing=0.1)",
+        "(70, 150)",
+        "torch.randn(70)",
+    ),
+    "windows": (
+        "F.avg_pool3d(x, 4, 1, 2), F.max_pool3d(x * 2, (5, 3, 3), (2, 1, 1), (2, 1, 0)), "
+        "F.max_pool2d(x[0] + y, (5, 7), 1, (2, 3), 2), F.avg_pool2d(x[1], 6, (1, 2), 0)",
+        "(2, 3, 9, 14, 15)",
+        "torch.randn(15)",
+    ),
     "losses": (
         "F.cross_entropy(x, (y.abs() * 9).long() % 50, label_smoothing=0.1)",
         "(130, 50)",
@@ -153,7 +164,7 @@ MODELS = {
 NOT_RUN = ("parts",)
 IN_CHUNKS = (
     *("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups"),
-    *("scans", "far from zero", "planes", "norm"),
+    *("scans", "far from zero", "planes", "norm", "long losses"),
 )
 RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
 RUN += [(name, "chunks") for name in IN_CHUNKS]
@@ -203,7 +214,7 @@ def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor
 
 def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
     case, _, _ = model_of(name)
-    program = lowered(case, LIBRARY)
+    program = lowered(case, LIBRARY, windows_apart=True)
     assert isinstance(program, Program), program
     return triton.written([(case.signature, program)], case.source, values)
 
@@ -260,6 +271,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("sorted", 2, ("aten.sort", "aten.cumsum")),
         ("scans", 5, ()),
         ("losses", 2, ()),
+        ("windows", 10, ()),
         ("scans of few rows", 1, ("aten.cumsum",)),
         ("made of others", 1, ()),
         ("quotients of integers", 1, ()),
