@@ -18,12 +18,19 @@ Combine = Literal["sum", "prod", "max", "min", "logaddexp"]  # the last in scans
 @dataclass(frozen=True)
 class Buffer:
     """A contiguous array. `number` is its place among the tensors of the interface, None for one
-    that the kernel keeps itself."""
+    that the kernel keeps itself. `pitch` is how many elements lie from one row of the last
+    dimension to the next, 0 for as many as a row has."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     number: int | None = None
+    pitch: int = 0
+
+    @property
+    def laid(self) -> tuple[int, ...]:
+        """The shape with what lies between its rows."""
+        return (*self.shape[:-1], self.pitch) if self.pitch else self.shape
 
     @property
     def elements(self) -> int:

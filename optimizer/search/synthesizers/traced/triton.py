@@ -10,11 +10,11 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import prod
 from typing import Any
 
 from optimizer.evaluation.abi import Signature
 from optimizer.search.records import Value
+from optimizer.search.synthesizers.traced import filling
 from optimizer.search.synthesizers.traced import triton_operators as operators
 from optimizer.search.synthesizers.traced.expression import Expression
 from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTIONS
@@ -63,29 +63,6 @@ OTHERS: Mapping[str, tuple[Value, ...]] = {
 }
 # What a chip whose tensor cores take TF32 begins with.
 START_WITH_TF32: Mapping[str, Value] = {**START, "products": TENSOR_CORES}
-# Tensor cores want rows that begin at multiples of 16 bytes: a block of two products of 16-bit
-# numbers with odd sides takes 2.4 times as long without (benchmarks/results/foreign_h200.md).
-# https://docs.nvidia.com/deeplearning/performance/dl-performance-matrix-multiplication/
-FILLED = {"aten.mm.default": 0, "aten.bmm.default": 0, "aten.addmm.default": 1}
-FILLED_DTYPES = ("float16", "bfloat16")
-LEAST_FILLED = 1 << 30  # multiplications; filling up a small product costs more than it saves
-_FILL = '''\
-def filled(multiple, left, right, added=None):
-    """The product with sides filled up with zeros to a multiple, in which `added` is added."""
-    columns = right.shape[-1]
-    inner, outer = -left.shape[-1] % multiple, -columns % multiple
-    pad = torch.nn.functional.pad
-    left = pad(left, (0, inner))
-    if right.stride(-2) == 1:  # a transposed weight keeps its order
-        right = pad(right.mT, (0, inner, 0, outer)).mT
-    else:
-        right = pad(right, (0, outer, 0, inner))
-    if added is None:
-        result = torch.matmul(left, right)
-    else:
-        result = torch.addmm(pad(added, (0, outer)), left, right)
-    return result[..., :columns]
-'''
 _FUSED = "scaled_dot_product_attention"
 _FUTURE = re.compile(r"^from __future__ import .*$", re.MULTILINE)  # must stand first in a file
 _HEAD = '''\
@@ -136,7 +113,7 @@ def written(
     others = tuple(dict.fromkeys(left))
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
-    fill = _FILL if any(" = filled(" in host for host in hosts) else ""
+    fill = filling.FILL if any(" = filled(" in host for host in hosts) else ""
     parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts, _run(tests)]
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
@@ -165,10 +142,13 @@ def _case(
     steps = launches(program)
     called = {out.name for s in steps if isinstance(s, Call) for out in s.outs if out is not None}
     buffers = {**program.buffers, **_made(steps)}
-    for step in with_products(steps, buffers, values):
+    multiple = int(values.get("product_multiple", 1))
+    written = with_products(steps, buffers, values)
+    buffers = filling.with_pitch(written, buffers, multiple)
+    for step in written:
         if isinstance(step, Call):
             left.append(_FUSED if step.operator == ATTENTION else _short(step.operator))
-            lines += _called(step, buffers, int(values.get("product_multiple", 1)))
+            lines += _called(step, buffers, multiple)
             continue
         same = _same(step, called, buffers) if isinstance(step, Launch) else None
         if same is not None and isinstance(step, Launch):
@@ -184,7 +164,7 @@ def _case(
             kernel = write_kernel(name, step, buffers, values)
             stored = step.stored
         kernels.append(kernel)
-        lines += [_allocated(buffers[name]) for name in sorted(stored)]
+        lines += [line for name in sorted(stored) for line in _allocated(buffers[name])]
         meta = f"num_warps={kernel.warps}"
         meta += f", num_stages={kernel.stages}" if kernel.stages else ""
         lines.append(f"{kernel.name}[({kernel.programs},)]({', '.join(kernel.arguments)}, {meta})")
@@ -227,18 +207,17 @@ def _same(launch: Launch, called: set[str], buffers: Mapping[str, Buffer]) -> st
     return source.name if source.shape == result.shape else f"{source.name}.view({result.shape})"
 
 
-def _allocated(buffer: Buffer) -> str:
+def _allocated(buffer: Buffer) -> list[str]:
     kind = f"torch.{buffer.dtype}"
-    return f"{buffer.name} = torch.empty({buffer.shape}, dtype={kind}, device=device)"
+    lines = [f"{buffer.name} = torch.empty({buffer.laid}, dtype={kind}, device=device)"]
+    if buffer.pitch:
+        lines.append(f"{buffer.name}[..., {buffer.shape[-1]}:] = 0")
+    return lines
 
 
 def _called(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[str]:
-    if _to_fill(step, buffers, multiple):
-        first = FILLED[step.operator]
-        sides = [_plain(arg, buffers) for arg in (*step.args[first:], *step.args[:first])]
-        (out,) = step.outs
-        assert out is not None
-        return [f"{out.name} = filled({multiple}, {', '.join(sides)}).contiguous()"]
+    if filling.is_filled(step, buffers, multiple):
+        return [filling.call_of(step, buffers, multiple, lambda arg: _plain(arg, buffers))]
     called, named, turned = f"torch.ops.{step.operator}", dict(step.kwargs), ""
     args = [_plain(arg, buffers) for arg in step.args]
     if step.operator == ATTENTION:
@@ -256,20 +235,6 @@ def _called(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> list[st
         f"results = {call}",
         *(f"{name} = results[{number}].contiguous()" for number, name in wanted),
     ]
-
-
-def _to_fill(step: Call, buffers: Mapping[str, Buffer], multiple: int) -> bool:
-    """Whether it is a product that is worth filling up: large, of 16-bit numbers, with a side of
-    its matrices in memory that is no multiple."""
-    first = FILLED.get(step.operator)
-    if first is None or step.kwargs or step.outs[0] is None:
-        return False
-    left, right = step.args[first : first + 2]
-    kinds = {buffers[of.buffer].dtype for of in (left, right)}
-    if not kinds <= set(FILLED_DTYPES) or (first and step.args[0].shape[-1] != right.shape[-1]):
-        return False
-    odd = left.shape[-1] % multiple or right.shape[-1] % multiple
-    return bool(odd) and prod(left.shape) * right.shape[-1] >= LEAST_FILLED
 
 
 def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:

@@ -14,7 +14,14 @@ from math import prod
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.traced import triton_operators as operators
 from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
-from optimizer.search.synthesizers.traced.index import Index, Var, index_text
+from optimizer.search.synthesizers.traced.index import (
+    Index,
+    Var,
+    flattened,
+    index_text,
+    rejoined,
+    unflattened,
+)
 from optimizer.search.synthesizers.traced.index import variables as variables_of
 from optimizer.search.synthesizers.traced.launches import (
     Launch,
@@ -169,7 +176,7 @@ class Kernel:
 
     def _axes(self) -> None:
         axes, rows = self.launch.axes, self.tile.rows
-        every = [b.elements for b in self.buffers.values()]
+        every = [prod(b.laid) for b in self.buffers.values()]
         wide = max([axes.outer * axes.length * axes.inner, *every]) > WIDE
         program = "tl.program_id(0)" + (".to(tl.int64)" if wide else "")
         side = "" if self.flat else "[None, :]" if self.across else "[:, None]"
@@ -304,8 +311,12 @@ class Kernel:
         if part.out.name not in self.launch.stored:
             return
         self.used[part.out.name] = None
-        place = self._index(part.place)
-        axes = [v.name for v in sorted(variables_of(part.place), key=lambda v: v.name)]
+        laid = self.buffers[part.out.name].laid
+        at = part.place
+        if laid != part.out.shape:
+            at = rejoined(flattened(unflattened(at, part.out.shape), laid))
+        place = self._index(at)
+        axes = [v.name for v in sorted(variables_of(at), key=lambda v: v.name)]
         if all(axis in self.fixed for axis in axes):
             ones = "[1]" if self.flat else "[1, 1]"
             place = f"{place} + tl.zeros({ones}, tl.int32)"

@@ -236,8 +236,8 @@ def _read(step: Launch | Call) -> set[str]:
 # -- how factors lie in memory
 
 
-def view_text(view: View, buffer: Buffer) -> str:
-    """A view as the host writes it."""
+def is_whole(view: View, buffer: Buffer) -> bool:
+    """Whether a view is all of its buffer, element by element."""
     strides, size = [], 1
     for extent in reversed(view.shape):
         strides.append(size)
@@ -245,7 +245,12 @@ def view_text(view: View, buffer: Buffer) -> str:
     dense = all(
         a == b or n == 1 for a, b, n in zip(view.strides, strides[::-1], view.shape, strict=True)
     )
-    if dense and not view.offset and size == buffer.elements:
+    return dense and not view.offset and size == buffer.elements
+
+
+def view_text(view: View, buffer: Buffer) -> str:
+    """A view as the host writes it."""
+    if is_whole(view, buffer):
         same = view.shape == buffer.shape
         return buffer.name if same else f"{buffer.name}.view({list(view.shape)})"
     start = f", {buffer.name}.storage_offset() + {view.offset}" if view.offset else ""

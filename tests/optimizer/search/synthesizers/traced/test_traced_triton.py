@@ -20,7 +20,7 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
-from optimizer.search.synthesizers.traced import triton
+from optimizer.search.synthesizers.traced import filling, triton
 from optimizer.search.synthesizers.traced.program import Program
 from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, TracedSynthesizer, lowered
 from tests.optimizer.search.synthesizers.compiler.proposals import context
@@ -141,6 +141,11 @@ MODELS = {
         "torch.randn(40)",
     ),
     # Its log-softmax is read at places and summed up: one walk more, and no array of its own.
+    "odd sides": (
+        "self.b(torch.tanh(self.a((x * y).type_as(self.a.weight)))) + x.type_as(self.a.weight)",
+        "(2, 5, 17)",
+        "torch.randn(17)",
+    ),
     "long losses": (
         "F.cross_entropy(x * 40 + 1000, (y.abs() * 9).long(), label_smoothing=0.1)",
         "(70, 150)",
@@ -161,14 +166,17 @@ MODELS = {
     "sorted": ("torch.sort(x * 2, -1).values.cumsum(1) + y", "(6, 11)", "torch.randn(11)"),
 }
 # Too many programs for the interpreter: only how many kernels it becomes is looked at.
-NOT_RUN = ("parts",)
+NOT_RUN = ("parts", "odd sides")  # the second in a test of its own
 IN_CHUNKS = (
     *("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups"),
     *("scans", "far from zero", "planes", "norm", "long losses"),
 )
 RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
 RUN += [(name, "chunks") for name in IN_CHUNKS]
-INIT = {"library": "self.l = nn.Linear(24, 10)"}
+INIT = {
+    "library": "self.l = nn.Linear(24, 10)",
+    "odd sides": "self.a = nn.Linear(17, 21).half(); self.b = nn.Linear(21, 17, bias=False).half()",
+}
 SMALL: Mapping[str, Value] = {
     **triton.START,
     "block": 64,
@@ -219,6 +227,19 @@ def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
     return triton.written([(case.signature, program)], case.source, values)
 
 
+def interpreted(folder: Path) -> None:
+    """Run every kernel file of a folder on its tensors."""
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        cwd=folder,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with what the interpreter computed: one process for all models, each with rows in
@@ -230,15 +251,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
         values = triton.START if form == "whole" else SMALL
         path.write_text(text_of(name, values).text, encoding="utf-8")
         torch.save(given, path.with_suffix(".given"))
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        cwd=folder,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    interpreted(folder)
     return folder
 
 
@@ -409,22 +422,42 @@ def test_large_products_with_odd_sides_are_filled_up(monkeypatch: pytest.MonkeyP
         return triton.written([(case.signature, program)], odd, {**triton.START, **values}).text
 
     assert "filled(" not in text()  # too small to be worth it
-    monkeypatch.setattr(triton, "LEAST_FILLED", 0)
+    monkeypatch.setattr(filling, "LEAST_FILLED", 0)
     assert text().count(" = filled(8, ") == 2 and "torch.ops.aten.addmm" not in text()
     assert "filled(" not in text(product_multiple=1)
+
+
+def test_what_lies_between_filled_products_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Our own kernels write and read rows of the length that the products want."""
+    monkeypatch.setattr(filling, "LEAST_FILLED", 0)
+    source = text_of("odd sides", SMALL)
+    host = source.text.split("def traced_case0")[1].split("def run")[0]
+    assert source.kernels == 3 and host.count(" = filled(8, ") == 2
+    assert ".contiguous()" not in host and host.count("[..., 17:] = 0") == 1
+    assert host.count("[..., 21:] = 0") == 1
+    _, given, (expected,) = model_of("odd sides")
+    (tmp_path / "odd.py").write_text(source.text, encoding="utf-8")
+    torch.save(given, tmp_path / "odd.given")
+    interpreted(tmp_path)
+    (output,) = torch.load(tmp_path / "odd.result")
+    torch.testing.assert_close(output.double(), expected.double(), rtol=4e-3, atol=4e-3)
 
 
 @pytest.mark.parametrize("transposed", [True, False])
 @pytest.mark.parametrize("shape", [(3, 17, 5), (16, 8, 24), (1, 7, 8)])
 def test_a_filled_product_is_the_product(shape: tuple[int, int, int], transposed: bool) -> None:
     names: dict[str, Any] = {"torch": torch}
-    exec(triton._FILL, names)
+    exec(filling.FILL, names)
     rows, inner, columns = shape
     torch.manual_seed(0)
     left = torch.randn(rows, inner)
     right = torch.randn(columns, inner).T if transposed else torch.randn(inner, columns)
     added = torch.randn(columns)
     torch.testing.assert_close(names["filled"](8, left, right), left @ right)
+    before = torch.nn.functional.pad(left, (0, -inner % 8))
+    torch.testing.assert_close(names["filled"](8, before, right), left @ right)
     result = names["filled"](8, left, right, added)
     torch.testing.assert_close(result, torch.addmm(added, left, right))
     batch = names["filled"](8, left.expand(2, -1, -1), right.expand(2, -1, -1))
