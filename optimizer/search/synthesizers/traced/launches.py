@@ -467,7 +467,7 @@ def _in_place(parts: Sequence[Placed]) -> bool:
 
 def place_of(element: Expression, buffer: Buffer) -> Index:
     """Where an element lies in its buffer."""
-    return rejoined(flattened(element.indices, buffer.laid))
+    return rejoined(flattened(element.indices, buffer.shape))
 
 
 def _read_by(steps: Sequence[Stage | Call]) -> dict[str, list[int]]:

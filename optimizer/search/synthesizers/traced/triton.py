@@ -54,11 +54,11 @@ START: Mapping[str, Value] = {
 OTHERS: Mapping[str, tuple[Value, ...]] = {
     "product_tile": ("128x64", "64x128", "64x64", "128x128"),
     "products": (LIBRARY, WINDOWS_TOO),
-    "block": (512, 2048, 4096),
-    "row_block": (2048, 8192),
+    "row_block": (1024, 8192, 2048),
     "warp_elements": (512, 128, 1024),
-    "resident": (16384, 4096),
     "chunk": (2048, 8192),
+    "block": (512, 2048, 4096),
+    "resident": (16384, 4096),
     "product_multiple": (1,),
 }
 # What a chip whose tensor cores take TF32 begins with.

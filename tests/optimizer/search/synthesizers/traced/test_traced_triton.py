@@ -146,6 +146,8 @@ MODELS = {
         "(2, 5, 17)",
         "torch.randn(17)",
     ),
+    "kept dimensions": ("x.norm(dim=1, keepdim=True) * y", "(6, 7, 40)", "torch.randn(40)"),
+    "lone dimensions": ("(x * y).amax((1, 2), keepdim=True)", "(9, 7, 40)", "torch.randn(40)"),
     "long losses": (
         "F.cross_entropy(x * 40 + 1000, (y.abs() * 9).long(), label_smoothing=0.1)",
         "(70, 150)",
