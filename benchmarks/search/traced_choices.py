@@ -54,8 +54,7 @@ def choices() -> Iterator[tuple[str, Mapping[str, Value]]]:
 
 def milliseconds(call: Callable[[], object]) -> float:
     """Of one call."""
-    from triton.testing import do_bench
-
+    do_bench = importlib.import_module("triton.testing").do_bench
     call()
     return float(do_bench(call, warmup=WARM_MS, rep=MEASURED_MS, return_mode="median"))
 
@@ -100,9 +99,9 @@ def rows_of(path: Path, folder: Path) -> list[list[str]]:
             rows.append(
                 [path.stem, name, *_timed(opened(written).run, [*given, *weights], expected)]
             )
-    compiled = torch.compile(model)
+    compiled: Callable[..., object] = torch.compile(model)
     rows.append([path.stem, "torch.compile", f"{milliseconds(lambda: compiled(*inputs)):.4f}", ""])
-    torch._dynamo.reset()
+    torch.compiler.reset()
     return rows
 
 

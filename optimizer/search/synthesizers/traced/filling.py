@@ -102,7 +102,9 @@ def _is_matrix(step: Call, buffers: Mapping[str, Buffer]) -> bool:
     """Whether the last dimension of the result's buffer is that of its columns."""
     (out,) = step.outs
     assert out is not None
-    return buffers[out.name].shape[-1:] == step.args[FILLED[step.operator] + 1].shape[-1:] != (1,)
+    right = step.args[FILLED[step.operator] + 1]
+    assert isinstance(right, View)
+    return buffers[out.name].shape[-1:] == right.shape[-1:] != (1,)
 
 
 def _pitched(buffer: Buffer, multiple: int) -> Buffer:
