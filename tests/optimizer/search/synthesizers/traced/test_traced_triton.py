@@ -148,6 +148,17 @@ MODELS = {
     ),
     "kept dimensions": ("x.norm(dim=1, keepdim=True) * y", "(6, 7, 40)", "torch.randn(40)"),
     "lone dimensions": ("(x * y).amax((1, 2), keepdim=True)", "(9, 7, 40)", "torch.randn(40)"),
+    # Whole rows, and all that one place of a tile sees, may be masked.
+    "masked": (
+        "torch.softmax(torch.where(x + y > 0.2, float('-inf'), x), 1)",
+        "(7, 129)",
+        "torch.tensor([9.0] + [0.0] * 6).view(7, 1)",
+    ),
+    "masked losses": (
+        "F.log_softmax(torch.where(x > 0.2, float('-inf'), x), 1).gather(1, y)",
+        "(7, 129)",
+        "torch.arange(7).view(7, 1)",
+    ),
     "long losses": (
         "F.cross_entropy(x * 40 + 1000, (y.abs() * 9).long(), label_smoothing=0.1)",
         "(70, 150)",
@@ -172,6 +183,7 @@ NOT_RUN = ("parts", "odd sides")  # the second in a test of its own
 IN_CHUNKS = (
     *("long rows", "columns", "softmax", "softmax of channels", "softmax of few", "groups"),
     *("scans", "far from zero", "planes", "norm", "long losses"),
+    *("masked", "masked losses"),
 )
 RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
 RUN += [(name, "chunks") for name in IN_CHUNKS]
