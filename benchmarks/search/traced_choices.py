@@ -85,7 +85,7 @@ def rows_of(path: Path, folder: Path) -> list[list[str]]:
             *(("output", x) for x in expected),
         ],
     )
-    program = lowered(case, LIBRARY, windows_apart=True)
+    program = lowered(case, LIBRARY)
     if isinstance(program, str):
         return [[path.stem, program, "", ""]]
     rows = [[path.stem, "torch", f"{milliseconds(lambda: model(*inputs)):.4f}", ""]]

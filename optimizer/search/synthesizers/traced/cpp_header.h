@@ -308,9 +308,9 @@ template <class T> KL T kl_sigmoid(T x) { return (T)1 / ((T)1 + kl_exp(-x)); }
 
 template <class T> KL T kl_sign(T x) { return (T)((x > (T)0) - (x < (T)0)); }
 
-template <class T> KL T kl_max(T a, T b) { return a > b || a != a ? a : b; }
+template <class T> KL T kl_max(T a, T b) { T m = a > b ? a : b; return a != a ? a : m; }
 
-template <class T> KL T kl_min(T a, T b) { return a < b || a != a ? a : b; }
+template <class T> KL T kl_min(T a, T b) { T m = a < b ? a : b; return a != a ? a : m; }
 
 template <class T> KL T kl_read(T x) { return x; }
 KL float kl_read(_Float16 x) { return (float)x; }

@@ -76,13 +76,10 @@ class Lowering:
         signature: Signature,
         operators: Mapping[str, Rule],
         library: frozenset[str] | None = None,
-        windows_apart: bool = False,
     ) -> None:
         """`operators` lowers one node each, by the operator's name. With `library`, the operators
         that it names and those that cannot be lowered are left to torch, and what is kept has the
-        dtype that torch would give it. With `windows_apart`, windows may be combined along one
-        dimension after another."""
-        self.windows_apart = windows_apart
+        dtype that torch would give it."""
         self._graph = graph
         self._operators = operators
         self._signature = signature

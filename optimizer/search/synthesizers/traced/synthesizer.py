@@ -150,20 +150,19 @@ class TracedSynthesizer:
             allowed = problem.policy.get("library") == "allowed"
             library = LIBRARY if language is TRITON and allowed else None
             without = LIBRARY if language is TRITON and not allowed else frozenset()
-            self._lowered[key] = self._all(problem, language, library, without)
+            self._lowered[key] = self._all(problem, library, without)
         return self._lowered[key]
 
     def _all(
         self,
         problem: ProblemView,
-        language: Language,
         library: frozenset[str] | None,
         without: frozenset[str],
     ) -> Lowered | None:
         programs: list[tuple[Signature, Program]] = []
         served = []
         for case in problem.cases:
-            program = lowered(case, library, without, windows_apart=language is TRITON)
+            program = lowered(case, library, without)
             if isinstance(program, str):
                 self._says(f"{problem.name}, {case.name}", program)
                 if case is problem.main:
@@ -203,18 +202,15 @@ def lowered(
     case: CaseView,
     library: frozenset[str] | None = None,
     without: frozenset[str] = frozenset(),
-    windows_apart: bool = False,
 ) -> Program | str:
     """The program of a case, or why there is none. With `library`, the operators that it names and
-    those that cannot be lowered stay with torch. Those of `without` are refused. With
-    `windows_apart`, windows may be combined along one dimension after another, which pays where
-    memory is fast beside loads of a cache: on a GPU."""
+    those that cannot be lowered stay with torch. Those of `without` are refused."""
     traced = trace(case.source, case.dtype, attention=library is not None)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
     known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        return Lowering(traced.graph, case.signature, known, library, windows_apart).program()
+        return Lowering(traced.graph, case.signature, known, library).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 

@@ -50,7 +50,8 @@ class Walk:
 
 
 # A result between two walks is written and read again, in loads that a walk takes; walks dimension
-# by dimension must save a third. Read off an H200 (benchmarks/results/foreign_h200.md).
+# by dimension must save a third. Read off an H200; a CPU, where the loads of a window cost more
+# beside memory, gains more (benchmarks/results/foreign_h200.md, foreign_cpu.md).
 ROUND_TRIP = 3
 SAVED = 1.5
 
@@ -105,8 +106,8 @@ def _walked(
 def _pooled(
     lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int], combine: Combine
 ) -> Value:
-    """Every window combined: at once, or, where that is much less work and the lowering may, along
-    one dimension after another, those first that leave the least."""
+    """Every window combined: at once, or, where that is much less work, along one dimension after
+    another, those first that leave the least."""
     value, shape = lowering.tensor(node, 0), tuple(map(int, output.shape))
     sizes = lowering.argument(node, 1)
     ahead = len(shape) - len(sizes)
@@ -121,7 +122,7 @@ def _pooled(
     ]
     apart = sum(prod(s) * (sizes[d] + ROUND_TRIP) for d, s in zip(walked, shapes, strict=True))
     whole = prod(shape) * (prod(sizes) + ROUND_TRIP)
-    if not lowering.windows_apart or apart * SAVED > whole:
+    if apart * SAVED > whole:
         return _walked(lowering, value, _walk(lowering, node, output, spread), shape, combine)
     for d, between in zip(walked, shapes, strict=True):
         space, window = lowering.variables(between), lowering.variables([sizes[d]])

@@ -94,6 +94,13 @@ MODELS = {
         "(10, 5)",
     ),
     "pooling": ("pass", "return F.max_pool2d(x, 3, 2, 1) * y", "(2, 3, 11, 14)", "(7,)"),
+    "windows": (
+        "pass",
+        "return F.max_pool2d(x + y, (5, 7), 1, (2, 3), 2), F.avg_pool2d(x, 6, (1, 2), 0), "
+        "F.avg_pool3d(x, 4, 1, 2), F.max_pool3d(x * 2, (5, 3, 3), (2, 1, 1), (2, 1, 0))",
+        "(3, 9, 14, 15)",
+        "(15,)",
+    ),
     "means": ("pass", "return F.avg_pool2d(x, 2) + y", "(2, 3, 8, 10)", "(5,)"),
     "adaptive pooling": (
         "pass",

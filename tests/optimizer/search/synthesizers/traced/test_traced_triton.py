@@ -236,7 +236,7 @@ def model_of(name: str) -> tuple[CaseView, list[torch.Tensor], list[torch.Tensor
 
 def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
     case, _, _ = model_of(name)
-    program = lowered(case, LIBRARY, windows_apart=True)
+    program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
     return triton.written([(case.signature, program)], case.source, values)
 
