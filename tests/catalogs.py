@@ -1,4 +1,6 @@
-"""Data directories whose catalog needs no migration: a copy of one that was migrated once."""
+"""Data directories whose catalog needs no migration: a copy of one that was migrated once. And
+where what they have is, for a process of its own.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +15,11 @@ from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from kb.catalog import Catalog, open_catalog
 from tests import postgresql, store_servers
+
+
+def environment_of(data_dir: Path) -> dict[str, str]:
+    """What a process of its own needs, to have a data directory's catalog, files and index."""
+    return postgresql.environment_of(data_dir) | store_servers.environment_of(data_dir)
 
 
 @cache

@@ -13,6 +13,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
 import httpx
@@ -73,8 +74,7 @@ class ChromaServer:
     def database(self, base: str | None = None) -> str:
         """A new database; its URL. `base` is that of a proxy before the server."""
         name = f"t{uuid4().hex}"
-        route = f"{self.url}/api/v2/tenants/default_tenant/databases"
-        httpx.post(route, json={"name": name}, timeout=10).raise_for_status()
+        httpx.post(self._databases_route, json={"name": name}, timeout=10).raise_for_status()
         return f"{base or self.url}/?database={name}"
 
     def of_directory(self, data_dir: Path) -> str:
@@ -86,10 +86,35 @@ class ChromaServer:
 
     def collections(self, url: str) -> list[str]:
         """The names of the collections in a database of `database`."""
-        route = f"{self.url}/api/v2/tenants/default_tenant/databases"
-        name = url.rpartition("=")[2]
-        listed = httpx.get(f"{route}/{name}/collections", timeout=10).raise_for_status().json()
-        return sorted(collection["name"] for collection in listed)
+        return sorted(collection["name"] for collection in self._listed(url))
+
+    def entries(self, url: str) -> int:
+        """How many entries the collections in a database of `database` have."""
+        route = self._route(url)
+        counts = (
+            httpx.get(f"{route}/{collection['id']}/count", timeout=10).raise_for_status().json()
+            for collection in self._listed(url)
+        )
+        return sum(map(int, counts))
+
+    def empty(self, url: str) -> None:
+        """Remove the collections in a database of `database`."""
+        for name in self.collections(url):
+            httpx.delete(f"{self._route(url)}/{name}", timeout=10).raise_for_status()
+
+    def _listed(self, url: str) -> list[dict[str, Any]]:
+        listed: list[dict[str, Any]] = (
+            httpx.get(self._route(url), timeout=10).raise_for_status().json()
+        )
+        return listed
+
+    def _route(self, url: str) -> str:
+        """That of the collections in a database of `database`."""
+        return f"{self._databases_route}/{url.rpartition('=')[2]}/collections"
+
+    @property
+    def _databases_route(self) -> str:
+        return f"{self.url}/api/v2/tenants/default_tenant/databases"
 
     def stop(self) -> None:
         """Kill it, as a crash would."""

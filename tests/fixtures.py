@@ -10,9 +10,10 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
@@ -34,8 +35,8 @@ from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
 from tests import chroma_server as chroma_server_module
-from tests import postgresql, seaweed, store_servers
-from tests.catalogs import filled_data_dir, fresh_data_dir
+from tests import postgresql, seaweed
+from tests.catalogs import environment_of, filled_data_dir, fresh_data_dir
 from tests.places import ROOT
 from tests.shared import copy_knowledge, exported_models, place_models
 
@@ -84,17 +85,25 @@ def register_hardware(catalog: Catalog) -> None:
 
 
 class Store:
-    """A data directory with everything that ingestion and search at store level need."""
+    """A data directory with everything that ingestion and search at store level need. A process of
+    its own is given its servers, where there are any: what `tests.catalogs.environment_of` answers.
+    """
 
     def __init__(
-        self, data_dir: Path, embedder: LocalEmbedder, parsers: ParserPool, tagger: Tagger
+        self,
+        data_dir: Path,
+        embedder: LocalEmbedder,
+        parsers: ParserPool,
+        tagger: Tagger,
+        servers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         self.data_dir = data_dir
         self.embedder = embedder
         self.parsers = parsers
         self.tagger = tagger
-        self.catalog: Catalog = open_catalog(filled_data_dir(data_dir, register_hardware))
-        self.blobs = open_blobs(data_dir, None)
+        filled = filled_data_dir(data_dir, register_hardware)
+        self.catalog: Catalog = open_catalog(filled, servers.get("KERNLORE_CATALOG"))
+        self.blobs = open_blobs(data_dir, servers.get("KERNLORE_BLOB_URL"))
         self.jobs = Jobs(self.catalog)
         self.registry = HardwareRegistry(self.catalog)
         if not self.registry.all():  # on a server
@@ -301,8 +310,7 @@ def service_of(folder: Path, documents: tuple[str, ...], model_cache: Path) -> I
         cwd=ROOT,
         env=os.environ
         | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)}
-        | postgresql.environment_of(folder / "data")
-        | store_servers.environment_of(folder / "data"),
+        | environment_of(folder / "data"),
         stdout=output,
         stderr=subprocess.STDOUT,
     )

@@ -156,6 +156,14 @@ class S3Server:
         if files.exists(place):
             files.copy(place, self.of_directory(target), recursive=True)
 
+    def contents(self, data_dir: Path) -> dict[str, bytes]:
+        """The bytes of each file of a data directory, by its name."""
+        files, place = self.files(), self.of_directory(data_dir)
+        stored = files.find(place, detail=True) if files.exists(place) else {}
+        # Of a folder that has become empty, the folder itself is what is found.
+        paths = [path for path, entry in stored.items() if entry["type"] == "file"]
+        return {path.rsplit("/", 1)[-1]: files.cat_file(path) for path in paths}
+
     def stop(self) -> None:
         """Kill it, as a crash would."""
         if self._process is not None:

@@ -18,6 +18,7 @@ from ingestion.shipped_readings import FILE as READINGS
 from ingestion.shipped_vectors import FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
 from optimizer.evaluation.problem.load import SHIPPED
+from tests import postgresql, store_servers
 from tests.catalogs import builtin_data_dir, copy_data_dir, fresh_data_dir
 from tests.known_device import store_ceilings
 from tests.places import SHARED
@@ -28,10 +29,11 @@ BUILTIN = Path(__file__).resolve().parent.parent / "hw_manuals"
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """The folder of this name, which the first worker that wants it fills. Nobody changes it.
 
-    With catalogs on PostgreSQL each worker has a server of its own, and so a folder of its own.
+    With stores on servers each worker has servers of its own, and so a folder of its own.
     """
     base = factory.getbasetemp()
-    own = "PYTEST_XDIST_WORKER" not in os.environ or "KERNLORE_TEST_CATALOG" in os.environ
+    alone = "PYTEST_XDIST_WORKER" not in os.environ
+    own = alone or postgresql.EVERYWHERE or store_servers.EVERYWHERE
     root = base if own else base.parent
     folder, finished = root / name, root / f"{name}.finished"
     with (root / f"{name}.lock").open("w") as lock:

@@ -5,6 +5,7 @@ KERNLORE_TEST_BLOBS=s3 and KERNLORE_TEST_CHROMA=server, each for itself.
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,6 +31,35 @@ def copy_directory(source: Path, target: Path) -> None:
     """Give a data directory the files of another. The index is made again."""
     if seaweed.EVERYWHERE:
         seaweed.server().copy_directory(source, target)
+
+
+def lose_files(data_dir: Path) -> None:
+    """Remove the stored files of a data directory, past the product."""
+    if seaweed.EVERYWHERE:
+        server = seaweed.server()
+        server.files().rm(server.of_directory(data_dir), recursive=True)
+    else:
+        shutil.rmtree(data_dir / "blobs")
+
+
+def lose_index(data_dir: Path) -> None:
+    """Remove the vector index of a data directory, past the product."""
+    if chroma_server.EVERYWHERE:
+        server = chroma_server.server()
+        server.empty(server.of_directory(data_dir))
+    else:
+        shutil.rmtree(data_dir / "chroma")
+
+
+def size_of_index(data_dir: Path) -> int:
+    """Bytes of the vector index of a data directory. A server has one file for all indexes: there
+    it is the entries that this one has.
+    """
+    if chroma_server.EVERYWHERE:
+        server = chroma_server.server()
+        return server.entries(server.of_directory(data_dir))
+    files = (data_dir / "chroma").rglob("*")
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def use_everywhere() -> None:

@@ -1,18 +1,31 @@
-"""Whether a text stands in any file of a data directory that is in use."""
+"""Whether a text stands in any file of a data directory in use, or of its stores on servers."""
 
 from __future__ import annotations
 
 import subprocess
 from pathlib import Path
 
+from tests import chroma_server, seaweed
 
-def files_with(folder: Path, text: str) -> list[str]:
-    """Names of the files that have the text, whatever its case.
 
-    Another process reads them: closing a file of SQLite here would drop the locks that this process
-    holds on it, and the catalog would be damaged.
+def files_with(data_dir: Path, text: str) -> list[str]:
+    """Names of the files that have the text, whatever its case: of those in the data directory, of
+    those that it has in a bucket, and of all that a Chroma server has.
+    """
+    names = _on_disk(data_dir, text)
+    if chroma_server.EVERYWHERE:
+        names += _on_disk(chroma_server.server().folder, text)
+    if seaweed.EVERYWHERE:
+        stored = seaweed.server().contents(data_dir)
+        names += [name for name, data in stored.items() if text.lower().encode() in data.lower()]
+    return sorted(names)
+
+
+def _on_disk(folder: Path, text: str) -> list[str]:
+    """Another process reads them: closing a file of SQLite here would drop the locks that this
+    process holds on it, and the catalog would be damaged.
     """
     command = ["grep", "-rlaiF", "-e", text, str(folder)]
     search = subprocess.run(command, capture_output=True, text=True, check=False)
     assert search.returncode in (0, 1), search.stderr
-    return sorted(Path(line).name for line in search.stdout.splitlines())
+    return [Path(line).name for line in search.stdout.splitlines()]

@@ -243,8 +243,17 @@ class Server(Chroma):
     def disconnect(self) -> None:
         with self._connecting:
             for client in self._connected.values():
-                client.close()
+                _close(client)
             self._connected.clear()
+
+
+def _close(client: Any) -> None:
+    """Close a client for HTTP. Its own `close` leaves open the connections of its two parts, until
+    they are collected as garbage.
+    """
+    for part in (client, client._admin_client):
+        part._server._session.close()
+    client.close()
 
 
 def not_found() -> type[Exception]:

@@ -24,7 +24,7 @@ import pytest
 import structlog
 
 from api.cli.main import main
-from tests import postgresql, store_servers
+from tests.catalogs import environment_of
 from tests.shared import place_models
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -73,7 +73,8 @@ def kernlore(
     environment: Mapping[str, str] | None = None,
 ) -> Ran:
     """One command line in this process: it saves the second that an interpreter and imports cost.
-    `environment` is added to what is there without settings of this product.
+    `environment` is added to what is there without settings of this product, except those that
+    name the servers of all tests.
 
     Standard output and standard error are caught at their file descriptors, so that what a child
     process or a library prints there counts as well.
@@ -81,7 +82,8 @@ def kernlore(
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as folder:
         for name in filter(_is_setting, list(os.environ)):
             patch.delenv(name)
-        for name, value in (environment or {}).items():
+        servers = environment_of(data) if data is not None else {}
+        for name, value in (servers | dict(environment or {})).items():
             patch.setenv(name, value)
         patch.chdir(ROOT)
         given = Path(folder, "in")
@@ -107,7 +109,7 @@ def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: st
     """One command line in an interpreter of its own, as a shell starts it."""
     environment = {k: v for k, v in os.environ.items() if not _is_setting(k)}
     if data is not None:
-        environment |= _stores_of(data)
+        environment |= environment_of(data)
     done = subprocess.run(
         [*COMMAND, *map(str, arguments), *_data_option(data)],
         cwd=ROOT,
@@ -124,10 +126,6 @@ def kernlore_process(*arguments: str | Path, data: Path | None = None, stdin: st
 def _is_setting(name: str) -> bool:
     """How evaluations are timed stays as the whole suite has it."""
     return name.startswith("KERNLORE_") and name != "KERNLORE_TIMING"
-
-
-def _stores_of(data: Path) -> dict[str, str]:
-    return postgresql.environment_of(data) | store_servers.environment_of(data)
 
 
 def _data_option(data: Path | None) -> list[str]:
@@ -212,7 +210,7 @@ def serving(
             cwd=ROOT,
             stdout=out,
             stderr=errors,
-            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)} | _stores_of(data),
+            env=os.environ | {"KERNLORE_KNOWLEDGE_DIR": str(knowledge)} | environment_of(data),
         )
     url = f"http://127.0.0.1:{port}"
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import resource
-import shutil
 import socket
 import subprocess
 import sys
@@ -26,6 +25,7 @@ from tests.api.cli_process import (
     kernlore_process,
 )
 from tests.catalogs import copy_data_dir
+from tests.store_servers import lose_files
 
 pytestmark = pytest.mark.slow(seconds=15)
 
@@ -455,7 +455,7 @@ def test_the_doctor_finds_a_lost_word_row_and_a_lost_original(data: Path, tmp_pa
     copy_data_dir(data, broken)
     with sqlite3.connect(broken / "catalog.sqlite") as connection:
         connection.execute("DELETE FROM lexical_passages WHERE rowid = 1")
-    shutil.rmtree(broken / "blobs")
+    lose_files(broken)
     ran = kernlore("doctor", "--json", data=broken)
     assert ran.code == 1
     wrong = {check["name"] for check in ran.json["checks"] if not check["ok"]}

@@ -17,8 +17,7 @@ from api.cli.backends.local import LocalTarget
 from api.cli.commands import jobs
 from api.cli.reading import Entry, Pace, figures, read_all
 from tests.api.cli_process import COMMAND, ROOT, kernlore
-from tests.catalogs import copy_data_dir
-from tests.postgresql import environment_of
+from tests.catalogs import copy_data_dir, environment_of
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=8)

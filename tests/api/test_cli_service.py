@@ -23,8 +23,7 @@ from tests.api.cli_process import (
     kernlore_process,
     serving,
 )
-from tests.catalogs import copy_data_dir
-from tests.postgresql import environment_of
+from tests.catalogs import copy_data_dir, environment_of
 from tests.shared import place_models
 
 pytestmark = pytest.mark.slow(seconds=30)

@@ -21,7 +21,7 @@ from api.http.app import create_app
 from kb.settings import Settings
 from tests.api.cli_process import COMMAND, ROOT, free_port, kernlore
 from tests.api.conftest import URL, assert_error
-from tests.postgresql import environment_of
+from tests.catalogs import environment_of
 from tests.shared import copy_knowledge, place_models
 
 pytestmark = pytest.mark.slow(seconds=10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -23,6 +24,7 @@ from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
 from kb.embedding import LocalEmbedder, Vectors
+from tests.catalogs import environment_of
 from tests.ingestion import golden
 
 pytestmark = pytest.mark.slow(seconds=10)
@@ -38,10 +40,11 @@ MANUALS = {
     )
     for n in range(4)
 }
-# Workers in a process of their own, one a data directory named on standard input. Loading the model
-# takes seconds, so the process serves several tests. Its leases are short.
+# Workers in a process of their own, one a line of standard input, which names a data directory and
+# the servers of its stores. Loading the model takes seconds, so the process serves several tests.
+# Its leases are short.
 WORK = """
-import sys
+import json, sys
 from pathlib import Path
 from ingestion.parse_process import ParserPool
 from tests.fixtures import VOCABULARY, Store
@@ -51,7 +54,8 @@ embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[1]))
 embedder.encode(["warm"])
 with ParserPool() as parsers:
     for line in sys.stdin:
-        store = Store(Path(line.strip()), embedder, parsers, Tagger(VOCABULARY))
+        data_dir, servers = json.loads(line)
+        store = Store(Path(data_dir), embedder, parsers, Tagger(VOCABULARY), servers)
         worker = store.worker(lease=0.5)
         print("working", flush=True)
         worker.drain()
@@ -78,7 +82,8 @@ class OtherProcess:
                 start_new_session=True,
             )
         assert self._process.stdin is not None
-        self._process.stdin.write(f"{data_dir}\n")
+        line = json.dumps([str(data_dir), environment_of(data_dir)])
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
         self.wait_for("working")
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import base64
+import gc
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 
 from kb.catalog.moving import copy_catalog
@@ -184,10 +185,8 @@ def test_an_emptied_server_is_filled_again(
 ) -> None:
     near = near_of(filled, url)
     near.catch_up()
-    name = chroma_server.collections(url)[0]
-    database = url.rpartition("=")[2]
-    route = f"{chroma_server.url}/api/v2/tenants/default_tenant/databases/{database}"
-    httpx.delete(f"{route}/collections/{name}").raise_for_status()
+    assert chroma_server.entries(url) == 5
+    chroma_server.empty(url)
     with pytest.raises(StoreAway):
         texts(filled, near)
     assert near.catch_up().added == 5
@@ -233,6 +232,19 @@ def test_who_asks_and_who_adds_have_limits_of_their_own(url: str) -> None:
     limits = [server.client(writing)._server._session.timeout.read for writing in (False, True)]
     assert limits == [chroma_client.ASKING_SECONDS, chroma_client.WRITING_SECONDS]
     server.disconnect()
+
+
+def test_a_closed_index_has_no_connection_left(filled: Store, url: str, proxy: FaultyProxy) -> None:
+    index = opened(filled, url)
+    index.open_or_rebuild()
+    assert texts(filled, index)  # who asks and who adds are connected
+    index.close()
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", ResourceWarning)
+        del index
+        gc.collect()
+    port = proxy.url.rpartition(":")[2]
+    assert not [str(warning.message) for warning in seen if port in str(warning.message)]
 
 
 def test_a_database_that_is_not_there_is_named(filled: Store, chroma_server: ChromaServer) -> None:

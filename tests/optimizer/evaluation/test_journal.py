@@ -27,8 +27,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.blocks import TimingPolicy
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.torch_python import TorchPython
-from tests.catalogs import fresh_data_dir
-from tests.postgresql import environment_of
+from tests.catalogs import environment_of, fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=15)
 
@@ -63,7 +62,8 @@ SETTINGS = EvaluationSettings(
 def evaluate(folder: Path, sleep: float, pool: RunnerPool | None = None) -> None:
     """One evaluation with the store in `folder`; without a pool it has runners of its own."""
     catalog = open_catalog(folder, os.environ.get("KERNLORE_CATALOG"))
-    journal = CatalogJournal(Evaluations(catalog), open_blobs(folder, None))
+    blobs = open_blobs(folder, os.environ.get("KERNLORE_BLOB_URL"))
+    journal = CatalogJournal(Evaluations(catalog), blobs)
     bundle = Bundle({"m.py": CANDIDATE.format(sleep=sleep)}, "m.py", "torch", "ModelNew")
     problem = load_problem(folder / "double.py")
     with Evaluator(problem, CPU, SETTINGS, journal, pool=pool) as evaluator:
