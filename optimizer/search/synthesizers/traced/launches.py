@@ -333,7 +333,7 @@ def neutral(combine: Combine, dtype: str) -> float | int:
     """What changes nothing when it is combined."""
     if combine in ("sum", "prod"):
         return int(combine == "prod")
-    sign = -1 if combine == "max" else 1
+    sign = 1 if combine == "min" else -1
     if dtype in FLOATS:
         return sign * float("inf")
     return -(1 << 63) if combine == "max" else (1 << 63) - 1

@@ -37,7 +37,7 @@ PLACED = (
     *("scatter.value_reduce", "scatter_add", "scatter_reduce.two", "index_add", "index_copy"),
     *("index_reduce", "index_put", "_unsafe_index_put", "put", "as_strided_scatter"),
 )
-SCANS = ("cummax", "cummin", "logcumsumexp")
+SCANS = ("cummax", "cummin")
 LIBRARY = frozenset(f"aten.{name}" for name in (*PRODUCTS, *SCANS, *PLACED))
 Choices = Mapping[str, Value]
 WIDTH = "prefer_vector_width"  # in bits; the widest last

@@ -240,6 +240,9 @@ class Kernel:
         of a row comes after all that counts."""
         combine, dtype = part.combine or "sum", part.body.dtype
         value = f"tl.broadcast_to({self._value(part.body)}, {list(self.shape)})"
+        if combine == "logaddexp":
+            self._scan_of_powers(part, value, carried, stored)
+            return
         helper = {"sum": "traced_plus", "prod": "traced_times"}[combine]
         self.helpers.add(helper)
         term = self._assign(value)
@@ -248,6 +251,26 @@ class Kernel:
             name = self._assign(self._combined(carried, name, combine, dtype))
             total = self._reduced(term, combine, dtype)
             self._line(f"{carried} = {self._combined(carried, total, combine, dtype)}")
+        self.results[part.out.name] = name
+        if stored:
+            self._store(part, name)
+
+    def _scan_of_powers(self, part: Placed, value: str, carried: str, stored: bool) -> None:
+        """The logarithm of a running sum of exponentials, which is carried as a maximum and a sum
+        about it: added up as logarithms, a long row would lose digits at each step."""
+        self.helpers.add("traced_powers")
+        kind = operators.TYPES[part.body.dtype]
+        term = f"({self._assign(value)}, tl.full({list(self.shape)}, 1.0, {kind}))"
+        most, powers = self._names(2)
+        how = f"{term}, {self.axis}, traced_powers"
+        self._line(f"{most}, {powers} = tl.associative_scan({how})")
+        if carried:
+            before = f"{carried}, {carried}_powers"
+            self._line(f"{most}, {powers} = traced_powers({before}, {most}, {powers})")
+            total = ", ".join(self._names(2))
+            self._line(f"{total} = tl.reduce({how}, keep_dims=True)")
+            self._line(f"{before} = traced_powers({before}, {total})")
+        name = self._assign(f"{most} + tl.log({powers})")
         self.results[part.out.name] = name
         if stored:
             self._store(part, name)
@@ -395,9 +418,12 @@ class Kernel:
 
     # -- lines
 
+    def _names(self, count: int) -> list[str]:
+        self.names += count
+        return [f"v{self.names - count + n}" for n in range(count)]
+
     def _assign(self, text: str) -> str:
-        name = f"v{self.names}"
-        self.names += 1
+        (name,) = self._names(1)
         self._line(f"{name} = {text}")
         return name
 

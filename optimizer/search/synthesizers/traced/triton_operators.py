@@ -68,6 +68,14 @@ def traced_plus(a, b):
 def traced_times(a, b):
     return a * b
 """,
+    # Sums of exponentials about their maxima; an infinite one is not taken from itself.
+    "traced_powers": """\
+@triton.jit
+def traced_powers(a, x, b, y):
+    top = traced_max(a, b)
+    about = tl.where(tl.abs(top) == float("inf"), 0.0, top)
+    return top, x * tl.exp(a - about) + y * tl.exp(b - about)
+""",
     # The polynomial is that of the Cephes library, tanhf.c.
     "traced_tanh": """\
 @triton.jit
@@ -363,6 +371,7 @@ NEEDS: Mapping[str, tuple[str, ...]] = {
     ),
     **dict.fromkeys(("traced_asin", "traced_acos", "traced_atan2"), ("traced_atan",)),
     "traced_rest": ("traced_quotient",),
+    "traced_powers": ("traced_max",),
 }
 _CALLED: Mapping[str, str] = {
     "max": "traced_max",

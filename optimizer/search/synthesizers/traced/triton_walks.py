@@ -108,6 +108,8 @@ class WalkingKernel(Kernel):
                 kind = operators.TYPES[part.body.dtype]
                 shape = list(self.ends if part.role == "scan" else self.shape)
                 totals[part.out.name] = self._assign(f"tl.full({shape}, {start}, {kind})")
+                if part.combine == "logaddexp":
+                    self._line(f"{totals[part.out.name]}_powers = tl.zeros({shape}, {kind})")
         return totals
 
     def _update(self, part: Placed, totals: Mapping[str, str]) -> None:

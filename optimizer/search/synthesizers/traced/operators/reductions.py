@@ -98,8 +98,6 @@ def _scan(lowering: Lowering, node: fx.Node) -> Value:
     if not shape or shape[dim] == 1:
         return broadcast(value, shape, dtype)
     combine: Combine = "sum" if "cumsum" in str(node.target) else "prod"
-    if lowering.leaves_to_torch and prod(shape) // shape[dim] < LEAST_ROWS:
-        raise NotLowered(f"{node.target} of few rows")
     return scanned(lowering, broadcast(value, shape, dtype), dim, combine)
 
 
@@ -107,6 +105,8 @@ def scanned(lowering: Lowering, value: Value, dim: int, combine: Combine) -> Val
     """At each place what is there and before it along a dimension, which has several, combined."""
     if 0 in value.shape:
         raise NotLowered("a scan of nothing")
+    if lowering.leaves_to_torch and prod(value.shape) // value.shape[dim] < LEAST_ROWS:
+        raise NotLowered("a scan of few rows")
     variables = lowering.variables(value.shape)
     places = tuple(index(v) if v.extent != 1 else Index() for v in variables)
     space = tuple(v for v in variables if v.extent != 1)
