@@ -31,8 +31,8 @@ from optimizer.search.synthesizers.traced.program import Buffer, Combine
 
 ENOUGH = 264  # programs: two for each multiprocessor of the largest devices
 MOST_WARPS = 16  # 32 would be more threads than AMD's wavefronts of 64 allow
-# A scan across rows: one warp, whose every thread adds up its own columns. Of 21 tiles the best but
-# one on an H200, for rows of 1,351 and of 2,048 (benchmarks/results/foreign_h200.md).
+# A scan across rows: one warp, whose threads add up few columns each. Of 21 tiles the fastest on an
+# H200 for rows of 1,351, the third for rows of 2,048 (benchmarks/results/foreign_h200.md).
 SCANNED = (32, 16)
 NARROW = 32  # results beside each other, from which on a tile is taken along them alone
 UNROLLED = 32  # terms of a window
@@ -405,8 +405,9 @@ class Kernel:
 
     def _memory(self, place: Index, buffer: Buffer) -> str:
         """A place of a buffer where the buffer lies. What lies between rows is added as a product
-        of its own: told that rows are aligned, Triton gives each thread elements beside each other,
-        and what it reads of other, unaligned rows takes twice as long (on an H200)."""
+        of its own: told that rows are aligned, Triton seems to give each thread elements beside
+        each other of the unaligned rows that it reads too (on an H200 a norm took 40 us so, and
+        22 before)."""
         text = self._index(place)
         if buffer.pitch:
             row = rejoined(place // buffer.shape[-1])

@@ -3,9 +3,6 @@ which are written, and what a search does when they are not right."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -82,7 +79,6 @@ MODELS = {
         "nn.ConvTranspose2d(37, 40, (1, 3))",
     ),
 }
-RUNNER = test_traced_triton.RUNNER
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -111,15 +107,7 @@ def results(small_ones: None, tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.write_text(source_of(name).text, encoding="utf-8")
         _, given, _ = test_traced_triton.model_of(name)
         torch.save(given, path.with_suffix(".given"))
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        cwd=folder,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    test_traced_triton.interpreted(folder)
     return folder
 
 

@@ -257,6 +257,7 @@ def interpreted(folder: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
 
