@@ -10,11 +10,11 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from importlib.resources import files
 
 import structlog
-from fastapi import Depends, FastAPI, Request
+from fastapi import FastAPI, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
@@ -26,10 +26,9 @@ from api.http import errors
 from api.http.admission import Admission
 from api.http.authorisation import Authorisation
 from api.http.callers import KnownCallers
-from api.http.dependencies import access_scope, known_parameters
 from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
-from api.http.openapi import DESCRIPTION, ERRORS, TAGS, TITLE, describe
+from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
 from api.http.routes import (
     documents,
     evaluations,
@@ -74,8 +73,6 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        responses=ERRORS,
-        dependencies=[Depends(access_scope), Depends(known_parameters)],
         lifespan=_lifespan if services is None else _lent,
     )
     app.state.settings = settings
@@ -103,7 +100,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         runs,
         trajectories,
     ):
-        app.include_router(module.router)
+        app.router.routes.extend(module.router.routes)  # they are whole: see `api_router`
     _add_docs(app)
     web.add_to(app)
     app.router.routes.append(Route(MCP_PATH, app.state.mcp, include_in_schema=False))
@@ -123,7 +120,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if services.catalog.on_server:
         periodic.append(asyncio.create_task(_exchange_counts(services, app.state.limits)))
     try:
-        async with app.state.mcp.open(app, settings):
+        async with app.state.mcp.open(app, settings), _queues(app):
             yield
     finally:
         for task in periodic:
@@ -132,6 +129,17 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             services.keys.flush()
         finally:
             background.stop()
+
+
+@asynccontextmanager
+async def _queues(app: FastAPI) -> AsyncIterator[None]:
+    """What routes start beside a request, while the services are open: evaluations, runs, and
+    trajectories, whose queue uses that of the evaluations.
+    """
+    async with AsyncExitStack() as opened:
+        for module in (evaluations, runs, trajectories):
+            await opened.enter_async_context(module.lifespan(app))
+        yield
 
 
 async def _flush_uses(services: Services) -> None:
@@ -163,7 +171,8 @@ async def _exchange_counts(services: Services, limits: Limits) -> None:
 async def _lent(app: FastAPI) -> AsyncIterator[None]:
     """The services are somebody else's."""
     app.state.admission = Admission(app.state.settings)
-    yield
+    async with _queues(app):
+        yield
 
 
 def _add_docs(app: FastAPI) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import Depends, Request, params
+from fastapi import APIRouter, Depends, Request, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 
 from api.http.authorisation import caller_of
 from api.http.bodies import check_text
 from api.http.observability import Metrics
+from api.http.openapi import ERRORS
 from api.services import Background, Services
 from kb.errors import InvalidRequest, nearest
 from kb.scope import AccessScope
@@ -83,3 +84,13 @@ Parts = Annotated[Services, Depends(_services)]
 Threads = Annotated[Background, Depends(_background)]
 Counters = Annotated[Metrics, Depends(_metrics)]
 Access = Annotated[AccessScope, Depends(access_scope)]
+
+
+def api_router(tag: str) -> APIRouter:
+    """Routes of the interface, below one heading of its description.
+
+    What all of them depend on is given here and not when the application takes them in: FastAPI
+    would then build each route's parameters a second time, within the first request.
+    """
+    checks = [Depends(access_scope), Depends(known_parameters)]
+    return APIRouter(tags=[tag], responses=ERRORS, dependencies=checks)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import PassagePatch, validated
@@ -17,11 +17,11 @@ from api.services import Services
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
-    PageRoute,
     SentForm,
     counted,
     is_fragment,
     page,
+    page_router,
     paged,
     see_other,
 )
@@ -35,7 +35,7 @@ from retrieval.vocabulary import symbols_of_section
 
 ACTOR = "web"
 PASSAGES = 20
-router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

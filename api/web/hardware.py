@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import FactsPatch, HardwareBody, validated
@@ -12,7 +12,7 @@ from api.http.admission import admitted
 from api.http.bodies import signed
 from api.http.dependencies import Access, Parts
 from api.http.routes.retrieve import answer_of
-from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
+from api.web.pages import MAX_PAGE, SentForm, page, page_router, paged, see_other
 from ingestion import hardware as chips
 from kb.errors import InvalidRequest
 from kb.hardware.shipped import is_shipped
@@ -24,7 +24,7 @@ from retrieval.vocabulary import list_samples, list_symbols
 
 ACTOR = "web"
 FIRST_TOKENS = 24_000
-router = APIRouter(prefix="/ui/hardware", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui/hardware")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

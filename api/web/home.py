@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fastapi import APIRouter, Request
+from fastapi import Request
 from fastapi.responses import HTMLResponse
 
 from api.http.dependencies import Access, Parts, Threads
 from api.services import Services
-from api.web.pages import PageRoute, page
+from api.web.pages import page, page_router
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
 from kb.catalog.knowledge import corrections
@@ -19,7 +19,7 @@ from kb.scope import AccessScope
 from optimizer.search.runs.run_store import count_runs, list_runs
 from retrieval.documents import list_documents, list_proposed_recipes, page_of_documents
 
-router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui")
 
 
 @dataclass(frozen=True)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, get_args
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.dependencies import Access, Parts
-from api.web.pages import MAX_PAGE, PageRoute, SentForm, page, paged, see_other
+from api.web.pages import MAX_PAGE, SentForm, page, page_router, paged, see_other
 from ingestion.progress import STATES, JobFilter, list_jobs, retry_job, show_job
 from kb.catalog.jobs import JobState
 from kb.catalog.knowledge.proposed_recipes import RecipeStatus
@@ -16,7 +16,7 @@ from kb.errors import InvalidRequest
 from retrieval.documents import decide_proposed_recipe, list_proposed_recipes
 from retrieval.knowledge_tree import knowledge_node
 
-router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from urllib.parse import urlsplit
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 
 from api.http.authorisation import COOKIE, session_of
 from api.http.dependencies import Parts
-from api.web.pages import PageRoute, SentForm, error_page, page, see_other
+from api.web.pages import SentForm, error_page, page, page_router, see_other
 from kb.catalog.keys import SESSION_SECONDS
 from kb.errors import KernloreError, Unauthorized
 
-router = APIRouter(prefix="/ui", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui")
 
 
 def refused_page(request: Request, error: KernloreError) -> Response:

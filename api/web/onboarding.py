@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import Depends, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.http.dependencies import Access, Parts
 from api.http.routes.evaluations import from_this_machine
 from api.services import CHECK_COMMAND, Services
-from api.web.pages import PageRoute, SentForm, error_page, page, see_other
+from api.web.pages import SentForm, error_page, page, page_router, see_other
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
 from kb.errors import InvalidRequest, KernloreError
@@ -21,7 +21,7 @@ from optimizer.evaluation.check_process import check_apart
 from retrieval.onboarding import onboarding_steps
 
 ORIGIN = "the form"
-router = APIRouter(prefix="/ui/hardware", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui/hardware")
 
 
 @router.get("/{hardware_id}/setup")

@@ -15,7 +15,7 @@ from http import HTTPStatus
 from typing import Annotated, Any, NamedTuple
 from urllib.parse import parse_qsl, urlencode
 
-from fastapi import Depends, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, RedirectResponse
 from fastapi.routing import APIRoute
@@ -162,6 +162,16 @@ async def check_query(request: Request) -> None:
                 f"{name[:80]} has {len(value):,} characters; the limit is {MAX_PARAMETER:,}",
                 hint="Shorten it, or send it with the form of the page.",
             )
+
+
+def page_router(prefix: str) -> APIRouter:
+    """Pages below an address; each refuses a query that cannot be used."""
+    return APIRouter(
+        prefix=prefix,
+        route_class=PageRoute,
+        include_in_schema=False,
+        dependencies=[Depends(check_query)],
+    )
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import shlex
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import load_json
@@ -15,7 +15,7 @@ from api.http.admission import admitted
 from api.http.dependencies import Access, Counters, Parts
 from api.http.routes.retrieve import answer_of
 from api.services import Services
-from api.web.pages import PageRoute, SentForm, error_page, page, see_other
+from api.web.pages import SentForm, error_page, page, page_router, see_other
 from ingestion import hardware as chips
 from kb.errors import InvalidRequest, KernloreError
 from kb.scope import CATEGORIES, AccessScope
@@ -24,7 +24,7 @@ from retrieval.request import TASKS
 
 MAX_LINK = 8_000  # characters that every proxy lets pass
 FIELDS = ("signal", "hardware", "task", "query", "op", "language", "dtype", "log", "metrics")
-router = APIRouter(prefix="/ui/retrieve", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui/retrieve")
 Text = Annotated[str, Query()]
 
 

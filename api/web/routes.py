@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.resources import files
 
-from fastapi import APIRouter, Depends, FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.responses import HTMLResponse
 from fastapi.staticfiles import StaticFiles
 
@@ -20,8 +20,9 @@ from api.web import (
     skills,
     symbols,
 )
-from api.web.pages import PageRoute, check_query
+from api.web.pages import PageRoute
 from kb.errors import NotFound
+from optimizer.search.runs.plot_cache import PlotCache
 
 
 def add_to(app: FastAPI) -> None:
@@ -40,8 +41,9 @@ def add_to(app: FastAPI) -> None:
         runs,
         knowledge,
     ):
-        app.include_router(module.router, dependencies=[Depends(check_query)])
-    app.include_router(_rest)
+        app.router.routes.extend(module.router.routes)
+    app.router.routes.extend(_rest.routes)
+    app.state.plots = PlotCache()
 
 
 _rest = APIRouter(route_class=PageRoute, include_in_schema=False)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Query, Request, Response
+from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import RunBody, validated
@@ -18,11 +16,11 @@ from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
     Form,
-    PageRoute,
     SentForm,
     counted,
     is_fragment,
     page,
+    page_router,
     paged,
     see_other,
 )
@@ -38,21 +36,12 @@ STATES = ("running", "finished", "cancelled", "failed")
 POLICIES = ("best-first", "mcts", "evolutionary")
 
 
-@asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Within that of the application: the services are open."""
-    app.state.plots = PlotCache()
-    yield
-
-
 def _plots(request: Request) -> PlotCache:
     plots: PlotCache = request.app.state.plots
     return plots
 
 
-router = APIRouter(
-    prefix="/ui/runs", route_class=PageRoute, include_in_schema=False, lifespan=_lifespan
-)
+router = page_router("/ui/runs")
 Plots = Annotated[PlotCache, Depends(_plots)]
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 

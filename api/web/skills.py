@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import validated
@@ -16,10 +16,10 @@ from api.skill_bodies import RevisionBody, SkillPatch
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
-    PageRoute,
     SentForm,
     counted,
     page,
+    page_router,
     paged,
     see_other,
 )
@@ -31,7 +31,7 @@ from retrieval.diagnose.signals import load_signals
 from skills.lifecycle import change_state
 from skills.revising import Revision
 
-router = APIRouter(prefix="/ui/skills", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui/skills")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 
 

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
 from api.bodies import SymbolPatch, validated
 from api.http.bodies import signed
 from api.http.dependencies import Access, Parts
-from api.web.pages import PageRoute, SentForm, page, see_other
+from api.web.pages import SentForm, page, page_router, see_other
 from retrieval.vocabulary import correct_symbol, show_symbol
 
 ACTOR = "web"
 TEXTS = ("signature", "meaning", "example")
-router = APIRouter(prefix="/ui/symbols", route_class=PageRoute, include_in_schema=False)
+router = page_router("/ui/symbols")
 
 
 @router.get("/{symbol_id}")

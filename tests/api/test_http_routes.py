@@ -7,6 +7,7 @@ from typing import Any
 
 from fastapi.testclient import TestClient
 
+from api.web.pages import PageRoute
 from tests.api.conftest import assert_error
 
 # A valid body for each route that takes one, so that only the id can be wrong.
@@ -56,3 +57,26 @@ def test_unknown_hardware_is_named_with_its_nearest(client: TestClient) -> None:
         body = assert_error(client.get(path), 404, "unknown_hardware")
         assert "h100" in body["hint"]
     assert_error(client.get("/documents?hardware=h10"), 404, "unknown_hardware")
+
+
+def test_every_route_refuses_a_query_that_it_does_not_know(client: TestClient) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    for template, operations in paths.items():
+        path = re.sub(r"\{\w+\}", "nobody", template)
+        for method in operations:
+            answer = client.request(method, f"{path}?hardwares=h100")
+            assert "unknown query parameter" in answer.json()["message"], (method, path)
+
+
+def test_every_page_refuses_a_query_that_cannot_be_stored(client: TestClient) -> None:
+    pages = [
+        route
+        for route in client.app.routes  # type: ignore[attr-defined]
+        if isinstance(route, PageRoute) and route.path != "/ui/{rest:path}"
+    ]
+    assert len(pages) > 20
+    for route in pages:
+        for method in route.methods or ():
+            answer = client.request(method, re.sub(r"\{\w+\}", "1", route.path) + "?x=%00")
+            assert answer.status_code == 400, (method, route.path)
+            assert "NUL" in answer.text, (method, route.path)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Annotated, Any
 from urllib.parse import quote
 
-from fastapi import APIRouter, Depends, Query, Response
+from fastapi import Depends, Query, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, Field
 
 from api.bodies import PassagePatch
 from api.http.bodies import json_body
-from api.http.dependencies import Access, Counters, Parts
+from api.http.dependencies import Access, Counters, Parts, api_router
 from api.http.errors import ErrorBody
 from api.http.multipart import Incoming, UploadForm, read_upload
 from api.http.openapi import json_request, upload_request
@@ -23,7 +23,7 @@ from kb.plain import plain
 from kb.scope import AccessScope, Category
 from retrieval import documents as browse
 
-router = APIRouter(tags=["documents"])
+router = api_router("documents")
 
 VersionNumber = Annotated[
     int | None, Query(ge=1, le=10**9, description="Number of a version. Default: the current one.")

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 
 from api.bodies import EvaluationBody
 from api.http.bodies import json_body
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, api_router
 from api.http.openapi import json_request
 from api.services import evaluate_processes
 from kb.addresses import is_loopback
@@ -55,7 +55,7 @@ def from_this_machine(request: Request) -> None:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
     app.state.evaluations = EvaluationQueue(app.state.services, evaluate_processes())
     app.state.evaluations.open()
@@ -65,7 +65,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.evaluations.close()
 
 
-router = APIRouter(tags=["evaluations"], lifespan=_lifespan)
+router = api_router("evaluations")
 Queue = Annotated[EvaluationQueue, Depends(_queue)]
 
 

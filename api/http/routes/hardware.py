@@ -7,12 +7,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse
 
 from api.bodies import FactPatch, FactsPatch, HardwareBody, SymbolPatch, check_text, load_json
 from api.http.bodies import is_json, json_body, media_type, read_limited
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, api_router
 from api.http.openapi import json_request, text_request
 from ingestion import hardware as chips
 from kb.catalog.knowledge.proposed_symbols import SymbolStatus
@@ -23,7 +23,7 @@ from kb.settings import Settings
 from retrieval.hardware_removal import remove_hardware
 from retrieval.vocabulary import MAX_LISTED, correct_symbol, list_samples, list_symbols
 
-router = APIRouter(tags=["hardware"])
+router = api_router("hardware")
 
 _TOML = ("text/toml", "application/toml", "text/plain")
 _ORIGIN = "the request"

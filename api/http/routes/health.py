@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import Response
 from fastapi.responses import JSONResponse
 
-from api.http.dependencies import Counters, Threads
+from api.http.dependencies import Counters, Threads, api_router
 from api.http.observability import CONTENT_TYPE
 from api.services import Readiness
 from kb.catalog.schema import TOO_NEW
 from kb.plain import plain
 from kb.settings import product_version
 
-router = APIRouter(tags=["service"])
+router = api_router("service")
 
 
 @router.get("/", include_in_schema=False)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, api_router
 from ingestion.progress import MAX_LIMIT, DocumentJob, JobFilter, JobPage
 from ingestion.progress import list_jobs as jobs_of
 from ingestion.progress import retry_job as queue_again
 from ingestion.progress import show_job as job_of
 from kb.catalog.jobs import JobState
 
-router = APIRouter(tags=["documents"])
+router = api_router("documents")
 
 
 @router.get("/jobs", summary="List jobs, newest first, with counts")

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query
+from fastapi import Query
 from fastapi.responses import JSONResponse
 
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, api_router
 from kb.plain import plain
 from retrieval.diagnose.signals import load_signals
 from retrieval.documents import list_proposed_recipes
 
-router = APIRouter(tags=["knowledge"])
+router = api_router("knowledge")
 
 
 @router.get("/signals", summary="List the run-time signals")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse
 
 from api.http.admission import admitted
@@ -18,7 +18,7 @@ from api.http.bodies import (
     read_limited,
     too_large,
 )
-from api.http.dependencies import Access, Counters, Parts
+from api.http.dependencies import Access, Counters, Parts, api_router
 from api.http.models import OutcomeBody
 from api.http.openapi import json_request, retrieve_examples, text_request
 from api.services import Services
@@ -36,7 +36,7 @@ from retrieval.request_body import (
 )
 from retrieval.stages import watching
 
-router = APIRouter(tags=["retrieve"])
+router = api_router("retrieve")
 
 
 Parameters = Annotated[RetrieveQuery, Query()]

@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 
 from api.bodies import ReviewBody, RunBody, StepBody
 from api.http.bodies import json_body
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, api_router
 from api.http.openapi import json_request
 from api.http.routes.evaluations import from_this_machine
 from api.services import RUN_COMMAND
@@ -34,7 +34,7 @@ def _processes(request: Request, parts: Parts) -> RunProcesses:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
     app.state.runs = RunProcesses(app.state.services, RUN_COMMAND)
     try:
@@ -43,7 +43,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.runs.close()
 
 
-router = APIRouter(tags=["runs"], lifespan=_lifespan)
+router = api_router("runs")
 Processes = Annotated[RunProcesses, Depends(_processes)]
 
 

@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import Depends, Query, Request
 from fastapi.responses import JSONResponse, Response
 from pydantic import BaseModel
 
 from api.bodies import Actor, load_json, validated
 from api.http.bodies import is_json, json_body, media_type, read_json_body, signed, too_large
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Access, Parts, api_router
 from api.http.multipart import ACTOR as SENT_WITH
 from api.http.multipart import read_form
 from api.http.openapi import json_request
@@ -31,7 +31,7 @@ from skills.lifecycle import change_state
 from skills.revising import Revision
 from skills.skill_library import Imported, SkillDetail
 
-router = APIRouter(tags=["skills"])
+router = api_router("skills")
 ACTOR = "http"
 
 

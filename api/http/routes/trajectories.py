@@ -9,11 +9,11 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, FastAPI, Request
+from fastapi import Depends, FastAPI, Request
 
 from api.bodies import TrajectoryBody, load_json, validated
 from api.http.bodies import is_json, media_type, read_limited
-from api.http.dependencies import Parts
+from api.http.dependencies import Parts, api_router
 from api.http.routes.evaluations import from_this_machine
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.plain import plain
@@ -28,7 +28,7 @@ def _queue(request: Request) -> TrajectoryQueue:
 
 
 @asynccontextmanager
-async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the evaluations, whose queue it uses."""
     app.state.trajectories = TrajectoryQueue(app.state.services, app.state.evaluations)
     app.state.trajectories.wake()  # an earlier service may have left some
@@ -85,7 +85,7 @@ def _request() -> dict[str, Any]:
     return {"requestBody": {"required": True, "content": content}}
 
 
-router = APIRouter(tags=["trajectories"], lifespan=_lifespan)
+router = api_router("trajectories")
 Queue = Annotated[TrajectoryQueue, Depends(_queue)]
 
 
