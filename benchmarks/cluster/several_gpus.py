@@ -115,7 +115,9 @@ def search(
 ) -> Phase:
     """`kernlore optimize` over these problems, ended when its time is over."""
     data = folder / "data"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": "0"}
+    paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
+    environment["CUDA_VISIBLE_DEVICES"] = "0"
     shared = ["--hardware", options.hardware, "--candidates", str(options.candidates)]
     shared += ["--knowledge", "off", "--synthesizers", options.synthesizers]
     shared += ["--data-dir", str(data), "--json"]
