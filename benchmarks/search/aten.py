@@ -46,9 +46,8 @@ from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.traced import cpp, triton
-from optimizer.search.synthesizers.traced.program import Program
+from optimizer.search.synthesizers.traced.program import NotWritten, Program
 from optimizer.search.synthesizers.traced.synthesizer import CPP, LIBRARY, TRITON, lowered
-from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 
 FASTER, RIGHT, LEFT = "right and faster", "right, not known to be faster", "left to the library"
 WRONG, FAILED, NOT_BEGUN = "not right", "not measured", "not begun: the time was over"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from math import prod
 
 from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
+from optimizer.search.synthesizers.traced import cpp_writer
 from optimizer.search.synthesizers.traced.cpp_places import Placing
 from optimizer.search.synthesizers.traced.cpp_writer import TYPES, start_of
 from optimizer.search.synthesizers.traced.expression import FLOATS
@@ -20,7 +21,7 @@ from optimizer.search.synthesizers.traced.index import (
     index,
 )
 from optimizer.search.synthesizers.traced.nests import Nest, lane_of, nests
-from optimizer.search.synthesizers.traced.program import Buffer, Program, Stage
+from optimizer.search.synthesizers.traced.program import Buffer, NotWritten, Program, Stage
 
 ALONE = 20_000  # computed elements, below which waking a second thread costs more than it brings
 ON_STACK = 4_096  # elements
@@ -72,7 +73,9 @@ class _Case(Placing):
 
     def _pointer(self, buffer: Buffer) -> None:
         kind, name = TYPES[buffer.dtype], buffer.name
-        if buffer.number is None:
+        if buffer.hidden:
+            self._table(buffer)
+        elif buffer.number is None:
             size = buffer.elements * ITEM_BYTES[buffer.dtype]
             self.rooms.append(f"static void *room_{name};")
             self._line(f"{kind} *__restrict__ {name} = ({kind} *)kl_room(&room_{name}, {size});")
@@ -81,6 +84,17 @@ class _Case(Placing):
             source = f"({const}{kind} *)t[{buffer.number}].data"
             self._line(f"{const}{kind} *__restrict__ {name} = {source};")
         self._line(f"(void){name};")
+
+    def _table(self, buffer: Buffer) -> None:
+        """Elements that stand in the source, as the interface does not hand them over."""
+        if len(buffer.values) != buffer.elements or buffer.dtype in ("float16", "bfloat16"):
+            raise NotWritten(
+                f"{buffer.hidden}, a buffer of the Model outside its state_dict, with"
+                f" {buffer.elements} elements of {buffer.dtype}"
+            )
+        elements = ", ".join(cpp_writer.number(value, buffer.dtype) for value in buffer.values)
+        kind, name = TYPES[buffer.dtype], buffer.name
+        self.rooms.append(f"alignas(64) static const {kind} {name}[] = {{{elements}}};")
 
     # -- loops
 

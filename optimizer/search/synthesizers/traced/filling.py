@@ -86,7 +86,7 @@ def with_pitch(
     others = {name for step in steps for name in _touched(step, buffers, products)}
     return {
         name: _pitched(buffer, multiple)
-        if name in (lefts | results) - others and buffer.number is None
+        if name in (lefts | results) - others and buffer.number is None and not buffer.hidden
         else buffer
         for name, buffer in buffers.items()
     }

@@ -53,9 +53,11 @@ _FUSED_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causa
 
 @dataclass(frozen=True)
 class Traced:
-    """A graph whose placeholders are inputs, then weights and buffers in state_dict order."""
+    """A graph whose placeholders are inputs, then weights and buffers in state_dict order, then the
+    buffers of `hidden`, by their path in the Model: those that no state_dict holds."""
 
     graph: fx.Graph
+    hidden: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
         inputs = [_of_dtype(value, wanted) for value in values]
         state = {
             name: _of_dtype(v if isinstance(v, FakeTensor) else mode.from_tensor(v), wanted)
-            for name, v in model.state_dict().items()
+            for name, v in _every(model).items()
         }
 
         def run(*tensors: torch.Tensor) -> Any:
@@ -114,7 +116,28 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
     graph.eliminate_dead_code()
     if len(graph.nodes) > MOST_OPERATORS:
         return NotTraced(f"it is made of {len(graph.nodes)} operators")
-    return Traced(graph)
+    return Traced(graph, tuple(_every(model))[len(model.state_dict()) :])
+
+
+@lru_cache(maxsize=4)
+def hidden_values(source: str) -> Mapping[str, torch.Tensor]:
+    """The buffers of the Model that no state_dict holds, such as the frequencies of a rotary
+    embedding, as the file makes them; the harness refuses a problem that draws them."""
+    known = _module(source).__dict__
+    make_init = known.get("get_init_inputs")
+    with torch.no_grad():
+        arguments = positional(
+            known["Model"].__init__, make_init() if make_init else [], "get_init_inputs()", 1
+        )
+        model = known["Model"](*arguments)
+    kept = model.state_dict()
+    return {name: value for name, value in _every(model).items() if name not in kept}
+
+
+def _every(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """What the state_dict holds, then the other buffers."""
+    kept = model.state_dict()
+    return kept | {name: v for name, v in model.named_buffers() if name not in kept}
 
 
 @torch.library.custom_op("kernlore::attention", mutates_args=())

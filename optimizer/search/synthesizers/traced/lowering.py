@@ -8,7 +8,7 @@ used more than once and is dear to compute.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import prod
 from operator import getitem
 from typing import Any
@@ -40,6 +40,7 @@ from optimizer.search.synthesizers.traced.program import (
 )
 
 Places = tuple[Index, ...]
+MOST_VALUES = 16_384  # elements of a buffer that may stand in a source
 DEAR = 10  # additions, from which on a value that is used twice is kept
 LONGEST = 200  # additions in one expression, from which on a value is kept in any case
 
@@ -76,10 +77,12 @@ class Lowering:
         signature: Signature,
         operators: Mapping[str, Rule],
         library: frozenset[str] | None = None,
+        hidden: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         """`operators` lowers one node each, by the operator's name. With `library`, the operators
         that it names and those that cannot be lowered are left to torch, and what is kept has the
-        dtype that torch would give it."""
+        dtype that torch would give it. `hidden` are the buffers of the graph's last placeholders,
+        by their path in the Model."""
         self._graph = graph
         self._operators = operators
         self._signature = signature
@@ -87,6 +90,7 @@ class Lowering:
         self.stages: list[Stage] = []
         self.calls: list[Call] = []
         self._library = library
+        self._hidden = dict(hidden or {})
         self._values: dict[fx.Node, Value | tuple[Value, ...]] = {}
         self._counter = 0
 
@@ -95,11 +99,14 @@ class Lowering:
         forget()
         if _views_only(self._graph):
             raise NotLowered("nothing is computed, its results are views of its inputs")
-        given = iter(self._signature.of("input", "parameter", "buffer"))
-        for number, node in enumerate(n for n in self._graph.nodes if n.op == "placeholder"):
-            spec = next(given)
+        given = self._signature.of("input", "parameter", "buffer")
+        nodes = [node for node in self._graph.nodes if node.op == "placeholder"]
+        for number, (node, spec) in enumerate(zip(nodes, given, strict=False)):
             buffer = self._buffer(f"in{number}", spec.shape, spec.dtype, number)
             self._values[node] = read_of(buffer)
+        for node, path in zip(nodes[len(given) :], self._hidden, strict=True):
+            if node.users:
+                self._values[node] = read_of(self._hidden_buffer(node, path))
         for node in self._graph.nodes:
             if node.op == "call_function":
                 value = self._lowered(node)
@@ -110,6 +117,15 @@ class Lowering:
                 self._values[node] = self._constant(node)
         self._outputs()
         return Program(self.buffers, tuple(self.stages), tuple(self.calls))
+
+    def _hidden_buffer(self, node: fx.Node, path: str) -> Buffer:
+        """A buffer of the Model that the interface does not hand over."""
+        shape, dtype = result(node)
+        buffer = self._buffer(f"hidden{list(self._hidden).index(path)}", shape, dtype, None)
+        few = buffer.elements <= MOST_VALUES
+        values = self._hidden[path].to(getattr(torch, dtype)).flatten().tolist() if few else ()
+        self.buffers[buffer.name] = replace(buffer, hidden=path, values=tuple(values))
+        return self.buffers[buffer.name]
 
     def _constant(self, node: fx.Node) -> Value:
         """A number that forward makes a tensor of. Raises NotLowered for larger tensors."""

@@ -15,17 +15,25 @@ from optimizer.search.synthesizers.traced.index import Index, Var
 Combine = Literal["sum", "prod", "max", "min", "logaddexp"]  # the last in scans alone
 
 
+class NotWritten(Exception):
+    """What has no form in a language. The message names it."""
+
+
 @dataclass(frozen=True)
 class Buffer:
     """A contiguous array. `number` is its place among the tensors of the interface, None for one
     that the kernel keeps itself. `pitch` is how many elements lie from one row of the last
-    dimension to the next, 0 for as many as a row has."""
+    dimension to the next, 0 for as many as a row has. `hidden` is the path of a buffer of the Model
+    that is in no state_dict, and not in the interface; `values` are its elements where they are few
+    enough to be written into a kernel."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     number: int | None = None
     pitch: int = 0
+    hidden: str = ""
+    values: tuple[float, ...] = ()
 
     @property
     def laid(self) -> tuple[int, ...]:

@@ -18,11 +18,10 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
 from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.synthesizers.traced import cpp, triton
-from optimizer.search.synthesizers.traced.graph import NotTraced, trace
+from optimizer.search.synthesizers.traced.graph import NotTraced, hidden_values, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
-from optimizer.search.synthesizers.traced.program import Program
-from optimizer.search.synthesizers.traced.triton_operators import NotWritten
+from optimizer.search.synthesizers.traced.program import NotWritten, Program
 from optimizer.search.synthesizers.traced.triton_products import LIBRARY as NOT_OURS
 
 NAME = "traced"
@@ -210,7 +209,8 @@ def lowered(
         return f"it was not traced: {traced.reason}"
     known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        return Lowering(traced.graph, case.signature, known, library).program()
+        hidden = hidden_values(case.source) if traced.hidden else {}
+        return Lowering(traced.graph, case.signature, known, library, hidden).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 

@@ -19,9 +19,8 @@ from optimizer.search.synthesizers.traced import triton_operators as operators
 from optimizer.search.synthesizers.traced.expression import Expression
 from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTIONS
 from optimizer.search.synthesizers.traced.launches import Launch, launches, place_of
-from optimizer.search.synthesizers.traced.program import Buffer, Call, Program, View
+from optimizer.search.synthesizers.traced.program import Buffer, Call, NotWritten, Program, View
 from optimizer.search.synthesizers.traced.triton_kernel import Written
-from optimizer.search.synthesizers.traced.triton_operators import NotWritten
 from optimizer.search.synthesizers.traced.triton_product_kernel import (
     AUTO,
     write_product,
@@ -82,7 +81,7 @@ class ModelNew(Model):
     """The reference's weights with these kernels."""
 
     def forward(self, *inputs):
-        return run(*inputs, *self.state_dict(keep_vars=True).values())
+        return run(*inputs, *self.state_dict(keep_vars=True).values(){hidden})
 '''
 
 
@@ -101,12 +100,13 @@ def written(
     """A candidate that serves these cases; `reference` is the problem's own file. Raises
     NotWritten."""
     hosts, kernels, left, tests = [], [], [], []
+    hidden = sorted({b.hidden for _, p in programs for b in p.buffers.values() if b.hidden})
     for number, (signature, program) in enumerate(programs):
-        case = _case(number, signature, program, values)
+        case = _case(number, signature, program, hidden, values)
         hosts.append(case.host)
         kernels += case.kernels
         left += case.left
-        tests.append(_test(number, signature))
+        tests.append(_test(number, signature, hidden))
     if not kernels:
         raise NotWritten(f"a kernel of its own, where all stays with torch: {', '.join(left)}")
     used = sorted({helper for kernel in kernels for helper in kernel.helpers})
@@ -114,10 +114,12 @@ def written(
     count = f"{len(kernels)} kernel" + ("s" if len(kernels) > 1 else "")
     about = count + (f"; torch's {', '.join(others)}" if others else "")
     fill = filling.FILL if any(" = filled(" in host for host in hosts) else ""
-    parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts, _run(tests)]
+    parts = [operators.helpers(used), fill, *(k.text for k in kernels), *hosts]
+    parts.append(_run(tests, len(hidden)))
     future = "".join(f"\n{line}\n" for line in _FUTURE.findall(reference))
     head = _HEAD.format(about=about, future=future) + "\n\n" + "\n\n".join(p for p in parts if p)
-    tail = _TAIL.format(reference=_FUTURE.sub("", reference))
+    more = "".join(f', self.get_buffer("{path}")' for path in hidden)
+    tail = _TAIL.format(reference=_FUTURE.sub("", reference), hidden=more)
     return Source(head + tail, len(kernels), others)
 
 
@@ -129,12 +131,20 @@ class _Case:
 
 
 def _case(
-    number: int, signature: Signature, program: Program, values: Mapping[str, Value]
+    number: int,
+    signature: Signature,
+    program: Program,
+    hidden: Sequence[str],
+    values: Mapping[str, Value],
 ) -> _Case:
+    """`hidden` are the paths of the Model's buffers that come after what the interface hands over,
+    whether this case reads them or not."""
     given = len(signature.of("input", "parameter", "buffer"))
     if not given:
         raise NotWritten("a problem without tensors to read")
     names = [f"in{n}" for n in range(given)]
+    own = {buffer.hidden: buffer.name for buffer in program.buffers.values()}
+    names += [own.get(path, f"unused{n}") for n, path in enumerate(hidden)]
     lines: list[str] = []
     kernels: list[Written] = []
     left: list[str] = []
@@ -255,19 +265,20 @@ def _plain(of: Any, buffers: Mapping[str, Buffer]) -> str:
     raise NotWritten(f"a call with an argument {text[:60]}")
 
 
-def _test(number: int, signature: Signature) -> str:
+def _test(number: int, signature: Signature, hidden: Sequence[str]) -> str:
     given = signature.of("input", "parameter", "buffer")
     shapes = ", ".join(str(t.shape) for t in given)
     kinds = ", ".join(f"torch.{t.dtype}" for t in given)
     return (
         f"    if shapes == [{shapes}] and kinds == [{kinds}]:\n"
-        f"        return traced_case{number}(*tensors)\n"
+        f"        return traced_case{number}(*tensors{', *hidden' if hidden else ''})\n"
     )
 
 
-def _run(tests: Sequence[str]) -> str:
+def _run(tests: Sequence[str], hidden: int) -> str:
+    apart = f"    tensors, hidden = tensors[:-{hidden}], tensors[-{hidden}:]\n" if hidden else ""
     return (
-        "def run(*tensors):\n"
+        f"def run(*tensors):\n{apart}"
         "    shapes = [tuple(t.shape) for t in tensors]\n"
         "    kinds = [t.dtype for t in tensors]\n"
         f"{''.join(tests)}"

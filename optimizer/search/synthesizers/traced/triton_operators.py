@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from optimizer.search.synthesizers.traced.expression import FLOATS, Expression
+from optimizer.search.synthesizers.traced.program import NotWritten
 
 TYPES: Mapping[str, str] = {
     **{name: f"tl.{name}" for name in ("float32", "float64", "float16", "bfloat16")},
@@ -384,10 +385,6 @@ _CALLED: Mapping[str, str] = {
 }
 # Computed in float64 by a helper, whatever the dtype.
 _PRECISE = ("lgamma", "digamma", "erfinv", "fmod", "hypot")
-
-
-class NotWritten(Exception):
-    """What has no form in Triton. The message names it."""
 
 
 def written(of: Expression, args: Sequence[str]) -> tuple[str, str]:

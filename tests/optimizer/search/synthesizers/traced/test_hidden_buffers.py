@@ -1,0 +1,91 @@
+"""Buffers of a Model that no state_dict holds, as the frequencies of a rotary embedding or a mask:
+the interface does not hand them over, so a kernel has to know them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from optimizer.search.synthesizers.traced import cpp, triton
+from optimizer.search.synthesizers.traced.program import NotWritten, Program
+from optimizer.search.synthesizers.traced.synthesizer import LIBRARY, lowered
+from tests.optimizer.search.synthesizers.traced.test_traced_kernels import FILE, called, opened
+
+ROTARY = (
+    "self.scale = nn.Parameter(torch.randn(12))\n"
+    "        frequencies = 1.0 / 100 ** (torch.arange(0, 12, 2) / 12)\n"
+    "        self.register_buffer('frequencies', frequencies, persistent=False)\n"
+    "        self.register_buffer('unused', torch.ones(3), persistent=False)",
+    "angles = torch.arange(x.shape[1])[:, None].float() * self.frequencies.float()\n"
+    "        angles = torch.cat([angles, angles], -1)\n"
+    "        turned = torch.cat([-x[..., 6:], x[..., :6]], -1)\n"
+    "        return (x * angles.cos() + turned * angles.sin()) * self.scale + y",
+    "(2, 9, 12)",
+    "(12,)",
+)
+MASKED = (
+    "mask = torch.ones(150, 150).tril().bool()\n"
+    "        self.register_buffer('mask', mask, persistent=False)",
+    "return torch.where(self.mask, x, float('-inf')).softmax(-1) * y",
+    "(2, 150, 150)",
+    "(150,)",
+)
+RUNNER = """
+import torch
+from candidate import Model, ModelNew, get_inputs
+model, new = Model(), ModelNew()
+new.load_state_dict(model.state_dict())
+inputs = get_inputs()
+torch.testing.assert_close(new(*inputs), model(*inputs), rtol=2e-5, atol=1e-5)
+"""
+
+
+def source_of(model: tuple[str, str, str, str], dtype: str = "torch.float32") -> str:
+    init, forward, shape, second = model
+    made = f"torch.randn({second}, dtype={dtype})"
+    return FILE.format(init=init, forward=forward, shape=shape, second=made, dtype=dtype)
+
+
+def test_few_elements_stand_in_the_source_of_a_kernel_in_cpp(tmp_path: Path) -> None:
+    case, given, expected = opened(source_of(ROTARY))
+    program = lowered(case)
+    assert isinstance(program, Program), program
+    (output,) = called(case, program, given, tmp_path)
+    torch.testing.assert_close(output.double(), expected[0], rtol=2e-5, atol=1e-5)
+    assert "unused" not in (tmp_path / "kernel.cpp").read_text()
+
+
+def test_a_kernel_in_cpp_names_a_buffer_that_is_too_large_to_be_written() -> None:
+    case, _, _ = opened(source_of(MASKED))
+    program = lowered(case)
+    assert isinstance(program, Program), program
+    with pytest.raises(NotWritten, match=r"mask, a buffer of the Model .* 22500 elements of bool"):
+        cpp.written([(case.signature, program)])
+
+
+@pytest.mark.parametrize("model", [ROTARY, MASKED])
+def test_a_kernel_in_triton_takes_them_from_the_model(
+    model: tuple[str, str, str, str], tmp_path: Path
+) -> None:
+    pytest.importorskip("triton")
+    case, _, _ = opened(source_of(model))
+    program = lowered(case, LIBRARY)
+    assert isinstance(program, Program), program
+    source = triton.written([(case.signature, program)], case.source, triton.START)
+    assert source.kernels and not source.left
+    (tmp_path / "candidate.py").write_text(source.text, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "-c", RUNNER],
+        cwd=tmp_path,
+        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
