@@ -13,7 +13,7 @@ from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
 from optimizer.search.synthesizers.traced import cpp_writer
 from optimizer.search.synthesizers.traced.cpp_places import Placing
 from optimizer.search.synthesizers.traced.cpp_writer import TYPES, start_of
-from optimizer.search.synthesizers.traced.expression import FLOATS
+from optimizer.search.synthesizers.traced.expression import FLOATS, computed_in
 from optimizer.search.synthesizers.traced.header import header_for
 from optimizer.search.synthesizers.traced.index import (
     Index,
@@ -87,13 +87,14 @@ class _Case(Placing):
 
     def _table(self, buffer: Buffer) -> None:
         """Elements that stand in the source, as the interface does not hand them over."""
-        if len(buffer.values) != buffer.elements or buffer.dtype in ("float16", "bfloat16"):
+        if len(buffer.values) != buffer.elements:
             raise NotWritten(
                 f"{buffer.hidden}, a buffer of the Model outside its state_dict, with"
                 f" {buffer.elements} elements of {buffer.dtype}"
             )
-        elements = ", ".join(cpp_writer.number(value, buffer.dtype) for value in buffer.values)
-        kind, name = TYPES[buffer.dtype], buffer.name
+        dtype = computed_in(buffer.dtype)  # as `kl_read` would make them
+        elements = ", ".join(cpp_writer.number(value, dtype) for value in buffer.values)
+        kind, name = TYPES[dtype], buffer.name
         self.rooms.append(f"alignas(64) static const {kind} {name}[] = {{{elements}}};")
 
     # -- loops

@@ -60,6 +60,16 @@ def test_few_elements_stand_in_the_source_of_a_kernel_in_cpp(tmp_path: Path) -> 
     assert "unused" not in (tmp_path / "kernel.cpp").read_text()
 
 
+def test_elements_of_sixteen_bits_are_written_as_they_are_read(tmp_path: Path) -> None:
+    init, forward, shape, second = ROTARY
+    source = source_of((init + "\n        self.to(torch.bfloat16)", forward, shape, second))
+    case, given, expected = opened(source)
+    program = lowered(case)
+    assert isinstance(program, Program), program
+    (output,) = called(case, program, given, tmp_path)
+    torch.testing.assert_close(output.double(), expected[0], rtol=2e-5, atol=1e-5)
+
+
 def test_a_kernel_in_cpp_names_a_buffer_that_is_too_large_to_be_written() -> None:
     case, _, _ = opened(source_of(MASKED))
     program = lowered(case)
