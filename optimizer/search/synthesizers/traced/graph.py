@@ -114,6 +114,7 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
             functional = torch.func.functionalize(plain, remove="mutations")
             graph = make_fx(functional, decomposition_table=_decompositions())(*tensors).graph
     graph.eliminate_dead_code()
+    _merge_equal_views(graph)
     if len(graph.nodes) > MOST_OPERATORS:
         return NotTraced(f"it is made of {len(graph.nodes)} operators")
     return Traced(graph, tuple(_every(model))[len(model.state_dict()) :])
@@ -132,6 +133,21 @@ def hidden_values(source: str) -> Mapping[str, torch.Tensor]:
         model = known["Model"](*arguments)
     kept = model.state_dict()
     return {name: value for name, value in _every(model).items() if name not in kept}
+
+
+def _merge_equal_views(graph: fx.Graph) -> None:
+    """One view for those of the same tensor that are alike: where three products read a norm's
+    result, each through a view of its own, the norm would be computed and written three times."""
+    known: dict[str, fx.Node] = {}
+    for node in list(graph.nodes):
+        if not isinstance(node.target, torch._ops.OpOverload) or not node.target.is_view:
+            continue
+        if any(user.op == "output" for user in node.users):
+            continue  # results are separate tensors
+        same = known.setdefault(f"{node.target} {node.args!r} {node.kwargs!r}", node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
 
 
 def _every(model: torch.nn.Module) -> dict[str, torch.Tensor]:

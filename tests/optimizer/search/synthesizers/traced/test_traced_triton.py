@@ -113,6 +113,12 @@ MODELS = {
     "nan": ("(x / (x - x).abs()).amax(-1) + y", "(20, 9)", "torch.randn(20)"),
     "two results": ("x.argmax(1), (x > y).sum(1)", "(6, 130)", "torch.randn(130)"),
     "library": ("F.relu(self.l(F.gelu(x))) + y", "(9, 24)", "torch.randn(10)"),
+    # Three products of one norm, which is written to memory once.
+    "projections": (
+        "(lambda n: self.q(n) * self.k(n) + self.v(n))(F.layer_norm(x, (24,))) + y",
+        "(2, 9, 24)",
+        "torch.randn(10)",
+    ),
     "batches": ("F.gelu(x) @ y", "(2, 3, 5, 8)", "torch.randn(2, 3, 8, 4)"),
     "attention": (
         "F.scaled_dot_product_attention(x * 0.5, x, y, is_causal=True, scale=0.3).sin()",
@@ -196,6 +202,7 @@ RUN = [(name, "whole") for name in MODELS if name not in NOT_RUN]
 RUN += [(name, "chunks") for name in IN_CHUNKS]
 INIT = {
     "library": "self.l = nn.Linear(24, 10)",
+    "projections": "self.q, self.k, self.v = (nn.Linear(24, 10, bias=False) for _ in range(3))",
     "odd sides": "self.a = nn.Linear(17, 21).half(); self.b = nn.Linear(21, 17, bias=False).half()",
 }
 SMALL: Mapping[str, Value] = {
@@ -300,6 +307,7 @@ def test_kernels_compute_what_the_model_computes(name: str, form: str, results: 
         ("two results", 1, ()),
         ("parts", 2, ()),
         ("library", 2, ("aten.addmm",)),
+        ("projections", 2, ("aten.mm",)),
         ("batches", 1, ("aten.bmm",)),
         ("attention", 2, ("scaled_dot_product_attention",)),
         ("heads", 1, ("scaled_dot_product_attention",)),
