@@ -27,8 +27,9 @@ MAX_PLAN = 1_200
 MAX_MESSAGE = 2_000
 MAX_CHECKS = 4
 MAX_LESSONS = 40
+NEAR_A_COPY = 80.0  # per cent of a copy's rate, from which on it is said to be no ceiling
 MAX_LESSON = 240  # characters
-MAX_PLAN_LESSON = 480  # of what a right kernel does
+MAX_PLAN_LESSON = 720  # of what a right kernel does
 UNDER_WAY = (
     "Proposed in this round already, and not measured yet. The fastest right one of the round"
     " counts: take a way that may beat these, or one that holds where these may fail:\n"
@@ -150,9 +151,16 @@ def _roof(metrics: Mapping[str, float | str]) -> list[str]:
         "matmul_peak_pct": "its counted products",
     }
     known = [(what, metrics.get(name)) for name, what in shares.items()]
-    parts = [f"{what} {share:.2g} %" for what, share in known if isinstance(share, float) and share]
+    parts = [
+        f"{what} {_about(share)} %" for what, share in known if isinstance(share, float) and share
+    ]
     if not parts:
         return []
+    copied = metrics.get("copy_bandwidth_pct")
+    if isinstance(copied, int | float) and copied >= NEAR_A_COPY:
+        parts[0] += (
+            " (the rate of a copy, which writes as much as it reads: reading alone is faster)"
+        )
     rest = "" if metrics.get("matmul_peak_pct") else "; other arithmetic is not counted"
     return [f"of its time, at the measured rates of this device: {', '.join(parts)}{rest}"]
 
@@ -182,9 +190,9 @@ def _rough_case(timing: CaseTiming, alone: bool) -> str:
     return f"{text}, the reference about {_about(timing.rough_baseline_us)} us in turns with it"
 
 
-def _about(microseconds: float) -> str:
+def _about(number: float) -> str:
     """Two digits: more would be read as a measurement."""
-    return f"{float(f'{microseconds:.2g}'):g}"
+    return f"{float(f'{number:.2g}'):g}"
 
 
 def _us(microseconds: float) -> str:
@@ -339,6 +347,14 @@ def _refused(tried: Sequence[Node], read: set[str]) -> list[str]:
     ]
 
 
+def _registers(metrics: Mapping[str, float | str]) -> str:
+    """Those of a thread, where a compiler counted them, and whether it had to spill some."""
+    count = metrics.get("n_regs")
+    if not isinstance(count, int | float):
+        return ""
+    return f", {count:g} registers a thread{', with spills' if metrics.get('n_spills') else ''}"
+
+
 def _outcome_line(node: Node, baseline: Node | None) -> str:
     """What a kernel brought, or what became of it where its log has no message of its own."""
     evaluation = node.evaluation
@@ -351,7 +367,7 @@ def _outcome_line(node: Node, baseline: Node | None) -> str:
             rows = [_rough_case(timing, alone=False) for timing in evaluation.timings]
             times = "; ".join(row for row in rows if row) or "no time is known"
             result = f"correct, {NO_FIGURE}, roughly: {times}"
-        return f"node {node.number}: {result}: {plan}"
+        return f"node {node.number}: {result}{_registers(evaluation.verdict.metrics)}: {plan}"
     if _refusals(node):
         return ""
     became = BECAME.get(evaluation.validity, evaluation.validity)
@@ -462,7 +478,9 @@ def _result(node: Node, baseline: Node | None) -> str:
     if evaluation.speedup is None:
         return f"correct, {NO_FIGURE}: {_rough(evaluation)}"
     if baseline is None:
-        return f"correct, {_interval(evaluation.speedup)} over the reference"
+        took = time_text(node)
+        beside = f" ({took})" if took else ""
+        return f"correct, {_interval(evaluation.speedup)} over the reference{beside}"
     if node.number == baseline.number:
         return f"correct, {time_text(node)}"
     return f"correct, {time_text(node)}: {_interval(evaluation.speedup)} over {_name(baseline)}"

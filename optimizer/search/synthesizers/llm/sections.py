@@ -60,8 +60,8 @@ HIDDEN: Mapping[bool | None, str] = {
 MEASURED = "measured against the reference, in turns"
 # docs/adr/025-a-gpus-time-is-without-the-launch.md
 ON_A_GPU = (
-    ": the last-level cache is overwritten before each call, and launches are not in the time, but"
-    " for what the host needs beyond 0.4 ms"
+    ": the last-level cache is overwritten before each call, so that it holds modified lines of"
+    " others, and launches are not in the time, but for what the host needs beyond 0.4 ms"
 )
 REPORTED = "timed by the chip's own program"
 FACTS = (

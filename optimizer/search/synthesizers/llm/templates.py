@@ -20,7 +20,7 @@ from typing import Any
 from optimizer.evaluation.bundle import SUFFIXES, default_entry
 from optimizer.search.synthesizers.base import Context
 
-VERSION = "v6"
+VERSION = "v7"
 _FOLDER = Path(__file__).with_name("prompts")
 _PLACE = re.compile(r"\{\{([a-z_]+)\}\}")
 WORD = "KERNLORE-DATA"

@@ -212,7 +212,7 @@ def test_templates_interpret_nothing_of_what_fills_them() -> None:
 def test_every_place_of_a_template_is_known() -> None:
     with pytest.raises(KeyError):
         rendered("system.md", {})
-    assert VERSION == "v6" and "{{boundary}}" in template("system.md")
+    assert VERSION == "v7" and "{{boundary}}" in template("system.md")
 
 
 @pytest.mark.parametrize(

@@ -110,6 +110,11 @@ def test_the_share_of_the_roof_is_said_where_it_was_measured() -> None:
     node = child(3, verdict=EvaluationVerdict(metrics=counted), timings=timing)
     text = block(prompt(context(parent=node)).user, "verdict")
     assert "its counted products 60 %" in text and "not counted" not in text
+    assert "reading alone is faster" not in text
+    near = {**known, "copy_bandwidth_pct": 103.8}
+    node = child(3, verdict=EvaluationVerdict(metrics=near), timings=timing)
+    text = block(prompt(context(parent=node)).user, "verdict")
+    assert "outputs once 100 % (the rate of a copy," in text and "reading alone is faster" in text
     node = child(3, verdict=EvaluationVerdict(), timings=timing)
     assert "of its time" not in block(prompt(context(parent=node)).user, "verdict")
 
@@ -184,3 +189,16 @@ def test_what_the_budget_leaves_out_is_among_the_lessons() -> None:
     said = block(text, "lessons")
     assert "node 1: correct, no figure yet, roughly: case main about 810 us a call" in said
     assert "node 2: correct, no figure yet, roughly: no time is known" in said
+
+
+def test_a_lesson_says_time_registers_and_spills() -> None:
+    timing = (CaseTiming("main", "measured", 100.0, 38.456),)
+    counted = {"n_regs": 96, "n_spills": 4}
+    nodes = [
+        child(n, verdict=EvaluationVerdict(metrics=counted if n == 1 else {}), timings=timing)
+        for n in (1, 2)
+    ]
+    text = compose(first(*nodes), Fence(), budget=1, tools=False).user
+    said = block(text, "lessons")
+    assert "(38.46 us), 96 registers a thread, with spills: " in said
+    assert "(38.46 us): " in said

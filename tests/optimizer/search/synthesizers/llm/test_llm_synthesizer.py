@@ -83,7 +83,7 @@ def test_a_proposal_says_where_it_comes_from(
     assert proposal.cost.usd is None  # in no price list
     stored = FolderTranscripts(tmp_path / "transcripts").read("run_test", 4, 0)
     assert stored is not None and stored.id == proposal.transcript
-    assert stored.prompt == "v6" and stored.outcome == "proposal"
+    assert stored.prompt == "v7" and stored.outcome == "proposal"
     assert "usd is unknown" in stored.note
 
 
