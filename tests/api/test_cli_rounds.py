@@ -121,6 +121,7 @@ def test_the_second_round_starts_from_what_the_first_measured(
     assert second.code == 0, second.err
     shown = prompt_of(model.requests[2])
     assert "BEGIN verdict" in shown and "the device is on another machine" not in shown
+    assert "measured on this device" not in prompts[0] and "measured on this device" in shown
     kernlore("runs", "import", evaluated(tmp_path / "two.zip", tmp_path / "second"), data=home)
     tree = kernlore("runs", "tree", run, "--json", data=home).json
     assert [node["number"] for node in tree] == [0, 1, 2, 3, 4]

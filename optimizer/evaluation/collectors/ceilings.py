@@ -273,6 +273,14 @@ def _outdated(stored: Ceilings) -> bool:
     return not stored.trusted and not 0 <= age < AGAIN_SECONDS
 
 
+def from_file(path: Path) -> Ceilings | None:
+    """The ceilings of a file; None where there are none or their form differs."""
+    try:
+        return from_json(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, KeyError, TypeError, ValueError):
+        return None
+
+
 class DeviceStore:
     """Ceilings kept as one JSON file for each device: `DATA_DIR/devices/<id>.json`."""
 

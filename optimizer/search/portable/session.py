@@ -22,7 +22,7 @@ import torch
 
 from kb.errors import KernloreError
 from kb.hardware.checks import Problems
-from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
+from optimizer.evaluation.collectors.ceilings import Ceilings, from_file, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.launch import Zygote
 from optimizer.evaluation.isolation.levels import level_for
@@ -169,7 +169,7 @@ def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
     """The device's ceilings, measured once and stored beside the rows."""
     threads, kind = EvaluationSettings().threads, session["target"]["device"]
     kept = out / CEILINGS
-    ceilings = _kept_ceilings(kept)
+    ceilings = from_file(kept)
     here = identify(kind).id
     if (
         ceilings is None
@@ -180,14 +180,6 @@ def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
         out.mkdir(parents=True, exist_ok=True)
         kept.write_text(json.dumps(ceilings.as_json()), encoding="utf-8")
     return ceilings
-
-
-def _kept_ceilings(kept: Path) -> Ceilings | None:
-    """The stored ceilings; None where there are none or their form differs."""
-    try:
-        return from_json(json.loads(kept.read_text(encoding="utf-8")))
-    except (FileNotFoundError, KeyError, TypeError, ValueError):
-        return None
 
 
 def _search(

@@ -35,6 +35,7 @@ from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.optimize import CANCELLED_EARLY, Finished
 from optimizer.search.runs.places import LANGUAGES
+from optimizer.search.runs.rates import keep_rates
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Recipe
@@ -176,6 +177,7 @@ def _import(base: KnowledgeBase, source: FileStore) -> list[RunRow]:
         known = len(run_store(base).nodes(run.id))
         goes_on = _goes_on(base, run.id, known, len(source.nodes(name)))
         imported.append(merge(base, source, run) if goes_on else adopt(base, source, run))
+        keep_rates(base, run.id, source.folder)
         _report(ServiceKnowledge(base), source.nodes(name)[known:])
     return imported
 

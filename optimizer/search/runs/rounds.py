@@ -32,6 +32,7 @@ from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.models import asked_models, check_keys, language_models
 from optimizer.search.runs.portable import WAITING, session_target
+from optimizer.search.runs.rates import kept_rates
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView
@@ -234,7 +235,12 @@ def _drafted(
     view = problem_view(problem, target["device"], elsewhere=True)
     offered = (run.goal.language,) if run.goal.language else tuple(target["languages"])
     hardware = HardwareView(
-        run.hardware, tuple(target["lineage"]), target["device"], offered, target["facts"]
+        run.hardware,
+        tuple(target["lineage"]),
+        target["device"],
+        offered,
+        target["facts"],
+        rates=kept_rates(base, run.id),
     )
     tools = ModelTools(base, hardware, view, {})
     search = Search(

@@ -367,7 +367,9 @@ def _outcome_line(node: Node, baseline: Node | None) -> str:
             rows = [_rough_case(timing, alone=False) for timing in evaluation.timings]
             times = "; ".join(row for row in rows if row) or "no time is known"
             result = f"correct, {NO_FIGURE}, roughly: {times}"
-        return f"node {node.number}: {result}{_registers(evaluation.verdict.metrics)}: {plan}"
+        changed = f" (from node {node.parent})" if node.parent else ""
+        registers = _registers(evaluation.verdict.metrics)
+        return f"node {node.number}{changed}: {result}{registers}: {plan}"
     if _refusals(node):
         return ""
     became = BECAME.get(evaluation.validity, evaluation.validity)

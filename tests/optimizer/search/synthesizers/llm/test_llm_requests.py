@@ -201,4 +201,7 @@ def test_a_lesson_says_time_registers_and_spills() -> None:
     text = compose(first(*nodes), Fence(), budget=1, tools=False).user
     said = block(text, "lessons")
     assert "(38.46 us), 96 registers a thread, with spills: " in said
-    assert "(38.46 us): " in said
+    assert "(38.46 us): " in said and "(from node" not in said
+    nodes[1] = replace(nodes[1], parent=1)
+    said = block(compose(first(*nodes), Fence(), budget=1, tools=False).user, "lessons")
+    assert "node 2 (from node 1): " in said
