@@ -3,9 +3,6 @@ the interface does not hand them over, so a kernel has to know them."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -83,19 +80,12 @@ def test_a_kernel_in_triton_takes_them_from_the_model(
     model: tuple[str, str, str, str], tmp_path: Path
 ) -> None:
     pytest.importorskip("triton")
+    from tests.optimizer.search.synthesizers.traced import test_traced_triton as triton_tests
+
     case, _, _ = opened(source_of(model))
     program = lowered(case, LIBRARY)
     assert isinstance(program, Program), program
     source = triton.written([(case.signature, program)], case.source, triton.START)
     assert source.kernels and not source.left
     (tmp_path / "candidate.py").write_text(source.text, encoding="utf-8")
-    done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
-        cwd=tmp_path,
-        env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
+    triton_tests.interpreted(tmp_path, RUNNER)

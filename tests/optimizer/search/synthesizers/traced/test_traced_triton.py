@@ -255,10 +255,10 @@ def text_of(name: str, values: Mapping[str, Value]) -> triton.Source:
     return triton.written([(case.signature, program)], case.source, values)
 
 
-def interpreted(folder: Path) -> None:
-    """Run every kernel file of a folder on its tensors."""
+def interpreted(folder: Path, program: str = RUNNER) -> None:
+    """Run every kernel file of a folder on its tensors, or what else a program does there."""
     done = subprocess.run(
-        [sys.executable, "-c", RUNNER],
+        [sys.executable, "-c", program],
         cwd=folder,
         env={**os.environ, "TRITON_INTERPRET": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
