@@ -13,7 +13,7 @@ import sys
 import types
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
@@ -54,10 +54,11 @@ _FUSED_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causa
 @dataclass(frozen=True)
 class Traced:
     """A graph whose placeholders are inputs, then weights and buffers in state_dict order, then the
-    buffers of `hidden`, by their path in the Model: those that no state_dict holds."""
+    buffers of `hidden`, by their path in the Model: those that no state_dict holds, such as the
+    frequencies of a rotary embedding, with their elements where these were asked for."""
 
     graph: fx.Graph
-    hidden: tuple[str, ...] = ()
+    hidden: Mapping[str, torch.Tensor | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -68,22 +69,25 @@ class NotTraced:
 
 
 @lru_cache(maxsize=32)
-def trace(source: str, dtype: str | None, attention: bool = False) -> Traced | NotTraced:
+def trace(
+    source: str, dtype: str | None, attention: bool = False, values: bool = True
+) -> Traced | NotTraced:
     """The forward of the `Model` in a case's source, in evaluation mode; `dtype` is that of all
     floating inputs and weights, None as the file makes them. With `attention`,
     scaled_dot_product_attention, where the model itself calls it, stays one operator, `ATTENTION`,
-    which torch has fused kernels for; otherwise it is products and a softmax."""
+    which torch has fused kernels for; otherwise it is products and a softmax. With `values`, a
+    Model with hidden buffers is made with memory, to read them."""
     try:
         if attention:
             with suppress(Exception):  # such as under vmap: then without
-                return _traced(source, dtype, attention)
-        return _traced(source, dtype, False)
+                return _traced(source, dtype, attention, values)
+        return _traced(source, dtype, False, values)
     # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
     except Exception as error:
         return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTraced:
+def _traced(source: str, dtype: str | None, attention: bool, values: bool) -> Traced | NotTraced:
     module = _module(source)
     model_class, known = module.__dict__["Model"], module.__dict__
     wanted = getattr(torch, dtype) if dtype else None
@@ -91,10 +95,10 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         init = make_init() if make_init is not None else []
         model = _model(model_class, init).eval().requires_grad_(False)
-        values = positional(model_class.forward, known["get_inputs"](), "get_inputs()", 1)
-        if not all(isinstance(value, torch.Tensor) for value in values):
+        given = positional(model_class.forward, known["get_inputs"](), "get_inputs()", 1)
+        if not all(isinstance(value, torch.Tensor) for value in given):
             return NotTraced("forward takes Python numbers, whose values may change")
-        inputs = [_of_dtype(value, wanted) for value in values]
+        inputs = [_of_dtype(value, wanted) for value in given]
         state = {
             name: _of_dtype(v if isinstance(v, FakeTensor) else mode.from_tensor(v), wanted)
             for name, v in _every(model).items()
@@ -117,22 +121,16 @@ def _traced(source: str, dtype: str | None, attention: bool) -> Traced | NotTrac
     _merge_equal_views(graph)
     if len(graph.nodes) > MOST_OPERATORS:
         return NotTraced(f"it is made of {len(graph.nodes)} operators")
-    return Traced(graph, tuple(_every(model))[len(model.state_dict()) :])
+    names = tuple(state)[len(model.state_dict()) :]
+    return Traced(graph, _held(known, names) if values and names else dict.fromkeys(names))
 
 
-@lru_cache(maxsize=4)
-def hidden_values(source: str) -> Mapping[str, torch.Tensor]:
-    """The buffers of the Model that no state_dict holds, such as the frequencies of a rotary
-    embedding, as the file makes them; the harness refuses a problem that draws them."""
-    known = _module(source).__dict__
+def _held(known: Mapping[str, Any], names: Sequence[str]) -> dict[str, torch.Tensor]:
+    """What the file puts into these buffers; the harness refuses a problem that draws them."""
     make_init = known.get("get_init_inputs")
-    with torch.no_grad():
-        arguments = positional(
-            known["Model"].__init__, make_init() if make_init else [], "get_init_inputs()", 1
-        )
-        model = known["Model"](*arguments)
-    kept = model.state_dict()
-    return {name: value for name, value in _every(model).items() if name not in kept}
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        made = dict(_model(known["Model"], make_init() if make_init else []).named_buffers())
+    return {name: made[name] for name in names}
 
 
 def _merge_equal_views(graph: fx.Graph) -> None:

@@ -77,12 +77,12 @@ class Lowering:
         signature: Signature,
         operators: Mapping[str, Rule],
         library: frozenset[str] | None = None,
-        hidden: Mapping[str, torch.Tensor] | None = None,
+        hidden: Mapping[str, torch.Tensor | None] | None = None,
     ) -> None:
         """`operators` lowers one node each, by the operator's name. With `library`, the operators
         that it names and those that cannot be lowered are left to torch, and what is kept has the
         dtype that torch would give it. `hidden` are the buffers of the graph's last placeholders,
-        by their path in the Model."""
+        by their path in the Model, with their elements where a kernel may hold these."""
         self._graph = graph
         self._operators = operators
         self._signature = signature
@@ -122,9 +122,10 @@ class Lowering:
         """A buffer of the Model that the interface does not hand over."""
         shape, dtype = result(node)
         buffer = self._buffer(f"hidden{list(self._hidden).index(path)}", shape, dtype, None)
-        few = buffer.elements <= MOST_VALUES
-        values = self._hidden[path].to(getattr(torch, dtype)).flatten().tolist() if few else ()
-        self.buffers[buffer.name] = replace(buffer, hidden=path, values=tuple(values))
+        held, values = self._hidden[path], ()
+        if held is not None and buffer.elements <= MOST_VALUES:
+            values = tuple(held.to(getattr(torch, dtype)).flatten().tolist())
+        self.buffers[buffer.name] = replace(buffer, hidden=path, values=values)
         return self.buffers[buffer.name]
 
     def _constant(self, node: fx.Node) -> Value:

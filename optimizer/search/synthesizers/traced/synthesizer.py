@@ -18,7 +18,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
 from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
 from optimizer.search.synthesizers.traced import cpp, triton
-from optimizer.search.synthesizers.traced.graph import NotTraced, hidden_values, trace
+from optimizer.search.synthesizers.traced.graph import NotTraced, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
 from optimizer.search.synthesizers.traced.operators import OPERATORS
 from optimizer.search.synthesizers.traced.program import NotWritten, Program
@@ -204,13 +204,13 @@ def lowered(
 ) -> Program | str:
     """The program of a case, or why there is none. With `library`, the operators that it names and
     those that cannot be lowered stay with torch. Those of `without` are refused."""
-    traced = trace(case.source, case.dtype, attention=library is not None)
+    in_torch = library is not None  # its kernels find the Model, and buffers in it
+    traced = trace(case.source, case.dtype, attention=in_torch, values=not in_torch)
     if isinstance(traced, NotTraced):
         return f"it was not traced: {traced.reason}"
     known = {name: rule for name, rule in OPERATORS.items() if name not in without}
     try:
-        hidden = hidden_values(case.source) if traced.hidden else {}
-        return Lowering(traced.graph, case.signature, known, library, hidden).program()
+        return Lowering(traced.graph, case.signature, known, library, traced.hidden).program()
     except NotLowered as problem:
         return f"it is not lowered: {problem}"
 

@@ -3,6 +3,7 @@ the interface does not hand them over, so a kernel has to know them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,15 @@ def test_few_elements_stand_in_the_source_of_a_kernel_in_cpp(tmp_path: Path) -> 
     (output,) = called(case, program, given, tmp_path)
     torch.testing.assert_close(output.double(), expected[0], rtol=2e-5, atol=1e-5)
     assert "unused" not in (tmp_path / "kernel.cpp").read_text()
+
+
+def test_a_model_that_cannot_be_made_with_memory_is_named() -> None:
+    init, forward, shape, second = ROTARY
+    fails = "\n        assert type(torch.ones(1)).__name__ == 'FakeTensor', 'no memory'"
+    source = source_of((init + fails, forward, shape, second))
+    case, _, _ = opened(source_of(ROTARY))
+    problem = lowered(replace(case, source=source))
+    assert isinstance(problem, str) and "no memory" in problem
 
 
 def test_elements_of_sixteen_bits_are_written_as_they_are_read(tmp_path: Path) -> None:
