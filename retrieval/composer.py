@@ -29,8 +29,8 @@ from retrieval.blocks import (
     Block,
     plain,
     section_blocks,
-    symbol_blocks,
 )
+from retrieval.card_blocks import symbol_blocks
 from retrieval.context import Context, Offer, pack
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry

@@ -18,7 +18,8 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
-from retrieval.blocks import FENCE, SLACK, Block, fenced, section_block, symbol_blocks
+from retrieval.blocks import FENCE, SLACK, Block, fenced, section_block
+from retrieval.card_blocks import symbol_blocks
 from retrieval.excerpts import citation
 
 LIST = 10  # names of a section from which on it is a list of them

@@ -36,8 +36,8 @@ from retrieval.blocks import (
     fenced,
     plain,
     section_blocks,
-    symbol_blocks,
 )
+from retrieval.card_blocks import symbol_blocks
 from retrieval.layout import TargetLayout, load_layout
 from retrieval.ranking import Ranked
 from retrieval.repeats import Repeats

@@ -10,7 +10,7 @@ import pytest
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Vectors
-from retrieval.blocks import symbol_blocks, symbol_line
+from retrieval.card_blocks import symbol_blocks, symbol_line
 from retrieval.symbols import (
     close_matches,
     names_in,

@@ -21,7 +21,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.bench.local import Place
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
-from retrieval.blocks import symbol_line
+from retrieval.card_blocks import symbol_line
 from retrieval.diagnose.log_digest import digest
 from retrieval.excerpts import citation
 from retrieval.knowledge_base import KnowledgeBase
