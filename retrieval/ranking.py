@@ -86,9 +86,11 @@ class VectorIndex(Protocol):
         vector: Vectors,
         limit: int,
         access_scope: AccessScope = ALL_ACCESS,
+        transaction: Connection | None = None,
     ) -> dict[int, float]:
         """At most `limit` passages of the scopes (None: all) nearest to a unit vector of shape
-        (dimension,), best first: passage number -> cosine.
+        (dimension,), best first: passage number -> cosine. What is read of the catalog is read in
+        the `transaction`, where one is given.
         """
         ...
 
@@ -172,7 +174,7 @@ def rank(
     near: dict[int, float] = {}
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
-        near = index.query(scope.hardware, vector, NEAREST, scope.access_scope)
+        near = index.query(scope.hardware, vector, NEAREST, scope.access_scope, connection)
     hits = np.union1d(words.seqs, np.fromiter(near, np.int64, len(near)))
     columns = candidates(connection, hits, model, scope)
     wanted = np.isin(columns.seqs, hits, assume_unique=True)

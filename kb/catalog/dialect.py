@@ -139,7 +139,7 @@ def _driver_sql(statement: str, dialect: str) -> str:
     if dialect != POSTGRESQL:
         return statement.replace("joined(", "group_concat(")
     statement = statement.replace("%", "%%").replace("?", "%s")
-    return re.sub(r"joined\((\S+?)\)", r"string_agg(\1, ',')", statement)
+    return re.sub(r"joined\((\S+?)\)", r"string_agg(\1::text, ',')", statement)
 
 
 def as_written(connection: Connection) -> sa.ColumnElement[int]:

@@ -81,6 +81,17 @@ class Catalog:
                 connection.rollback()
 
     @contextmanager
+    def within(self, transaction: Connection | None) -> Iterator[Connection]:
+        """The view of this transaction, or one of its own where there is none: beginning one and
+        finding out what state it sees takes half a millisecond.
+        """
+        if transaction is not None:
+            yield transaction
+        else:
+            with self.read() as connection:
+                yield connection
+
+    @contextmanager
     def write(self, *, rows_only: bool = False) -> Iterator[Connection]:
         """One transaction that takes the write lock at its start: all of it is kept, or nothing.
 

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import structlog
+from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import embeddings, passages
@@ -93,9 +94,10 @@ class ChromaIndex:
         vector: Vector,
         limit: int,
         access_scope: AccessScope = ALL_ACCESS,
+        transaction: Connection | None = None,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
-        with self._catalog.read() as connection:
+        with self._catalog.within(transaction) as connection:
             wanted = scopes if scopes is not None else embeddings.hardware_scopes(connection)
         try:
             with self._chroma.faults():

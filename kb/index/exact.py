@@ -39,9 +39,10 @@ class ExactIndex:
         vector: Vector,
         limit: int,
         access_scope: AccessScope = ALL_ACCESS,
+        transaction: Connection | None = None,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
-        with self._catalog.read() as connection:
+        with self._catalog.within(transaction) as connection:
             state = embeddings.index_state(connection)
             if scopes is None:
                 scopes = look_up(

@@ -174,11 +174,12 @@ class NearIndex:
         vector: Vector,
         limit: int,
         access_scope: AccessScope = ALL_ACCESS,
+        transaction: Connection | None = None,
     ) -> dict[int, float]:
         """The nearest passages of the scopes (None: all), best first: seq -> cosine. Raises
         StoreAway where Chroma is needed and does not answer.
         """
-        with self._catalog.read() as connection:
+        with self._catalog.within(transaction) as connection:
             columns = candidates.in_memory(connection, self._model)
             scope_rows = _of(connection, columns) if columns is not None else None
             behind = self._catalog.on_server and candidates.state(connection) != self._followed

@@ -127,10 +127,9 @@ class _Stored(NamedTuple):
 def _read_stored(connection: Connection, section_ids: Sequence[str]) -> dict[str, _Stored | None]:
     stored: dict[str, _Stored | None] = dict.fromkeys(section_ids)
     heads = _heads(connection, section_ids)
-    members = passages.sections_of(connection, [head.seq for head in heads])
-    rows = passages.live_rows(connection, (n for seqs in members.values() for n in seqs))
+    rows = passages.live_rows(connection, (n for head in heads for n in head.members))
     for head in heads:
-        own = [rows[seq] for seq in members.get(head.seq, ()) if seq in rows]
+        own = [rows[seq] for seq in head.members if seq in rows]
         if own:
             section = _section(head, tuple(row.passage for row in own))
             stored[head.id] = _Stored(section, frozenset(row.about for row in own))
@@ -157,11 +156,10 @@ def _read_sections(
     connection: Connection, section_ids: Sequence[str], scope: ScopeFilter
 ) -> dict[str, WholeSection]:
     heads = _heads(connection, section_ids)
-    members = passages.sections_of(connection, [head.seq for head in heads])
-    live = passages.load(connection, (n for seqs in members.values() for n in seqs), scope)
+    live = passages.load(connection, (n for head in heads for n in head.members), scope)
     sections: dict[str, WholeSection] = {}
     for head in heads:
-        own = tuple(live[seq] for seq in members.get(head.seq, ()) if seq in live)
+        own = tuple(live[seq] for seq in head.members if seq in live)
         if own:
             sections[head.id] = _section(head, own)
     return sections
@@ -172,8 +170,17 @@ def parents_of(connection: Connection, section_ids: Iterable[str]) -> dict[str, 
     return {head.id: head.parent_id for head in _heads(connection, section_ids)}
 
 
+def characters_of(connection: Connection, section_ids: Iterable[str]) -> dict[str, int]:
+    """How many characters the live passages of each of these sections have, without reading them;
+    unknown ids are left out.
+    """
+    return {head.id: head.characters for head in _heads(connection, section_ids)}
+
+
 class _Head(NamedTuple):
-    """Everything of a section but its passages."""
+    """Everything of a section but its passages: of these the numbers, in reading order, and how
+    many characters they have together.
+    """
 
     id: str
     seq: int
@@ -183,6 +190,8 @@ class _Head(NamedTuple):
     document_id: str
     source_key: str
     path: tuple[str, ...]
+    members: tuple[int, ...]
+    characters: int
 
 
 def _heads(connection: Connection, section_ids: Iterable[str]) -> list[_Head]:
@@ -194,7 +203,9 @@ def _heads(connection: Connection, section_ids: Iterable[str]) -> list[_Head]:
 
 # As text, because a request reads dozens of them.
 _READ = (
-    "SELECT s.id, s.seq, s.parent_id, s.ordinal, s.level, d.id, d.source_key, s.path"
+    "SELECT s.id, s.seq, s.parent_id, s.ordinal, s.level, d.id, d.source_key, s.path,"
+    " (SELECT joined(p.seq) FROM passages p WHERE p.section_id = s.id AND p.active),"
+    " (SELECT sum(length(p.text)) FROM passages p WHERE p.section_id = s.id AND p.active)"
     " FROM sections s JOIN document_versions v ON v.id = s.version_id"
     " JOIN documents d ON d.id = v.document_id WHERE s.id IN"
 )
@@ -204,8 +215,9 @@ def _read_heads(connection: Connection, section_ids: Sequence[str]) -> dict[str,
     """As `_heads`; None for one that is not there."""
     heads: dict[str, _Head | None] = dict.fromkeys(section_ids)
     for row in rows_of(connection, _READ, section_ids):
-        *plain, path = row
-        heads[row[0]] = _Head._make([*plain, passages.path_of(path)])
+        *plain, path, members, characters = row
+        seqs = tuple(sorted(map(int, members.split(",")))) if members else ()
+        heads[row[0]] = _Head._make([*plain, passages.path_of(path), seqs, characters or 0])
     return heads
 
 
