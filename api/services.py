@@ -47,6 +47,7 @@ from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
 from retrieval.ahead import OrdersAhead
+from retrieval.answer_processes import AnswerProcesses
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
@@ -290,6 +291,7 @@ class Background:
         self._ahead = OrdersAhead(
             services.retriever, services.settings.orders_ahead, self._is_measuring
         )
+        self._answers = AnswerProcesses(services.settings, services.settings.answer_processes)
         self._near: NearIndex | None = None
         self._opening = threading.Thread(target=self._search_vectors, name="vectors", daemon=True)
         self._watch = StoreWatch(
@@ -317,6 +319,7 @@ class Background:
         self._stop.set()
         self._watch.stop()
         self._ahead.stop()
+        self._answers.stop()
         self._in_memory.stop()
         for thread in (self._thread, self._opening):
             if thread.is_alive():
@@ -388,6 +391,8 @@ class Background:
                 model = services.embedder.fingerprint
                 services.__dict__["index"] = NearIndex(services.catalog, model, None)
                 services.dense_ready = True
+                services.retriever.answer_elsewhere(self._answers.answer)
+                self._answers.start()
                 self._opening.start()
                 worker.run(self._stop)
 

@@ -122,10 +122,21 @@ class Settings(BaseSettings):
         description="Most tokens of `context` in an answer, if the request does not say how many.",
     )
     retrievals_at_once: int = Field(
-        4, ge=1, description="Retrievals that are computed at the same time; others wait."
+        4,
+        ge=1,
+        description="Retrievals that are computed at the same time where there are no"
+        " `answer_processes`; others wait.",
     )
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."
+    )
+    answer_processes: int = Field(
+        0,
+        ge=0,
+        le=64,
+        description="Processes beside the service's own that compute retrievals, on processors of"
+        " their own, one retrieval in each at a time. Each takes some 250 MiB and 3 KB a passage;"
+        " 0: the service computes all itself.",
     )
     orders_ahead: int = Field(
         1500,

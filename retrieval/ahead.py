@@ -43,6 +43,12 @@ class Attendance:
                 self._left = time.monotonic()
 
     @property
+    def alone(self) -> bool:
+        """Whether no more than one is being answered."""
+        with self._lock:
+            return self._present <= 1
+
+    @property
     def idle_seconds(self) -> float:
         """How long nobody has been asking; 0 while somebody is."""
         with self._lock:

@@ -11,6 +11,7 @@ were used and whether that helped.
 
 from __future__ import annotations
 
+import hashlib
 import queue
 import re
 import threading
@@ -34,6 +35,7 @@ from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, AccessScope
+from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
 
 BATCH = 200
@@ -74,6 +76,18 @@ class Unwanted:
     about_what_happened: frozenset[str]
 
 
+@dataclass(frozen=True)
+class Answered:
+    """An answer with what the log has to know beside it: the request as it was understood, the ids
+    of the passages that are shown, and the revision of the catalog that was read.
+    """
+
+    request: RetrieveRequest
+    answer: Answer
+    shown: tuple[str, ...]
+    catalog_revision: int
+
+
 class Journal:
     """The log of retrievals and outcomes, append-only. `record` never waits for the disk; a thread
     writes batches.
@@ -100,6 +114,28 @@ class Journal:
             if not self._stop.is_set() and (self._thread is None or not self._thread.is_alive()):
                 self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
                 self._thread.start()
+
+    def record_answer(self, answered: Answered, started: float) -> None:
+        """Queue what was answered to a request that came at `started`, by `time.perf_counter`."""
+        answer, request = answered.answer, answered.request
+        self.record(
+            {
+                "id": answer.retrieval_id,
+                "request": stored_request(request),
+                "hardware_id": answer.hardware["id"] if answer.hardware else None,
+                "signals": list(answer.diagnosis.signal_ids),
+                "excerpt_ids": list(answered.shown),
+                "skill_ids": [skill.name for skill in answer.skills],
+                "move_ids": [move.id for move in answer.moves],
+                "skills_withheld": list(answer.skills_withheld),
+                "context_sha256": hashlib.sha256(answer.context.encode()).hexdigest(),
+                "run_id": request.run_id,
+                "node_id": request.node_id,
+                "milliseconds": (time.perf_counter() - started) * 1000,
+                "catalog_revision": answered.catalog_revision,
+                "access_scope": request.access_scope.owner,
+            }
+        )
 
     def flush(self) -> None:
         """Write everything recorded so far. Where the catalog cannot be written to, that is raised

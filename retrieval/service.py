@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import hashlib
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
@@ -39,7 +38,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
 from retrieval.excerpts import make_excerpts
 from retrieval.hints import NO_INDEX, NO_VECTORS_YET, hints_of
-from retrieval.journal import Journal, Unwanted, stored_request
+from retrieval.journal import Answered, Journal, Unwanted
 from retrieval.layout import load_layout
 from retrieval.missing_names import language_named
 from retrieval.moves import fitting_moves
@@ -62,6 +61,10 @@ from retrieval.whole_answer import Asked, Written, answer_of, key_of
 REMEMBERED = 256  # stable parts of contexts
 MOST_MOVES = 2_000  # that are kept, of 10 KB
 MOST_WRITTEN = 400  # parts of answers that are kept, of about 60 KB
+
+
+# Gives the answer of another process, or None.
+Elsewhere = Callable[[RetrieveRequest, Unwanted], Answered | None]
 
 
 class Retriever:
@@ -95,6 +98,7 @@ class Retriever:
         self._layout = load_layout()
         self._diagnoser = Diagnoser(self._signals)
         self._journal = Journal(catalog)
+        self._elsewhere: Elsewhere = lambda request, unwanted: None
         self._samples = ScopeSamples(embedder.fingerprint)
         self._phrases: Mapping[str, Vectors] = {}
         self._embed = functools.lru_cache(maxsize=2048)(self._encode)
@@ -106,10 +110,26 @@ class Retriever:
         equal `context`; without a vector index that is needed it is found by words, and says so.
         Raises InvalidRequest, UnknownHardware and UnknownSignal."""
         with self.attendance.asked():
-            try:
-                return self._retrieve(request)
-            except StoreAway:  # `/readyz` says which and why
-                return self._without_vectors()._retrieve(request)
+            started = time.perf_counter()
+            check_request(request)
+            unwanted = self._journal.unwanted(request)
+            # Alone, a request would wait for the way there and back.
+            answered = None if self.attendance.alone else self._elsewhere(request, unwanted)
+            answered = answered or self.answered(request, unwanted)
+            self._journal.record_answer(answered, started)
+            describe_answer(answered.answer)
+            return answered.answer
+
+    def answer_elsewhere(self, elsewhere: Elsewhere) -> None:
+        """Let other processes answer what they can; where they give nothing it is answered here."""
+        self._elsewhere = elsewhere
+
+    def answered(self, request: RetrieveRequest, unwanted: Unwanted) -> Answered:
+        """As `retrieve`, without the log."""
+        try:
+            return self._answered(request, unwanted)
+        except StoreAway:  # `/readyz` says which and why
+            return self._without_vectors()._answered(request, unwanted)
 
     def _without_vectors(self) -> Retriever:
         """This retriever for one answer by words. It shares all that is kept."""
@@ -117,11 +137,8 @@ class Retriever:
         by_words._dense_ready, by_words._why_no_vectors = lambda: False, NO_INDEX
         return by_words
 
-    def _retrieve(self, request: RetrieveRequest) -> Answer:
-        started = time.perf_counter()
-        check_request(request)
+    def _answered(self, request: RetrieveRequest, unwanted: Unwanted) -> Answered:
         request, profile = with_profile(request, self._chips(request))
-        unwanted = self._journal.unwanted(request)
         with self._catalog.read() as connection:
             place = self._place(connection, request)
             scope, request = place.own, replace(request, language=place.language)
@@ -131,9 +148,7 @@ class Retriever:
             written = self._written(connection, asked)
             catalog_revision = revision_of(connection)
         answer = replace(answer_of(asked, written), profile=profile)
-        self._record(request, answer, written.shown, catalog_revision, started)
-        describe_answer(answer)
-        return answer
+        return Answered(request, answer, tuple(written.shown), catalog_revision)
 
     def _written(self, connection: Connection, asked: Asked) -> Written:
         """What documents say; kept for equal requests while catalog and index stay as they are."""
@@ -211,7 +226,8 @@ class Retriever:
             skills_withheld=choice.withheld,
             profile=profile,
         )
-        self._record(request, answer, [], catalog_revision, started)
+        answered = Answered(request, answer, (), catalog_revision)
+        self._journal.record_answer(answered, started)
         return answer
 
     def report_outcome(
@@ -463,35 +479,6 @@ class Retriever:
             return {key: moves}
 
         return look_up(connection, "moves", [key], read, most=MOST_MOVES, skills=False)[key]
-
-    # -- log
-
-    def _record(
-        self,
-        request: RetrieveRequest,
-        answer: Answer,
-        shown: list[str],
-        catalog_revision: int,
-        started: float,
-    ) -> None:
-        self._journal.record(
-            {
-                "id": answer.retrieval_id,
-                "request": stored_request(request),
-                "hardware_id": answer.hardware["id"] if answer.hardware else None,
-                "signals": list(answer.diagnosis.signal_ids),
-                "excerpt_ids": shown,
-                "skill_ids": [skill.name for skill in answer.skills],
-                "move_ids": [move.id for move in answer.moves],
-                "skills_withheld": list(answer.skills_withheld),
-                "context_sha256": hashlib.sha256(answer.context.encode()).hexdigest(),
-                "run_id": request.run_id,
-                "node_id": request.node_id,
-                "milliseconds": (time.perf_counter() - started) * 1000,
-                "catalog_revision": catalog_revision,
-                "access_scope": request.access_scope.owner,
-            }
-        )
 
 
 def _unchanged(ranked: list[Ranked]) -> list[Ranked]:

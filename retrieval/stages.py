@@ -41,6 +41,15 @@ def watching(report: Report) -> Iterator[None]:
         _watch.reset(token)
 
 
+def passed(name: str, seconds: float) -> None:
+    """Report a stage that another process went through within the present one."""
+    watch = _watch.get()
+    if watch is not None:
+        watch.report(name, seconds)
+        if watch.inner:
+            watch.inner[-1] += seconds
+
+
 def stage(name: str, span: str | None = None) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """A function that is a stage of an answer. Its span is called `span`, by default after it."""
     span = span or f"retrieve: {name}"
