@@ -41,8 +41,9 @@ from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.catalog.search.runs import is_measuring
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma_client import parse_address
-from kb.index.in_memory import KeptInMemory, give_back
+from kb.index.in_memory import KeptInMemory
 from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
+from kb.process_memory import give_back
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses

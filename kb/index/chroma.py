@@ -28,10 +28,12 @@ from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.catalog.store_id import store_id
 from kb.index.chroma_client import Chroma, Directory, Server, Unreadable, not_found
+from kb.process_memory import give_back
 from kb.scope import ALL_ACCESS, AccessScope
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
 SERVER_BATCH = 1_000  # and a server at most 40 MB
+SCOPES_AT_ONCE = 64  # whose graphs are in memory while all are looked through
 PAGE, COLLECTIONS = 50_000, 500  # ids, and collections, that are listed at once
 SEARCH_BREADTH = 200  # of the HNSW graph: no less than the rows that ranking asks for
 PROBED = 100  # passages of a scope among which the probe looks for one that is indexed
@@ -182,7 +184,7 @@ class ChromaIndex:
             self._drop_unknown(live)
         added = removed = 0
         wanted = live if scopes is None else sorted(set(scopes))
-        for scope in wanted:
+        for done, scope in enumerate(wanted, 1):
             # What is there is looked at before the catalog: of an entry that another service has
             # added, the passage is then seen too, and the entry stays.
             present = self._present(scope)
@@ -191,6 +193,7 @@ class ChromaIndex:
             with self._chroma.guard, self._served_faults():
                 new, gone = self._sync_scope(scope, vectors, present)
             added, removed = added + new, removed + gone
+            self._let_go(done)
         return SyncReport(len(wanted), added, removed)
 
     def _present(self, scope: str) -> set[str]:
@@ -255,7 +258,7 @@ class ChromaIndex:
         """
         with self._catalog.read() as connection:
             scopes = embeddings.hardware_scopes(connection)
-        for scope in scopes:
+        for done, scope in enumerate(scopes, 1):
             with self._catalog.read() as connection:
                 vectors = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
             try:
@@ -267,7 +270,16 @@ class ChromaIndex:
             if nearest is not None and nearest < 0.99:
                 log.warning("vector index lost a passage", scope=scope, nearest=nearest)
                 return False
+            self._let_go(done)
         return True
+
+    def _let_go(self, done: int) -> None:
+        """After so many scopes, release the graphs that are in memory by now: a graph stays with
+        the client that has opened it, and those of a thousand chips take as much as all else.
+        """
+        if done % SCOPES_AT_ONCE == 0 and not self._chroma.served:
+            self.close()
+            give_back()
 
     def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
         """How near the scope's collection finds an entry it holds; None when it holds none."""
