@@ -214,7 +214,7 @@ class Attempt:
 
     def _ended_processes(self) -> None:
         processes = self.processes
-        if not processes.settle():
+        if not processes.leave_ending():
             self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
         self.seconds["calls"] = processes.called_ns / 1e9
         self.notes += [UNDECIDED.format(count=n, output=o) for o, n in self.undecided.items() if n]
@@ -261,8 +261,9 @@ class Attempt:
             spare_ready = self._begin_spare()
             with self._stage("correctness"):
                 self._correctness(runner, loader)
-            spare_ready()  # until then it uses the device for a context of its own
+            spare_ready()
             if self._to_be_timed(loader):
+                self.context.alone()
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)
 

@@ -80,6 +80,15 @@ def recorder() -> Callable[[int], Any] | None:
     return lambda event: function(context, event)
 
 
+def loaded_kernel(source: str, name: str) -> tuple[ctypes.c_void_p | None, int]:
+    """A kernel in PTX, compiled by the driver and loaded into the current context; or None, and the
+    error of the driver."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    code = LIBRARY.cuModuleLoadData(_address(module), source.encode())
+    code = code or LIBRARY.cuModuleGetFunction(_address(function), module, name.encode())
+    return (None if code else function), int(code)
+
+
 def _loaded() -> Any:
     try:
         return ctypes.CDLL("libcuda.so.1")

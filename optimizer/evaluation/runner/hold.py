@@ -1,10 +1,11 @@
 """Keeps a whole GPU busy until a call has been launched: one kernel that takes every place of the
-device for threads, overwrites the last-level cache for as long, and writes the last values of a
-call's inputs when it ends.
+device for threads, reads a buffer that is larger than the last-level cache for as long, and writes
+the last values of a call's inputs when it ends.
 
 While it runs no other kernel of the process can run, on whatever stream it waits: nothing begins
-before the call does, and nothing that is read earlier stays in the cache. Needs the driver of
-NVIDIA and nothing that compiles.
+before the call does, and nothing that is read earlier stays in the cache. Nor does anything that
+was written: a call does not pay for lines that others have changed. Needs the driver of NVIDIA and
+nothing that compiles.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
+from typing import Any
 
 import torch
 
-from optimizer.evaluation.runner.driver import LIBRARY
+from optimizer.evaluation.runner.driver import LIBRARY, loaded_kernel
 from optimizer.evaluation.runner.memory import LATE, LATE_TENSORS, LateChange
 
 THREADS = 512  # of a block: divides what a multiprocessor holds on every architecture
 GRACE_NS = 100_000  # after which no block waits for others any more
-WORD = 16  # bytes that a thread writes at once
+WORD = 16  # bytes that a thread reads at once
+UNLIKELY = 0x5BD1E995  # no buffer of zeros gives it; what nobody uses would not be read at all
 # From where to where, each with the step between elements, bytes of an element, and their number.
 RECORD = 6
 
-# Compiled by the driver when a runner starts. A block stays until all have overwritten their part.
+# Compiled by the driver when a runner starts. A block stays until all have read their part. More
+# than 32 registers would leave no room for all of its threads.
 PTX = f"""
 .version 6.3
 .target sm_70
@@ -36,6 +40,7 @@ PTX = f"""
     .param .align 8 .b8 late[{8 * RECORD * LATE_TENSORS}]
 )
 .maxntid {THREADS}, 1, 1
+.maxnreg 32
 {{
     .reg .pred %p;
     .reg .b16 %byte;
@@ -58,21 +63,29 @@ PTX = f"""
     cvt.u64.u32 %k1, %r2;
     add.u64 %own, %own, %k1;
     mul.wide.u32 %step, %r3, {THREADS};
-    mov.u32 %r4, 0;
-overwrite:
+    mov.u32 %r0, 0;
+sweep:
     mov.u64 %at, %own;
 word:
     setp.ge.u64 %p, %at, %words;
-    @%p bra written;
+    @%p bra swept;
     mad.lo.u64 %k2, %at, {WORD}, %buffer;
-    st.global.v4.u32 [%k2], {{%r4, %r4, %r4, %r4}};
+    ld.global.cg.v4.u32 {{%r4, %r5, %r6, %r7}}, [%k2];
+    xor.b32 %r0, %r0, %r4;
+    xor.b32 %r0, %r0, %r5;
+    xor.b32 %r0, %r0, %r6;
+    xor.b32 %r0, %r0, %r7;
     add.u64 %at, %at, %step;
     bra word;
-written:
+swept:
     mov.u64 %time, %globaltimer;
     sub.u64 %time, %time, %begin;
     setp.lt.u64 %p, %time, %ns;
-    @%p bra overwrite;
+    @%p bra sweep;
+    setp.ne.u32 %p, %r0, {UNLIKELY};
+    @%p bra unused;
+    st.global.u32 [%buffer], %r0;
+unused:
     bar.sync 0;
     setp.ne.u32 %p, %r2, 0;
     @%p bra together;
@@ -122,20 +135,23 @@ done:
 """
 
 
+_launch: Any = getattr(LIBRARY, "cuLaunchKernel", None)  # before any candidate is there
+
+
 class HoldUnavailable(Exception):
     """The driver does not take the kernel; the message says why."""
 
 
 class Hold:
-    """The kernel, with the buffer that it overwrites."""
+    """The kernel, with the buffer that it reads."""
 
     def __init__(self, flush_bytes: int) -> None:
         """Raises HoldUnavailable where there is no driver of NVIDIA, or it refuses the kernel."""
-        self._function, self._launch = _function(), LIBRARY.cuLaunchKernel
+        self._function, self._launch = _function(), _launch
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         places = device.max_threads_per_multi_processor // THREADS
         self._blocks = device.multi_processor_count * places
-        self._buffer = torch.empty(flush_bytes // WORD * WORD, dtype=torch.int8, device="cuda")
+        self._buffer = torch.zeros(flush_bytes // WORD * WORD, dtype=torch.int8, device="cuda")
         self._arrived = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._launched = 0
         self._late = (ctypes.c_uint64 * (RECORD * LATE_TENSORS))()
@@ -146,7 +162,7 @@ class Hold:
     def __call__(
         self, stream: int, ns: int, late: Sequence[LateChange] = (), until: int = 0
     ) -> None:
-        """Launch it on a stream, by the stream's handle: it overwrites the buffer for so many
+        """Launch it on a stream, by the stream's handle: it reads the buffer for so many
         nanoseconds, and to the end of a round, and is quiet until `until`. When it ends, `late` is
         in place."""
         self._launched += 1
@@ -196,9 +212,7 @@ def _function() -> ctypes.c_void_p:
     if LIBRARY is None:
         raise HoldUnavailable("there is no driver of NVIDIA")
     torch.cuda.current_stream().synchronize()  # makes torch's context the current one
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    code = LIBRARY.cuModuleLoadData(ctypes.byref(module), PTX.encode())
-    code = code or LIBRARY.cuModuleGetFunction(ctypes.byref(function), module, b"hold")
-    if code:
+    function, code = loaded_kernel(PTX, "hold")
+    if function is None:
         raise HoldUnavailable(f"error {code} of the driver")
     return function

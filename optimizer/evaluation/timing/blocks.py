@@ -43,7 +43,7 @@ OWN_WAITS_NS = 10_000  # a call, up to which nobody is asked for whom its thread
 # short beside the fresh values before each of them. With 1.0 on a GPU, three or four calls a block,
 # an evaluation took 113 ms less, and a kernel of torch.compile had a speed-up of 0.40 in place of
 # 1.04, which was not looked into.
-WALL_BLOCKS = {"cpu": 1.0, "cuda": 2.0}
+WALL_BLOCKS = {"cpu": 1.0, "cuda": 1.0}
 # Half-width, in log units, within the two processes at which measuring stops, by kind of device: on
 # a CPU, where two processes differ by as much, more blocks hardly make an interval narrower.
 NARROW = {"cpu": 0.035, "cuda": 0.02}
