@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -258,19 +258,14 @@ class Attempt:
                 self.context.problem.case(case).sample(seed)
         with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
-            spare_ready = self._begin_spare()
+            self.context.pool.prepare()  # the runner of the next candidate
             with self._stage("correctness"):
                 self._correctness(runner, loader)
-            spare_ready()
+            self.context.pool.settle()
             if self._to_be_timed(loader):
                 self.context.alone()
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)
-
-    def _begin_spare(self) -> Callable[[], None]:
-        """Start the runner of the next candidate; what waits until that is done."""
-        self.context.pool.prepare()
-        return self.context.pool.settle
 
     def _to_be_timed(self, loader: Loader) -> bool:
         if self.ended and self.validity != "correct":

@@ -12,7 +12,7 @@ from functools import cache
 
 import torch
 
-from optimizer.evaluation.runner.driver import LIBRARY, loaded_kernel
+from optimizer.evaluation.runner.driver import LIBRARY, launch, loaded_kernel
 from optimizer.evaluation.runner.memory import LATE, Change, LateChange, few_of, larger, written
 
 THREADS = 256
@@ -165,9 +165,6 @@ done:
 """
 
 
-_launch = getattr(LIBRARY, "cuLaunchKernel", None)  # before any candidate is there
-
-
 class Writer:
     """Makes changes of tensors on a GPU, by the kernel where it can, else as `written` does."""
 
@@ -215,14 +212,14 @@ class Writer:
 
     def _launched(self, function: ctypes.c_void_p, change: Change) -> None:
         given, starts = self._given, change.starts
-        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        stream = torch.cuda.current_stream().cuda_stream
         blocks = min(BLOCKS, -(-min(change.flat.numel(), change.bank.numel()) // THREADS))
         for first in range(0, len(starts), PARTS):
             some = starts[first : first + PARTS]
             given.first = first
             given.starts[: len(some)] = some
             size = (blocks, len(some), 1, THREADS, 1, 1)
-            code = _launch(function, *size, 0, stream, self._pointer, None) if _launch else -1
+            code = launch(function, size, stream, self._pointer)
             if code:
                 raise RuntimeError(f"no fresh values: error {code} of the device's driver")
 

@@ -14,11 +14,10 @@ import ctypes
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import cache
-from typing import Any
 
 import torch
 
-from optimizer.evaluation.runner.driver import LIBRARY, loaded_kernel
+from optimizer.evaluation.runner.driver import LIBRARY, launch, loaded_kernel
 from optimizer.evaluation.runner.memory import LATE, LATE_TENSORS, LateChange
 
 THREADS = 512  # of a block: divides what a multiprocessor holds on every architecture
@@ -135,9 +134,6 @@ done:
 """
 
 
-_launch: Any = getattr(LIBRARY, "cuLaunchKernel", None)  # before any candidate is there
-
-
 class HoldUnavailable(Exception):
     """The driver does not take the kernel; the message says why."""
 
@@ -147,7 +143,7 @@ class Hold:
 
     def __init__(self, flush_bytes: int) -> None:
         """Raises HoldUnavailable where there is no driver of NVIDIA, or it refuses the kernel."""
-        self._function, self._launch = _function(), _launch
+        self._function = _function()
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         places = device.max_threads_per_multi_processor // THREADS
         self._blocks = device.multi_processor_count * places
@@ -181,7 +177,7 @@ class Hold:
         for at, change in enumerate(late):
             self._late[RECORD * at : RECORD * (at + 1)] = list(_record(*change))
         size = (self._blocks, 1, 1, THREADS, 1, 1)
-        code = self._launch(self._function, *size, 0, ctypes.c_void_p(stream), self._given, None)
+        code = launch(self._function, size, stream, self._given)
         if code:
             raise RuntimeError(f"the device cannot be held: error {code} of its driver")
 

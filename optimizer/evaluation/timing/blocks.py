@@ -40,10 +40,10 @@ BUSY_FROM_THE_START = 10  # pairs, none of them quiet, after which there is no h
 CALM_SHARE = 0.5  # of a block, summed over its threads
 OWN_WAITS_NS = 10_000  # a call, up to which nobody is asked for whom its threads waited
 # How long a block may take at all, in aimed lengths, by kind of device: calls of microseconds are
-# short beside the fresh values before each of them. With 1.0 on a GPU, three or four calls a block,
-# an evaluation took 113 ms less, and a kernel of torch.compile had a speed-up of 0.40 in place of
-# 1.04, which was not looked into.
-WALL_BLOCKS = {"cpu": 1.0, "cuda": 1.0}
+# short beside what is done between them. With three or four calls a block on a GPU, a kernel of
+# torch.compile had a speed-up of 0.40 in place of 1.04, which was not looked into; there are five
+# to eleven of 25 us now that fresh values are one kernel for each tensor.
+WALL_BLOCKS = {"cpu": 1.0, "cuda": 1.25}
 # Half-width, in log units, within the two processes at which measuring stops, by kind of device: on
 # a CPU, where two processes differ by as much, more blocks hardly make an interval narrower.
 NARROW = {"cpu": 0.035, "cuda": 0.02}
