@@ -76,17 +76,17 @@ class _Group:
         self._ended(None)
 
     def _ended(self, _: object) -> None:
-        if not all(ending.done() for ending in self._endings):
-            return
-        with self._lock:
-            kernels, self._kernels = self._kernels, []
-        gone = self.gone()
-        for kernel in kernels:
-            kernel.close(reusable=gone)
+        if all(ending.done() for ending in self._endings):
+            self.gone()
 
     def gone(self) -> bool:
-        """Wait for the processes; True when nothing of any of them is left."""
-        return all([ending.result() for ending in self._endings])
+        """Wait until they are, and their memory is given back; True when nothing of any of them is
+        left."""
+        gone = all([ending.result() for ending in self._endings])
+        with self._lock:
+            while self._kernels:
+                self._kernels.pop().close(reusable=gone)
+        return gone
 
 
 @dataclass(frozen=True)
