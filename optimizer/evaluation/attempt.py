@@ -48,6 +48,7 @@ from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     BLOCK_MS,
     NARROW,
+    PLACES_NS,
     QUIET,
     WALL_BLOCKS,
     BaselineFailed,
@@ -404,6 +405,8 @@ class Attempt:
             policy = replace(policy, between=BETWEEN[self.context.device])
         if policy.narrow is None:
             policy = replace(policy, narrow=NARROW[self.context.device])
+        if policy.places_ns is None:
+            policy = replace(policy, places_ns=PLACES_NS[self.context.device])
         if policy.walls is None:
             policy = replace(policy, walls=WALL_BLOCKS[self.context.device])
         tolerated = max(policy.tolerated or 0.0, QUIET[self.context.device])
