@@ -95,7 +95,7 @@ class EvaluationContext:
 
     `stays` says whether processes and memory serve for more than one candidate, so that a candidate
     is timed in the process that checked it. `flush_bytes` is the size of the buffer that is
-    overwritten before each timed call. `ceilings` are those of the device, None where nobody
+    read before each timed call on a GPU. `ceilings` are those of the device, None where nobody
     measured them.
     """
 

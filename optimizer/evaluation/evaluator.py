@@ -47,7 +47,7 @@ CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
 def flush_bytes_of(facts: Mapping[str, float | str]) -> int:
-    """The bytes to overwrite before a timed call: twice the last-level cache of the target, or more
+    """The bytes to read before a timed call: twice the last-level cache of the target, or more
     than that of any chip of today. The last level is the largest that the facts name: a CPU's
     second level is one core's."""
     sizes = [size for key in CACHES if isinstance(size := facts.get(key), int | float)]
