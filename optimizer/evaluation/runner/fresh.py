@@ -56,57 +56,37 @@ KINDS = {
 }
 
 
-def ptx(kind: str) -> str:
-    """The kernel for values of this kind. Each thread makes elements of one part of the tensor: it
-    reads the bank where the part begins there, or where the replaced elements come from. Of a late
-    one the right value goes elsewhere, and a wrong one stands in its place."""
-    access, register, number = KINDS[kind]
-    size = int(kind[1:])
-    move = ""
-    if number:
-        move = f"mul.rn.{number} %v, %v, %factor;\n    add.rn.{number} %v, %v, %term;"
-    given = (
-        f"ld.param.{number} %factor, [%given+{_Given.factor.offset}];\n"
-        f"    ld.param.{number} %term, [%given+{_Given.term.offset}];"
-        if number
-        else ""
-    )
-    words = ("to", "bank", "right", "wrong")
-    numbers = ("size", "held", "first", "begin", "distance", "count", "source", "each", "late")
-    reads = "\n".join(
-        f"    ld.param.{kind} %{name}, [%given+{getattr(_Given, name).offset}];"
-        for kind, names in (("u64", words), ("u32", numbers))
-        for name in names
-    )
-    return f"""
+# Each thread makes elements of one part of the tensor: it reads the bank where the part begins
+# there, or where the replaced elements come from. Of a late one the right value goes elsewhere, and
+# a wrong one stands in its place.
+TEXT = """
 .version 6.3
 .target sm_70
 .address_size 64
-.visible .entry fresh(.param .align 8 .b8 all[{ctypes.sizeof(_Given)}])
-.maxntid {THREADS}, 1, 1
-{{
+.visible .entry fresh(.param .align 8 .b8 all[<bytes>])
+.maxntid <threads>, 1, 1
+{
     .reg .pred %p;
-    .reg {register} %v, %factor, %term;
+    .reg <register> %v, %factor, %term;
     .reg .b32 %size, %held, %first, %begin, %distance, %count, %source, %each, %late;
     .reg .b32 %part, %base, %left, %i, %step, %start, %n, %at, %j, %r, %few;
     .reg .b64 %given, %to, %bank, %right, %wrong, %k;
 
     mov.u64 %given, all;
-{reads}
-    {given}
+<reads>
     mov.u32 %part, %ctaid.y;
     mul.wide.u32 %k, %part, 4;
     add.u64 %k, %k, %given;
-    ld.param.u32 %start, [%k+{_Given.starts.offset}];
+    ld.param.u32 %start, [%k+<starts>];
     add.u32 %part, %part, %first;
     mul.lo.u32 %base, %part, %held;
     sub.u32 %left, %size, %base;
     min.u32 %left, %left, %held;
     mov.u32 %i, %ctaid.x;
     mov.u32 %r, %tid.x;
-    mad.lo.u32 %i, %i, {THREADS}, %r;
+    mad.lo.u32 %i, %i, <threads>, %r;
     mov.u32 %step, %nctaid.x;
-    mul.lo.u32 %step, %step, {THREADS};
+    mul.lo.u32 %step, %step, <threads>;
 next:
     setp.ge.u32 %p, %i, %left;
     @%p bra done;
@@ -137,32 +117,63 @@ within:
     @%p bra read;
     mov.u32 %few, %r;
 read:
-    mad.wide.u32 %k, %at, {size}, %bank;
-    ld.global.{access} %v, [%k];
-    {move}
+    mad.wide.u32 %k, %at, <size>, %bank;
+    ld.global.<access> %v, [%k];
+<move>
     setp.eq.u32 %p, %few, 0xffffffff;
     @%p bra write;
-    mad.wide.u32 %k, %few, {size}, %right;
-    st.global.{access} [%k], %v;
+    mad.wide.u32 %k, %few, <size>, %right;
+    st.global.<access> [%k], %v;
     setp.eq.u64 %p, %wrong, 0;
     @%p bra turned;
-    ld.global.{access} %v, [%wrong];
+    ld.global.<access> %v, [%wrong];
     bra write;
 turned:
     sub.u32 %r, %late, 1;
     sub.u32 %r, %r, %few;
     mad.lo.u32 %at, %r, %each, %source;
-    mad.wide.u32 %k, %at, {size}, %bank;
-    ld.global.{access} %v, [%k];
+    mad.wide.u32 %k, %at, <size>, %bank;
+    ld.global.<access> %v, [%k];
 write:
-    mad.wide.u32 %k, %n, {size}, %to;
-    st.global.{access} [%k], %v;
+    mad.wide.u32 %k, %n, <size>, %to;
+    st.global.<access> [%k], %v;
     add.u32 %i, %i, %step;
     bra next;
 done:
     ret;
-}}
+}
 """
+ADDRESSES = ("to", "bank", "right", "wrong")
+COUNTS = ("size", "held", "first", "begin", "distance", "count", "source", "each", "late")
+
+
+def ptx(kind: str) -> str:
+    """The kernel for values of this kind."""
+    access, register, number = KINDS[kind]
+    reads = [
+        ("u64", ADDRESSES),
+        ("u32", COUNTS),
+        *([(number, ("factor", "term"))] if number else []),
+    ]
+    move = (f"mul.rn.{number} %v, %v, %factor;", f"add.rn.{number} %v, %v, %term;")
+    parts = {
+        "bytes": ctypes.sizeof(_Given),
+        "threads": THREADS,
+        "register": register,
+        "access": access,
+        "size": kind[1:],
+        "starts": _Given.starts.offset,
+        "reads": "\n".join(
+            f"    ld.param.{of} %{name}, [%given+{getattr(_Given, name).offset}];"
+            for of, names in reads
+            for name in names
+        ),
+        "move": "".join(f"    {line}\n" for line in move) if number else "",
+    }
+    text = TEXT
+    for name, part in parts.items():
+        text = text.replace(f"<{name}>", str(part))
+    return text
 
 
 class Writer:

@@ -181,18 +181,31 @@ def refresh(
     write = write or written
     changes = list[Change]()
     for number, (tensor, bank) in enumerate(zip(tensors, banks, strict=True)):
-        if tensor is None or bank is None or not tensor.numel():
-            continue
-        flat, held = tensor.view(-1), bank.view(-1)
-        looked_at = held if near is None else near[number].view(-1)
-        move = _move(looked_at, chosen, rounded) if whole and moved else None
-        starts = _starts(flat.numel(), held.numel(), chosen) if whole else []
-        begin, distance, count = _places(flat.numel(), chosen, spread)
-        source = chosen.randrange(held.numel() - count + 1)
-        changes.append(Change(flat, held, starts, move, begin, distance, count, source))
+        if tensor is not None and bank is not None and tensor.numel():
+            looked_at = bank if near is None else near[number]
+            changes.append(_change(tensor, bank, looked_at, chosen, spread, whole, moved, rounded))
     spoiled = _spoilt(changes, chosen) if late else []
     left = {number: write(change, number in spoiled) for number, change in enumerate(changes)}
     return [change for number in spoiled if (change := left[number]) is not None]
+
+
+def _change(
+    tensor: torch.Tensor,
+    bank: torch.Tensor,
+    looked_at: torch.Tensor,
+    chosen: Random,
+    spread: bool,
+    whole: bool,
+    moved: bool,
+    rounded: bool,
+) -> Change:
+    """What is drawn for one tensor; as for `refresh`."""
+    flat, held = tensor.view(-1), bank.view(-1)
+    move = _move(looked_at.view(-1), chosen, rounded) if whole and moved else None
+    starts = _starts(flat.numel(), held.numel(), chosen) if whole else []
+    begin, distance, count = _places(flat.numel(), chosen, spread)
+    source = chosen.randrange(held.numel() - count + 1)
+    return Change(flat, held, starts, move, begin, distance, count, source)
 
 
 def _spoilt(changes: Sequence[Change], chosen: Random) -> list[int]:
