@@ -235,7 +235,7 @@ class Watched(NamedTuple):
 
 
 # Functions in C, and tuples of functions, of their codes, and of where they stand.
-Compared = tuple[Any, Any, Any, Any, Any, tuple[Any, ...], tuple[Any, ...], Any, Any]
+Compared = tuple[Any, Any, Any, Any, Any, tuple[Any, ...], tuple[Any, ...], Any, Any, "AsStarted"]
 
 
 class AsStarted(NamedTuple):
@@ -256,14 +256,15 @@ class AsStarted(NamedTuple):
     def compared(self) -> Compared:
         """What a frame needs to compare `watched` without any function in Python, which a candidate
         could replace, and in a third of the time: `every(over(same, over(code, functions), codes))`
-        and `every(over(same, over(call, getters, names), functions))`, of its parts in this order.
+        and `every(over(same, over(call, getters, names), functions))`, of its parts in this order;
+        the last one is this.
         """
         getters = tuple(watched.holder.get for watched in self.watched)
         names = tuple(watched.name for watched in self.watched)
         functions = tuple(watched.function for watched in self.watched)
         codes = tuple(watched.code for watched in self.watched)
         code = operator.attrgetter("__code__")
-        return all, map, operator.is_, code, operator.call, functions, codes, getters, names
+        return all, map, operator.is_, code, operator.call, functions, codes, getters, names, self
 
 
 def as_started() -> AsStarted:

@@ -120,14 +120,14 @@ class Runner:
     def serve(self) -> None:
         """Answer requests until the supervisor leaves."""
         # Held by this frame, which runs before any candidate is there.
-        started = clocks.as_started()
-        every, over, same, code, call, functions, codes, getters, names = seen = started.compared()
+        seen = clocks.as_started().compared()
+        every, over, same, code, call, functions, codes, getters, names, _ = seen
         answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
             "renew": self._renew,
             "inputs": self._inputs,
             "call": self._call,
-            "block": partial(self._block, started=started, seen=seen, read=os.read, write=os.write),
+            "block": partial(self._block, seen=seen, read=os.read, write=os.write),
             "trace": self._trace,
         }
         word = ctypes.c_uint64(READABLE)  # held as long as this frame
@@ -306,23 +306,21 @@ class Runner:
         self,
         message: dict[str, Any],
         fds: list[int],
-        started: clocks.AsStarted,
         seen: clocks.Compared,
         read: Callable[[int, int], bytes],
         write: Callable[[int, bytes], int],
     ) -> Reply:
         """Time as many calls as the supervisor grants, each on fresh values; their number is never
-        in this process. `started` to `write` are of before the candidate was there."""
+        in this process. `seen`, `read` and `write` are of before the candidate was there."""
         del fds
-        every, over, same, code, apply, functions, codes, getters, names = seen
+        every, over, same, code, apply, functions, codes, getters, names, started = seen
         watched = self._without.isdisjoint((4, 13, 35, 40))
         call, clock, look = self._call_kernel, self._clock, message["look"]
-        before = threading.active_count()
+        before, self._last = threading.active_count(), None
         times, walls, looks = list[int](), list[int](), list[str]()
-        refreshed = touched = 0
+        refreshed, touched, patched, shown = 0, 0, False, b""
         spans, began = Spans(), clocks.now_ns()
         spans.leave()
-        patched, self._last, shown = False, None, b""
         clock.begin()
         while True:
             token = self._answer(REQUEST + shown, read, write)
@@ -338,11 +336,9 @@ class Runner:
             spans.end()
             shown = self._seen(look, wall)  # before a thread can finish what was left
             # In a frame that runs already: a function could deny its replacement.
-            if watched and not (
-                every(over(same, over(code, functions), codes))
-                and every(over(same, over(apply, getters, names), functions))
-            ):
-                patched = True
+            own = every(over(same, over(code, functions), codes))
+            own = every(over(same, over(apply, getters, names), functions)) and own
+            patched = patched or (watched and not own)
             times.append(took)
             walls.append(wall)
             spans.add(took)
