@@ -25,7 +25,7 @@ from benchmarks.evaluation.gpu_machine import read_logs_here
 from benchmarks.report import ended, machine, say, table
 from optimizer.evaluation import attempt, loaded_kernel
 from optimizer.evaluation.attempt import Attempt
-from optimizer.evaluation.candidate_processes import CandidateProcesses
+from optimizer.evaluation.candidate_processes import CandidateProcesses, EvaluationContext
 from optimizer.evaluation.correctness import comparison
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.evaluator import Evaluator
@@ -59,6 +59,7 @@ WATCHED: tuple[tuple[Any, str, str], ...] = (
     (comparison, "same_bits", "a second call against the first, bit by bit"),
     (loaded_kernel, "same_bits", "inputs, bit by bit"),
     (CandidateProcesses, "settle", "waiting until runners are gone"),
+    (EvaluationContext, "alone", "waiting until those of the candidate before are gone"),
     (RunnerProcess, "wake", "waking a runner"),
     (RunnerProcess, "pause", "stopping a runner"),
     (RunnerProcess, "feed", "blocks: tokens and looks"),

@@ -6,7 +6,7 @@ from __future__ import annotations
 import random
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
@@ -48,6 +48,7 @@ from optimizer.evaluation.timing.blocks import (
     BETWEEN,
     BLOCK_MS,
     NARROW,
+    PLACES_NS,
     QUIET,
     WALL_BLOCKS,
     BaselineFailed,
@@ -214,7 +215,7 @@ class Attempt:
 
     def _ended_processes(self) -> None:
         processes = self.processes
-        if not processes.settle():
+        if not processes.leave_ending():
             self.flags.append(Flag(2, "reject", "it left processes that could not be ended"))
         self.seconds["calls"] = processes.called_ns / 1e9
         self.notes += [UNDECIDED.format(count=n, output=o) for o, n in self.undecided.items() if n]
@@ -258,18 +259,14 @@ class Attempt:
                 self.context.problem.case(case).sample(seed)
         with self.context.lock, self.processes.runner() as runner:
             self.processes.check_room(self.cases)
-            spare_ready = self._begin_spare()
+            self.context.pool.prepare()  # the runner of the next candidate
             with self._stage("correctness"):
                 self._correctness(runner, loader)
-            spare_ready()  # until then it uses the device for a context of its own
+            self.context.pool.settle()
             if self._to_be_timed(loader):
+                self.context.alone()
                 with self._stage("benchmark"):
                     self._benchmark(loader, runner)
-
-    def _begin_spare(self) -> Callable[[], None]:
-        """Start the runner of the next candidate; what waits until that is done."""
-        self.context.pool.prepare()
-        return self.context.pool.settle
 
     def _to_be_timed(self, loader: Loader) -> bool:
         if self.ended and self.validity != "correct":
@@ -408,6 +405,8 @@ class Attempt:
             policy = replace(policy, between=BETWEEN[self.context.device])
         if policy.narrow is None:
             policy = replace(policy, narrow=NARROW[self.context.device])
+        if policy.places_ns is None:
+            policy = replace(policy, places_ns=PLACES_NS[self.context.device])
         if policy.walls is None:
             policy = replace(policy, walls=WALL_BLOCKS[self.context.device])
         tolerated = max(policy.tolerated or 0.0, QUIET[self.context.device])

@@ -37,7 +37,7 @@ class Kept:
 class Baselines:
     """References in processes of their own. `keeps` says whether such a process stays for the next
     candidate; `folder` holds the reference's source; `flush_bytes` is the size of the buffer that
-    is overwritten before each timed call."""
+    is read before each timed call on a GPU."""
 
     def __init__(
         self,

@@ -7,6 +7,7 @@ module uses its parts and never calls the evaluator.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -35,6 +36,57 @@ READ_INSIDE = (
     " memory"
 )
 ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and what they make
+LARGE = 2 * GIB  # of arrays, above which those of the candidate before are given back first
+
+
+class Departures:
+    """What earlier candidates left: processes that were killed and that the system is still taking
+    apart, and the memory that they map. A verdict need not wait for that, but nothing is timed
+    beside it. For several threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # protects _groups
+        self._groups: list[_Group] = []
+
+    def add(self, endings: Sequence[Future[bool]], kernels: Sequence[LoadedKernel]) -> None:
+        """Processes that are being ended, and kernels whose memory they map, which is given back
+        once all of them are gone."""
+        with self._lock:
+            self._groups.append(_Group(endings, kernels))
+
+    def settle(self) -> None:
+        """Wait until all are gone. Raises Unavailable where a process could not be ended."""
+        with self._lock:
+            groups, self._groups = self._groups, []
+        if not all([group.gone() for group in groups]):
+            raise Unavailable(
+                "a process of an earlier candidate could not be ended and may use the device",
+                hint="End it, or restart this machine, and evaluate again.",
+            )
+
+
+class _Group:
+    """Processes of one candidate."""
+
+    def __init__(self, endings: Sequence[Future[bool]], kernels: Sequence[LoadedKernel]) -> None:
+        self._endings, self._kernels = tuple(endings), list(kernels)
+        self._lock = threading.Lock()  # so that memory is given back once
+        for ending in self._endings:
+            ending.add_done_callback(self._ended)
+        self._ended(None)
+
+    def _ended(self, _: object) -> None:
+        if all(ending.done() for ending in self._endings):
+            self.gone()
+
+    def gone(self) -> bool:
+        """Wait until they are, and their memory is given back; True when nothing of any of them is
+        left."""
+        gone = all([ending.result() for ending in self._endings])
+        with self._lock:
+            while self._kernels:
+                self._kernels.pop().close(reusable=gone)
+        return gone
 
 
 @dataclass(frozen=True)
@@ -43,7 +95,7 @@ class EvaluationContext:
 
     `stays` says whether processes and memory serve for more than one candidate, so that a candidate
     is timed in the process that checked it. `flush_bytes` is the size of the buffer that is
-    overwritten before each timed call. `ceilings` are those of the device, None where nobody
+    read before each timed call on a GPU. `ceilings` are those of the device, None where nobody
     measured them.
     """
 
@@ -58,7 +110,14 @@ class EvaluationContext:
     journal: Journal
     flush_bytes: int
     stays: bool
+    departures: Departures
     ceilings: Ceilings | None = None
+
+    def alone(self) -> None:
+        """Wait until nothing that was measured on the device before is left on it, by whatever
+        process. The lock is held. Raises Unavailable where that cannot be had."""
+        self.departures.settle()
+        self.lock.alone()
 
 
 class CandidateProcesses:
@@ -86,7 +145,8 @@ class CandidateProcesses:
         signatures = (self._context.problem.case(case).open.signature for case in cases)
         sizes = (sum(t.bytes for t in signature.tensors) for signature in signatures)
         wanted = ROOM * max(sizes, default=0)
-        if torch.cuda.mem_get_info()[0] < wanted:
+        if wanted > ROOM * LARGE or torch.cuda.mem_get_info()[0] < wanted:
+            self._context.alone()
             torch.cuda.empty_cache()  # of this process
         free, _ = torch.cuda.mem_get_info()
         if free < wanted:
@@ -103,7 +163,26 @@ class CandidateProcesses:
         try:
             yield runner
         finally:
-            self._ending.append(self._context.pool.end(runner))
+            self._depart(self._context.pool.end(runner))
+
+    def _depart(self, ending: Future[bool]) -> None:
+        """Wait for it before anything else is timed."""
+        self._ending.append(ending)
+        if self._context.stays:  # the device's lock is held now, and not until it is gone
+            mark = self._context.lock.departing()
+            ending.add_done_callback(lambda _: mark.close())
+
+    def leave_ending(self) -> bool:
+        """Done with all runners. Where the system ends them in any case, they are left to that;
+        elsewhere this waits for them. True when nothing of them is left, or will be."""
+        if not (self._context.stays and self._context.pool.ends_surely):
+            return self.settle()
+        if self._loaded is not None:
+            self._spent.append(self._loaded[1])
+            self._loaded = None
+        self._context.departures.add(self._ending, self._spent)
+        self._ending, self._spent = [], []
+        return self._gone
 
     def settle(self) -> bool:
         """Wait for the runners that are being ended; True when nothing of any of them is left."""
@@ -226,7 +305,7 @@ class CandidateProcesses:
         self._count(side.kernel)
         ending = self._context.baselines.leave(case.name, side, lost)
         if ending is not None:
-            self._ending.append(ending)
+            self._depart(ending)
 
     def _count(self, kernel: LoadedKernel) -> None:
         """Add the time of its calls so far."""

@@ -8,14 +8,16 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from kb.errors import Unavailable
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.baselines import Baselines
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.candidate_processes import EvaluationContext
+from optimizer.evaluation.candidate_processes import Departures, EvaluationContext
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, write_job
 from optimizer.evaluation.collectors.profilers import collect_all
@@ -45,7 +47,7 @@ CACHES = ("l1_size", "l2_size", "l3_size")  # facts
 
 
 def flush_bytes_of(facts: Mapping[str, float | str]) -> int:
-    """The bytes to overwrite before a timed call: twice the last-level cache of the target, or more
+    """The bytes to read before a timed call: twice the last-level cache of the target, or more
     than that of any chip of today. The last level is the largest that the facts name: a CPU's
     second level is one core's."""
     sizes = [size for key in CACHES if isinstance(size := facts.get(key), int | float)]
@@ -149,6 +151,7 @@ class Evaluator:
             journal=journal or NoJournal(),
             flush_bytes=flush_bytes,
             stays=stays,
+            departures=Departures(),
             ceilings=ceilings,
         )
 
@@ -161,6 +164,8 @@ class Evaluator:
     def close(self) -> None:
         """End every process of its own, and remove its files."""
         self.context.baselines.close()
+        with suppress(Unavailable):
+            self.context.departures.settle()
         self.context.store.close()
         if self._owns_pool:
             self.context.pool.close()
@@ -230,6 +235,7 @@ class Evaluator:
             threads=self.settings.threads,
         )
         with self.context.lock:
+            self.context.alone()
             collected = collect_all(job)
         attempt.seconds["profile"] = time.perf_counter() - began
         return collected

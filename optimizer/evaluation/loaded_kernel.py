@@ -6,7 +6,6 @@ cannot reach, so that any call can be checked against the reference.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -16,6 +15,7 @@ from typing import Any, Literal
 
 import torch
 
+from optimizer.evaluation.host_arrays import copy_into, same_bits
 from optimizer.evaluation.isolation.runner_process import (
     Device,
     RunnerForged,
@@ -38,8 +38,6 @@ SMALL_BYTES = 1 << 20
 EVERY_CALL = (2, 3, 9, 10, 32, 33, 36, 39)
 TOLD = (41, 42)
 EVERY_CALL_ON_GPU = (46, 47)
-_memcmp = ctypes.CDLL(None).memcmp
-_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 
 class KernelFailed(Exception):
@@ -184,12 +182,12 @@ class LoadedKernel:
             # A kernel sees weights when it is set up, and inputs first when it is called.
             seen = set_up and number >= count
             if not fresh or seen or sample.banks[number] is None:
-                shared.copy_(sample.tensors[number])
+                copy_into(shared, sample.tensors[number])
                 written.add(("inputs", number))
         banks = zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True)
         for number, (shared, bank) in enumerate(banks):
             if bank is not None:
-                shared.copy_(bank)
+                copy_into(shared, bank)
                 written.add(("banks", number))
         return written
 
@@ -433,11 +431,3 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
     return ("uint8", (0,)) if bank is None else (dtype_name(bank.dtype), bank.shape)
-
-
-def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors of one size and dtype in the memory of the host are equal bit by bit,
-    because NaN is a value here."""
-    ours, theirs = left.contiguous(), right.contiguous()
-    size = ours.numel() * ours.element_size()
-    return not size or _memcmp(ours.data_ptr(), theirs.data_ptr(), size) == 0

@@ -15,7 +15,7 @@ from optimizer.evaluation.isolation.processors import usable_processors
 from optimizer.evaluation.records import TIMING
 from optimizer.evaluation.timing.blocks import TimingPolicy
 
-HARNESS = "15"  # raised whenever the same candidate could get another verdict
+HARNESS = "16"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
 # Four short pairs of blocks, of whose time the threads may have waited half for a processor: with

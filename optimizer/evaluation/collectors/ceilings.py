@@ -183,7 +183,8 @@ def _measured(kind: DeviceKind, threads: int) -> Ceilings:
     env.pop("HOME")
     env.pop("TMPDIR")
     limits = Limits(seconds=SECONDS, memory_bytes=None)
-    with DeviceLock(kind):
+    with DeviceLock(kind) as lock:
+        lock.alone()
         done = run(command, cwd=Path.cwd(), limits=limits, env=env)
     if not done.ok:
         raise Unavailable(

@@ -9,8 +9,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.loaded_kernel import LoadedKernel, same_bits
+from optimizer.evaluation.host_arrays import copy_into, same_bits
+from optimizer.evaluation.loaded_kernel import LoadedKernel
 from optimizer.evaluation.records import CaseCheck, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 
@@ -65,10 +68,11 @@ def check_case(
 ) -> CaseResult:
     """Check every seed; the kernel holds the values of the first. Raises what the kernel raises."""
     checks: list[CaseCheck] = []
+    copies = [torch.empty_like(output) for output in kernel.outputs]  # for all seeds
     for number, seed in enumerate(seeds):
         if number:
             kernel.renew(prepared.sample(seed), settings.call_seconds)
-        check = _check_seed(prepared, kernel, seed, settings)
+        check = _check_seed(prepared, kernel, seed, settings, copies)
         checks.append(check)
         if not check.ok:
             return CaseResult(tuple(checks), (), f"case {prepared.name}: {check.message}")
@@ -78,11 +82,17 @@ def check_case(
 
 
 def _check_seed(
-    prepared: PreparedCase, kernel: LoadedKernel, seed: int, settings: EvaluationSettings
+    prepared: PreparedCase,
+    kernel: LoadedKernel,
+    seed: int,
+    settings: EvaluationSettings,
+    first: Sequence[torch.Tensor],
 ) -> CaseCheck:
+    """`first` is memory for the outputs of the first call."""
     if not settings.on(5, 11, 22):
         kernel.leave(prepared.expected(seed).reference)
-    first = [output.clone() for output in kernel.call(settings.call_seconds)]
+    for copy, output in zip(first, kernel.call(settings.call_seconds), strict=True):
+        copy_into(copy, output)
     changed = kernel.inputs_changed(settings.call_seconds)
     if changed and settings.on(6):
         message = f"it changed {', '.join(changed)}, which a candidate may only read"

@@ -41,6 +41,12 @@ class RunnerPool:
         self.settle()
         self._starting = self._starter.submit(self._start_missing)
 
+    @property
+    def ends_surely(self) -> bool:
+        """Whether nothing of a runner can outlive its first process, which the system ends as soon
+        as it is killed: then nobody has to look whether it is gone."""
+        return self._zygote is not None and self._settings.level == "namespaces"
+
     def import_compiler(self) -> None:
         """Take care that from now on every runner on a CPU that is forked has torch's compiler
         imported, which each would otherwise do for itself, in seconds."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import math
+import operator
 import os
 import sys
 import time
@@ -42,7 +43,7 @@ _without_functions = torch._C.DisableTorchFunction
 _without_dispatch: Callable[[], AbstractContextManager[Any]] = torch._C._DisableTorchDispatch
 _modes: Callable[[], int] = torch._C._len_torch_dispatch_stack
 _begun = beginnings()
-QUIET_NS = 20_000  # of the time for which a GPU is held: what was overwritten is written back
+QUIET_NS = 20_000  # of the time for which a GPU is held: what was read has arrived
 HOLD_NS = 400_000  # how long a GPU is kept busy before a call; most calls take less to launch
 FILLS = 8  # of the buffer, to learn how long one takes
 
@@ -96,12 +97,12 @@ class CudaClock(CpuClock):
     """Event time on the default stream beside the wall time until the whole device is idle.
 
     Before each call the device is held for `HOLD_NS`: a kernel takes all of its places for threads,
-    and overwrites a buffer larger than the last-level cache. So no call finds its inputs in the
-    cache, nothing that it launches begins before it is timed, and the call is launched while the
-    device is busy: its time is what the device needs, as in a program that runs ahead of its
-    device, and not what Python needs to launch it. Where launching takes longer than that, the rest
-    is in the time. Lines that a candidate made persistent would survive in the cache, so they are
-    made ordinary ones first.
+    and reads a buffer larger than the last-level cache. So no call finds its inputs in the cache,
+    or lines that others changed and whose writing back it would pay for; nothing that it launches
+    begins before it is timed, and the call is launched while the device is busy: its time is what
+    the device needs, as in a program that runs ahead of its device, and not what Python needs to
+    launch it. Where launching takes longer than that, the rest is in the time. Lines that a
+    candidate made persistent would survive in the cache, so they are made ordinary ones first.
 
     Where the driver does not take that kernel, torch overwrites the buffer, beside which other
     streams can work. What changes inputs then comes after it, so that work which begins early is
@@ -119,10 +120,11 @@ class CudaClock(CpuClock):
         same_stream: bool = True,
         straight: bool = True,
     ) -> None:
-        """`flush_bytes` is the size of the buffer that is overwritten. `forget` makes persisting
-        lines ordinary ones (`--without 21` leaves them), `occupy` takes all places (not without 37
-        or 48), `same_stream` keeps to the default stream (not without 45), `straight` asks the
-        driver itself for times, and whether its functions are what they were (not without 50)."""
+        """`flush_bytes` is the size of the buffer that is read, or overwritten. `forget` makes
+        persisting lines ordinary ones (`--without 21` leaves them), `occupy` takes all places (not
+        without 37 or 48), `same_stream` keeps to the default stream (not without 45), `straight`
+        asks the driver itself for times, and whether its functions are what they were (not without
+        50)."""
         self.begin()
         self._stream = _default_stream() if same_stream else None
         self._forget = _persisting_reset() if forget else None
@@ -232,6 +234,10 @@ class Watched(NamedTuple):
     code: Any
 
 
+# Functions in C, and tuples of functions, of their codes, and of where they stand.
+Compared = tuple[Any, Any, Any, Any, Any, tuple[Any, ...], tuple[Any, ...], Any, Any, "AsStarted"]
+
+
 class AsStarted(NamedTuple):
     """The functions that a candidate must not replace, as they were before it was imported: those
     of timing and comparison, the runner's with its modules, classes and methods, and those of the
@@ -246,6 +252,19 @@ class AsStarted(NamedTuple):
     modules: tuple[tuple[str, Any], ...]
     members: tuple[tuple[Mapping[str, Any], str, Any], ...]  # None: there is none
     watched: tuple[Watched, ...]
+
+    def compared(self) -> Compared:
+        """What a frame needs to compare `watched` without any function in Python, which a candidate
+        could replace, and in a third of the time: `every(over(same, over(code, functions), codes))`
+        and `every(over(same, over(call, getters, names), functions))`, of its parts in this order;
+        the last one is this.
+        """
+        getters = tuple(watched.holder.get for watched in self.watched)
+        names = tuple(watched.name for watched in self.watched)
+        functions = tuple(watched.function for watched in self.watched)
+        codes = tuple(watched.code for watched in self.watched)
+        code = operator.attrgetter("__code__")
+        return all, map, operator.is_, code, operator.call, functions, codes, getters, names, self
 
 
 def as_started() -> AsStarted:

@@ -33,6 +33,16 @@ IN_SYSTEM = ("clock_gettime",)
 _string_at, _address = ctypes.string_at, ctypes.byref
 
 
+def _loaded() -> Any:
+    try:
+        return ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+
+
+LIBRARY = _loaded()
+
+
 class Beginning(NamedTuple):
     """Where a function stands and how it begins."""
 
@@ -80,14 +90,24 @@ def recorder() -> Callable[[int], Any] | None:
     return lambda event: function(context, event)
 
 
-def _loaded() -> Any:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError:
-        return None
+def loaded_kernel(source: str, name: str) -> tuple[ctypes.c_void_p | None, int]:
+    """A kernel in PTX, compiled by the driver and loaded into the current context; or None, and the
+    error of the driver."""
+    module, function = ctypes.c_void_p(), ctypes.c_void_p()
+    code = LIBRARY.cuModuleLoadData(_address(module), source.encode())
+    code = code or LIBRARY.cuModuleGetFunction(_address(function), module, name.encode())
+    return (None if code else function), int(code)
 
 
-LIBRARY = _loaded()
+_launch: Any = getattr(LIBRARY, "cuLaunchKernel", None)  # before any candidate is there
+
+
+def launch(function: ctypes.c_void_p, size: Sequence[int], stream: int, given: Any) -> int:
+    """Launch a kernel of ours with blocks and threads of this size, three numbers each; the error
+    of the driver."""
+    return int(_launch(function, *size, 0, ctypes.c_void_p(stream), given, None))
+
+
 _elapsed: Any = getattr(LIBRARY, "cuEventElapsedTime", None)
 if _elapsed is not None:
     _elapsed.argtypes = (ctypes.POINTER(ctypes.c_float), ctypes.c_void_p, ctypes.c_void_p)

@@ -1,10 +1,11 @@
 """Keeps a whole GPU busy until a call has been launched: one kernel that takes every place of the
-device for threads, overwrites the last-level cache for as long, and writes the last values of a
-call's inputs when it ends.
+device for threads, reads a buffer that is larger than the last-level cache for as long, and writes
+the last values of a call's inputs when it ends.
 
 While it runs no other kernel of the process can run, on whatever stream it waits: nothing begins
-before the call does, and nothing that is read earlier stays in the cache. Needs the driver of
-NVIDIA and nothing that compiles.
+before the call does, and nothing that is read earlier stays in the cache. Nor does anything that
+was written: a call does not pay for lines that others have changed. Needs the driver of NVIDIA and
+nothing that compiles.
 """
 
 from __future__ import annotations
@@ -16,16 +17,18 @@ from functools import cache
 
 import torch
 
-from optimizer.evaluation.runner.driver import LIBRARY
+from optimizer.evaluation.runner.driver import LIBRARY, launch, loaded_kernel
 from optimizer.evaluation.runner.memory import LATE, LATE_TENSORS, LateChange
 
 THREADS = 512  # of a block: divides what a multiprocessor holds on every architecture
 GRACE_NS = 100_000  # after which no block waits for others any more
-WORD = 16  # bytes that a thread writes at once
+WORD = 16  # bytes that a thread reads at once
+UNLIKELY = 0x5BD1E995  # no buffer of zeros gives it; what nobody uses would not be read at all
 # From where to where, each with the step between elements, bytes of an element, and their number.
 RECORD = 6
 
-# Compiled by the driver when a runner starts. A block stays until all have overwritten their part.
+# Compiled by the driver when a runner starts. A block stays until all have read their part. More
+# than 32 registers would leave no room for all of its threads.
 PTX = f"""
 .version 6.3
 .target sm_70
@@ -36,6 +39,7 @@ PTX = f"""
     .param .align 8 .b8 late[{8 * RECORD * LATE_TENSORS}]
 )
 .maxntid {THREADS}, 1, 1
+.maxnreg 32
 {{
     .reg .pred %p;
     .reg .b16 %byte;
@@ -58,21 +62,29 @@ PTX = f"""
     cvt.u64.u32 %k1, %r2;
     add.u64 %own, %own, %k1;
     mul.wide.u32 %step, %r3, {THREADS};
-    mov.u32 %r4, 0;
-overwrite:
+    mov.u32 %r0, 0;
+sweep:
     mov.u64 %at, %own;
 word:
     setp.ge.u64 %p, %at, %words;
-    @%p bra written;
+    @%p bra swept;
     mad.lo.u64 %k2, %at, {WORD}, %buffer;
-    st.global.v4.u32 [%k2], {{%r4, %r4, %r4, %r4}};
+    ld.global.cg.v4.u32 {{%r4, %r5, %r6, %r7}}, [%k2];
+    xor.b32 %r0, %r0, %r4;
+    xor.b32 %r0, %r0, %r5;
+    xor.b32 %r0, %r0, %r6;
+    xor.b32 %r0, %r0, %r7;
     add.u64 %at, %at, %step;
     bra word;
-written:
+swept:
     mov.u64 %time, %globaltimer;
     sub.u64 %time, %time, %begin;
     setp.lt.u64 %p, %time, %ns;
-    @%p bra overwrite;
+    @%p bra sweep;
+    setp.ne.u32 %p, %r0, {UNLIKELY};
+    @%p bra unused;
+    st.global.u32 [%buffer], %r0;
+unused:
     bar.sync 0;
     setp.ne.u32 %p, %r2, 0;
     @%p bra together;
@@ -127,15 +139,15 @@ class HoldUnavailable(Exception):
 
 
 class Hold:
-    """The kernel, with the buffer that it overwrites."""
+    """The kernel, with the buffer that it reads."""
 
     def __init__(self, flush_bytes: int) -> None:
         """Raises HoldUnavailable where there is no driver of NVIDIA, or it refuses the kernel."""
-        self._function, self._launch = _function(), LIBRARY.cuLaunchKernel
+        self._function = _function()
         device = torch.cuda.get_device_properties(torch.cuda.current_device())
         places = device.max_threads_per_multi_processor // THREADS
         self._blocks = device.multi_processor_count * places
-        self._buffer = torch.empty(flush_bytes // WORD * WORD, dtype=torch.int8, device="cuda")
+        self._buffer = torch.zeros(flush_bytes // WORD * WORD, dtype=torch.int8, device="cuda")
         self._arrived = torch.zeros(1, dtype=torch.int64, device="cuda")
         self._launched = 0
         self._late = (ctypes.c_uint64 * (RECORD * LATE_TENSORS))()
@@ -146,7 +158,7 @@ class Hold:
     def __call__(
         self, stream: int, ns: int, late: Sequence[LateChange] = (), until: int = 0
     ) -> None:
-        """Launch it on a stream, by the stream's handle: it overwrites the buffer for so many
+        """Launch it on a stream, by the stream's handle: it reads the buffer for so many
         nanoseconds, and to the end of a round, and is quiet until `until`. When it ends, `late` is
         in place."""
         self._launched += 1
@@ -165,7 +177,7 @@ class Hold:
         for at, change in enumerate(late):
             self._late[RECORD * at : RECORD * (at + 1)] = list(_record(*change))
         size = (self._blocks, 1, 1, THREADS, 1, 1)
-        code = self._launch(self._function, *size, 0, ctypes.c_void_p(stream), self._given, None)
+        code = launch(self._function, size, stream, self._given)
         if code:
             raise RuntimeError(f"the device cannot be held: error {code} of its driver")
 
@@ -196,9 +208,7 @@ def _function() -> ctypes.c_void_p:
     if LIBRARY is None:
         raise HoldUnavailable("there is no driver of NVIDIA")
     torch.cuda.current_stream().synchronize()  # makes torch's context the current one
-    module, function = ctypes.c_void_p(), ctypes.c_void_p()
-    code = LIBRARY.cuModuleLoadData(ctypes.byref(module), PTX.encode())
-    code = code or LIBRARY.cuModuleGetFunction(ctypes.byref(function), module, b"hold")
-    if code:
+    function, code = loaded_kernel(PTX, "hold")
+    if function is None:
         raise HoldUnavailable(f"error {code} of the driver")
     return function

@@ -113,10 +113,32 @@ LOOKED_AT = 32  # values of a bank, to tell numbers that vary from a few that re
 # the stream reaches the call.
 LATE_TENSORS, LATE = 4, 256
 
-# Elements that still hold other values, and the values that they are to get.
 _draw = Random.random
 _copy_each, _take, _tensor = torch._foreach_copy_, torch.take, torch.tensor
+# By dtype, numbers of the memory of the host as Python reads them; those of other dtypes stay.
+_NUMBERS = {torch.float32: ctypes.c_float, torch.float64: ctypes.c_double}
+# Elements that still hold other values, and the values that they are to get.
 LateChange = tuple[torch.Tensor, torch.Tensor]
+
+
+class Change(NamedTuple):
+    """Fresh values of one tensor. `flat` and `bank` are views in one dimension. Each part of the
+    tensor that is as long as the bank holds it from `starts` on, one for each part; none where only
+    a few elements change. What is read of the bank is moved, where `move` says how. Then `elements`
+    of it from `begin` on, at equal distances, get the bank's from `source` on."""
+
+    flat: torch.Tensor
+    bank: torch.Tensor
+    starts: list[int]
+    move: Move | None
+    begin: int
+    distance: int
+    elements: int
+    source: int
+
+
+# Makes a change; says what is left to be done of it, where its second argument is true.
+Write = Callable[[Change, bool], LateChange | None]
 
 
 def refresh(
@@ -130,6 +152,7 @@ def refresh(
     moved: bool = True,
     near: Sequence[torch.Tensor] | None = None,
     rounded: bool = True,
+    write: Write | None = None,
 ) -> list[LateChange]:
     """Give every tensor that has a bank fresh values, the same on both sides of a comparison.
 
@@ -149,32 +172,67 @@ def refresh(
 
     `near` holds the banks in the memory of the host, where they are on a device: some of their
     values are looked at. `rounded` is that of `Move`, the same wherever these values are made.
+    `write` makes the changes, by default `written`.
 
     With `late`, a few elements of a few tensors, the largest among them, hold other values
     afterwards. They are returned with the values that they are to get from `finish`.
     """
     chosen = Random(seed * 1_000_003 + call)
-    replaced: list[LateChange] = []
+    write = write or written
+    changes = list[Change]()
     for number, (tensor, bank) in enumerate(zip(tensors, banks, strict=True)):
-        if tensor is None or bank is None or not tensor.numel():
-            continue
-        looked_at = bank if near is None else near[number]
-        move = _move(looked_at.view(-1), chosen, rounded) if whole and moved else None
-        if whole:
-            _turn(tensor.view(-1), bank.view(-1), chosen, move)
-        places = _places(tensor.view(-1), chosen, spread)
-        count = places.numel()
-        source = chosen.randrange(bank.numel() - count + 1)
-        values = bank.view(-1)[source : source + count]
-        if move is not None:
-            values = move.of(values)
-        places.copy_(values)
-        replaced.append((places, values))
-    if not late:
-        return []
-    replaced.sort(key=lambda change: -change[0].numel())  # by what was replaced, up to CHUNK
-    others = chosen.sample(replaced[1:], min(LATE_TENSORS, len(replaced)) - 1) if replaced else []
-    return [_spoiled(*change) for change in (*replaced[:1], *others)]
+        if tensor is not None and bank is not None and tensor.numel():
+            looked_at = bank if near is None else near[number]
+            changes.append(_change(tensor, bank, looked_at, chosen, spread, whole, moved, rounded))
+    spoiled = _spoilt(changes, chosen) if late else []
+    left = {number: write(change, number in spoiled) for number, change in enumerate(changes)}
+    return [change for number in spoiled if (change := left[number]) is not None]
+
+
+def _change(
+    tensor: torch.Tensor,
+    bank: torch.Tensor,
+    looked_at: torch.Tensor,
+    chosen: Random,
+    spread: bool,
+    whole: bool,
+    moved: bool,
+    rounded: bool,
+) -> Change:
+    """What is drawn for one tensor; as for `refresh`."""
+    flat, held = tensor.view(-1), bank.view(-1)
+    move = _move(looked_at.view(-1), chosen, rounded) if whole and moved else None
+    starts = _starts(flat.numel(), held.numel(), chosen) if whole else []
+    begin, distance, count = _places(flat.numel(), chosen, spread)
+    source = chosen.randrange(held.numel() - count + 1)
+    return Change(flat, held, starts, move, begin, distance, count, source)
+
+
+def _spoilt(changes: Sequence[Change], chosen: Random) -> list[int]:
+    """Numbers of the changes of which something is left to be done: that of the largest tensor,
+    by what is replaced, up to CHUNK, and of some that are drawn."""
+    by_size = sorted(range(len(changes)), key=lambda number: -changes[number].elements)
+    others = min(LATE_TENSORS, len(changes)) - 1
+    return [*by_size[:1], *(chosen.sample(by_size[1:], others) if changes else [])]
+
+
+def written(change: Change, late: bool) -> LateChange | None:
+    """Make a change, by torch. With `late`, some of the elements get wrong values; returned are
+    those, and the right ones."""
+    flat, bank, starts, move, begin, distance, count, source = change
+    if starts:
+        _turn(flat, bank, starts, move)
+    places = flat[begin : begin + (count - 1) * distance + 1 : distance]
+    values = bank[source : source + count]
+    if move is not None:
+        values = move.of(values)
+    places.copy_(values)
+    return _spoiled(places, values) if late else None
+
+
+def few_of(count: int) -> int:
+    """Of so many replaced elements, each how manieth is late."""
+    return -(-count // LATE)
 
 
 def _spoiled(places: torch.Tensor, values: torch.Tensor) -> LateChange:
@@ -183,10 +241,15 @@ def _spoiled(places: torch.Tensor, values: torch.Tensor) -> LateChange:
     Floats are larger than all others, so that sums and maxima are wrong too. Whole numbers may be
     places in another tensor; they change theirs among themselves.
     """
-    step = -(-places.numel() // LATE)
+    step = few_of(places.numel())
     few, right = places[::step], values[::step]
-    few.copy_(2 * right.float().abs().amax() + 1 if right.is_floating_point() else right.flip(0))
+    few.copy_(larger(right) if right.is_floating_point() else right.flip(0))
     return few, right
+
+
+def larger(values: torch.Tensor) -> torch.Tensor:
+    """A number that is larger than all of these."""
+    return 2 * values.float().abs().amax() + 1
 
 
 def finish(changes: Sequence[LateChange]) -> None:
@@ -195,15 +258,19 @@ def finish(changes: Sequence[LateChange]) -> None:
         places.copy_(values)
 
 
-def _turn(flat: torch.Tensor, bank: torch.Tensor, chosen: Random, move: Move | None) -> None:
-    """Copy the bank into each part of the tensor that is as long, from a place on that is drawn. An
-    odd place: rows of even length then come from two rows each.
+def _starts(size: int, held: int, chosen: Random) -> list[int]:
+    """For each part of a tensor that is as long as its bank, a place in the bank. An odd place:
+    rows of even length then come from two rows each.
     """
+    return [(int(_draw(chosen) * held) | 1) % held for _ in range(0, size, held)]
+
+
+def _turn(flat: torch.Tensor, bank: torch.Tensor, starts: Sequence[int], move: Move | None) -> None:
+    """Copy the bank into each part of the tensor that is as long, from these places on."""
     held = bank.numel()
     sizes, values = list[int](), list[torch.Tensor]()
-    for begin in range(0, flat.numel(), held):
+    for start, begin in zip(starts, range(0, flat.numel(), held), strict=True):
         part = min(held, flat.numel() - begin)
-        start = (int(_draw(chosen) * held) | 1) % held
         first = min(part, held - start)
         sizes += (first, part - first)
         values += (bank[start : start + first], bank[: part - first])
@@ -241,14 +308,24 @@ def _move(bank: torch.Tensor, chosen: Random, rounded: bool) -> Move | None:
     size = bank.numel()
     places = [int(_draw(chosen) * size) for _ in range(LOOKED_AT)]
     parts = chosen.choice(SHRINK)
-    if bank.dtype not in (torch.float32, torch.float64):
+    if bank.dtype not in _NUMBERS:
         return None
-    values = _take(bank, _tensor(places, device=bank.device)).tolist()
+    values = _at(bank, places)
     if not math.isfinite(values[0]) or len({*values}) < len({*places}):
         return None  # a value that repeats, such as the zeros of a sparse input, means something
     if all(value == round(value) for value in values if math.isfinite(value)):
         return None
     return Move(1 - parts / 256, values[0] * parts / 256, rounded)
+
+
+def _at(values: torch.Tensor, places: Sequence[int]) -> list[float]:
+    """The numbers at these places. Those in the memory of the host are read without torch, which
+    takes a tenth of the time."""
+    if values.device.type != "cpu" or not values.is_contiguous():
+        read: list[float] = _take(values, _tensor(places, device=values.device)).tolist()
+        return read
+    held: Any = (_NUMBERS[values.dtype] * values.numel()).from_address(values.data_ptr())
+    return [held[place] for place in places]
 
 
 def _fill(place: torch.Tensor, values: torch.Tensor, move: Move | None) -> None:
@@ -258,19 +335,18 @@ def _fill(place: torch.Tensor, values: torch.Tensor, move: Move | None) -> None:
         move.of(values, place)
 
 
-def _places(flat: torch.Tensor, chosen: Random, spread: bool) -> torch.Tensor:
-    """A view of what to replace. Never all of it: then every call would see the same values, those
-    of the bank."""
-    size = flat.numel()
+def _places(size: int, chosen: Random, spread: bool) -> tuple[int, int, int]:
+    """What to replace: from which element on, at what distance, and how many. Never all of it: then
+    every call would see the same values, those of the bank."""
     count = min(CHUNK, max(1, size // 2))
     if not spread:
-        to = chosen.randrange(size - count + 1)
-        return flat[to : to + count]
+        return chosen.randrange(size - count + 1), 1, count
     least = size // count
     if chosen.random() < SPARSE_SHARE:  # each tenth of the tensor still holds some of them
         least = max(least, min(SPARSE, size // 20))
     distance = chosen.randint(least, 2 * least)
-    return flat[chosen.randrange(min(distance, size)) :: distance]
+    begin = chosen.randrange(min(distance, size))
+    return begin, distance, -(-(size - begin) // distance)
 
 
 class OutputRefused(Exception):

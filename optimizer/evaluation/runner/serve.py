@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from optimizer.evaluation.runner import clocks, hold
+from optimizer.evaluation.runner import clocks, fresh, hold
 from optimizer.evaluation.runner.clocks import Spans
 from optimizer.evaluation.runner.confine import confine, leave_ipc
 from optimizer.evaluation.runner.kernels import (
@@ -73,6 +73,7 @@ def settle_torch(threads: int, device: str) -> None:
         torch.backends.cudnn.allow_tf32 = False
         torch.zeros(1, device="cuda")
         hold.prepare()
+        fresh.prepare()
         _rehearse()
 
 
@@ -81,8 +82,10 @@ def _rehearse() -> None:
     it loads each function of a device at its first launch."""
     own, bank = torch.rand(2, REHEARSED, device="cuda")
     near, clock, snapshots = bank.cpu(), clocks.CudaClock(REHEARSED), Snapshots()
+    writer = fresh.Writer()
+    writer.prepare([bank])
     for call in range(REHEARSALS):
-        left = refresh([own], [bank], 0, call, late=True, near=[near])
+        left = refresh([own], [bank], 0, call, late=True, near=[near], write=writer)
         torch.cuda.synchronize()
         result, _, _ = clock.time(own.clone, left)
         snapshots.take([result])
@@ -112,36 +115,35 @@ class Runner:
         self._without: frozenset[int] = frozenset()
         self._fence: list[torch.Tensor] = []
         self._clock = clocks.CpuClock()
+        self._writer = fresh.Writer() if device == "cuda" else None
 
     def serve(self) -> None:
         """Answer requests until the supervisor leaves."""
         # Held by this frame, which runs before any candidate is there.
-        started = clocks.as_started()
+        seen = clocks.as_started().compared()
+        every, over, same, code, call, functions, codes, getters, names, _ = seen
         answers: Mapping[str, Callable[[dict[str, Any], list[int]], Reply]] = {
             "load": self._load,
             "renew": self._renew,
             "inputs": self._inputs,
             "call": self._call,
-            "block": partial(self._block, started=started, read=os.read, write=os.write),
+            "block": partial(self._block, seen=seen, read=os.read, write=os.write),
             "trace": self._trace,
         }
         word = ctypes.c_uint64(READABLE)  # held as long as this frame
         ready = {"ready": True, "pid": os.getpid(), "word": ctypes.addressof(word)}
         self._wire.send({"ok": True, **ready})
-        watched, send = started.watched, self._wire.sender()
+        send = self._wire.sender()
         while True:
             message, fds = self._wire.receive()
             if message["op"] == "bye":
                 return
             # Compared and sent in this frame, which no candidate can replace.
-            intact = True
-            for holder, name, function, code in watched:
-                if function.__code__ is not code or holder.get(name) is not function:
-                    intact = False
+            intact = every(over(same, over(code, functions), codes))
+            intact = every(over(same, over(call, getters, names), functions)) and intact
             reply = self._guarded(answers[message["op"]], message, fds)
-            for holder, name, function, code in watched:
-                if function.__code__ is not code or holder.get(name) is not function:
-                    intact = False
+            intact = every(over(same, over(code, functions), codes)) and intact
+            intact = every(over(same, over(call, getters, names), functions)) and intact
             if not self._without.isdisjoint((13, 40)):  # a replaced `send` is what they win by
                 self._wire.send(reply)
                 continue
@@ -206,7 +208,8 @@ class Runner:
         banks = [self._here(t) for t in self._mapped["banks"].tensors]
         fresh = message["fresh"]
         self._banks = [b if wanted else None for b, wanted in zip(banks, fresh, strict=True)]
-        if self._device == "cuda":
+        if self._writer is not None:
+            self._writer.prepare(self._banks)
             self._clock = clocks.CudaClock(
                 message["flush_bytes"],
                 forget=21 not in self._without,
@@ -238,6 +241,8 @@ class Runner:
                 _copied(target, shared)
         for bank, shared in zip(self._banks, self._mapped["banks"].tensors, strict=True):
             _copied(bank, shared)
+        if self._writer is not None:
+            self._writer.prepare(self._banks)
         return {}
 
     def _inputs(self, message: dict[str, Any], fds: list[int]) -> Reply:
@@ -301,21 +306,21 @@ class Runner:
         self,
         message: dict[str, Any],
         fds: list[int],
-        started: clocks.AsStarted,
+        seen: clocks.Compared,
         read: Callable[[int, int], bytes],
         write: Callable[[int, bytes], int],
     ) -> Reply:
         """Time as many calls as the supervisor grants, each on fresh values; their number is never
-        in this process. `started`, `read` and `write` are of before the candidate was there."""
+        in this process. `seen`, `read` and `write` are of before the candidate was there."""
         del fds
+        every, over, same, code, apply, functions, codes, getters, names, started = seen
+        watched = self._without.isdisjoint((4, 13, 35, 40))
         call, clock, look = self._call_kernel, self._clock, message["look"]
-        before = threading.active_count()
+        before, self._last = threading.active_count(), None
         times, walls, looks = list[int](), list[int](), list[str]()
-        refreshed = touched = 0
+        refreshed, touched, patched, shown = 0, 0, False, b""
         spans, began = Spans(), clocks.now_ns()
         spans.leave()
-        watched = started.watched if self._without.isdisjoint((4, 13, 35, 40)) else ()
-        patched, self._last, shown = False, None, b""
         clock.begin()
         while True:
             token = self._answer(REQUEST + shown, read, write)
@@ -331,9 +336,9 @@ class Runner:
             spans.end()
             shown = self._seen(look, wall)  # before a thread can finish what was left
             # In a frame that runs already: a function could deny its replacement.
-            for holder, name, function, code in watched:
-                if function.__code__ is not code or holder.get(name) is not function:
-                    patched = True
+            own = every(over(same, over(code, functions), codes))
+            own = every(over(same, over(apply, getters, names), functions)) and own
+            patched = patched or (watched and not own)
             times.append(took)
             walls.append(wall)
             spans.add(took)
@@ -376,7 +381,17 @@ class Runner:
         moved = (38 if self._device == "cpu" else 49) not in self._without
         near, on_gpu = self._mapped["banks"].tensors, self._device == "cuda"
         return refresh(
-            self._targets, self._banks, seed, 0, spread, whole, late, moved, near, rounded=on_gpu
+            self._targets,
+            self._banks,
+            seed,
+            0,
+            spread,
+            whole,
+            late,
+            moved,
+            near,
+            rounded=on_gpu,
+            write=self._writer,
         )
 
     def _touch(self) -> int:

@@ -40,10 +40,10 @@ BUSY_FROM_THE_START = 10  # pairs, none of them quiet, after which there is no h
 CALM_SHARE = 0.5  # of a block, summed over its threads
 OWN_WAITS_NS = 10_000  # a call, up to which nobody is asked for whom its threads waited
 # How long a block may take at all, in aimed lengths, by kind of device: calls of microseconds are
-# short beside the fresh values before each of them. With 1.0 on a GPU, three or four calls a block,
-# an evaluation took 113 ms less, and a kernel of torch.compile had a speed-up of 0.40 in place of
-# 1.04, which was not looked into.
-WALL_BLOCKS = {"cpu": 1.0, "cuda": 2.0}
+# short beside what is done between them. With three or four calls a block on a GPU, a kernel of
+# torch.compile had a speed-up of 0.40 in place of 1.04, which was not looked into; there are five
+# to eleven of 25 us now that fresh values are one kernel for each tensor.
+WALL_BLOCKS = {"cpu": 1.0, "cuda": 1.25}
 # Half-width, in log units, within the two processes at which measuring stops, by kind of device: on
 # a CPU, where two processes differ by as much, more blocks hardly make an interval narrower.
 NARROW = {"cpu": 0.035, "cuda": 0.02}
@@ -51,6 +51,11 @@ NARROW = {"cpu": 0.035, "cuda": 0.02}
 # device (`python -m benchmarks.evaluation.checks`).
 BETWEEN = {"cpu": 0.018, "cuda": 0.005}
 CLOCK_NS = 100.0  # by which two processes may differ in what starting and stopping a clock adds
+# Standard deviation of what short calls of two processes differ by, as their arrays lie elsewhere,
+# by kind of device, in nanoseconds: on an H200 one process took 10.2 to 11.4 us for the same three
+# launches over 1 MB. It is less where a call is longer than SHORT_NS.
+PLACES_NS = {"cpu": 0.0, "cuda": 300.0}
+SHORT_NS = 20_000.0
 # Share of a span of calls that its threads may wait for a processor, by kind of device: a GPU is
 # held while a call is launched, so waits of the host are mostly not in its time.
 QUIET = {"cpu": 0.05, "cuda": 100.0}
@@ -81,7 +86,8 @@ class TimingPolicy:
     default that of the device; with `quiet`, clocks of blocks that waited as much are evidence too.
     `seconds` is the deadline of a block. `calls` is the number of calls of every block, 0 for a
     random number that follows from block_ms; a known number can be counted to. `walls` is how long
-    a block may take at all, in aimed lengths, None for that of the device.
+    a block may take at all, in aimed lengths, None for that of the device; `places_ns` is how much
+    short calls differ by where arrays lie, likewise.
     """
 
     block_ms: float | None = None
@@ -96,6 +102,7 @@ class TimingPolicy:
     max_calls: int = 2_000
     calls: int = 0
     walls: float | None = None
+    places_ns: float | None = None
 
     @property
     def wall_ns(self) -> float:
@@ -366,7 +373,9 @@ def _ratio(pairs: Sequence[tuple[Block, Block]], policy: TimingPolicy, charged: 
     candidate = [mean + charged for mean in candidate]
     shortest = min(*baseline, *candidate)
     # The clocks of calls that take microseconds are that much coarser.
-    return ratio_interval(baseline, candidate, math.hypot(policy.between, CLOCK_NS / shortest))
+    places = (policy.places_ns or 0.0) * min(1.0, SHORT_NS / shortest)
+    between = math.hypot(policy.between, CLOCK_NS / shortest, places / shortest)
+    return ratio_interval(baseline, candidate, between)
 
 
 def _sides(

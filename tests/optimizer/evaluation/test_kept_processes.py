@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import os
+import select
 import signal
+import subprocess
+import sys
+import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +18,13 @@ from typing import Any
 import pytest
 import torch
 
+from kb.errors import Unavailable
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.candidate_processes import Departures
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerProcess
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
@@ -115,12 +125,122 @@ def test_memory_is_used_again_and_holds_nothing_of_the_candidate_before(
     evaluator: Evaluator,
 ) -> None:
     evaluated(evaluator, 1)
+    evaluator.context.departures.settle()
     held = {shared.fd for shared in evaluator.context.store._free}
     assert held  # of the candidate, whose process is gone
     idle = evaluated(evaluator, 2, "y[i] = x[i] * 2", "if (i < 0) y[i] = x[i] * 2")
     assert idle.validity == "incorrect"
+    evaluator.context.departures.settle()
     assert {shared.fd for shared in evaluator.context.store._free} == held
     assert all(shared.used for shared in evaluator.context.store._free)
+
+
+@pytest.fixture
+def let_go(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Until this is set, no runner is killed: as a GPU takes its time to let go of a process."""
+    if not evaluator.context.pool.ends_surely:
+        pytest.skip("without namespaces an evaluation waits for its processes")
+    event, end = threading.Event(), RunnerProcess.end
+
+    def late(runner: RunnerProcess) -> bool:
+        event.wait(60)
+        return end(runner)
+
+    monkeypatch.setattr(RunnerProcess, "end", late)
+    yield event
+    event.set()
+
+
+def test_a_verdict_does_not_wait_for_its_process_and_nothing_is_timed_beside_it(
+    evaluator: Evaluator, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pids: list[int] = []
+    alive: list[list[bool]] = []
+
+    def watched(case: str, **given: Any) -> Measured:
+        alive.append([Path(f"/proc/{pid}").exists() for pid in pids])
+        pids.append(given["candidate"].runner.pid)
+        return blocks.measure(case, **given)
+
+    monkeypatch.setattr("optimizer.evaluation.attempt.measure", watched)
+    assert evaluated(evaluator, 1).timing == "measured"
+    assert Path(f"/proc/{pids[0]}").exists()
+    wrong = evaluated(evaluator, 2, "* 2", "* 2.1f")  # not timed, so it need not wait either
+    assert wrong.validity == "incorrect" and Path(f"/proc/{pids[0]}").exists()
+    threading.Timer(1.0, let_go.set).start()
+    assert evaluated(evaluator, 3).timing == "measured"
+    assert alive == [[], [False]]
+    assert evaluator.context.store._free  # the memory of those that are gone
+
+
+def test_other_processes_wait_for_what_is_being_ended_too(
+    evaluator: Evaluator, let_go: threading.Event
+) -> None:
+    evaluated(evaluator, 1)
+    code = (
+        "from optimizer.evaluation.isolation.device_lock import DeviceLock\n"
+        "with DeviceLock('cpu') as lock:\n"
+        "    print('locked', flush=True)\n"
+        "    lock.alone()\n"
+        "    print('alone', flush=True)\n"
+    )
+    command = [sys.executable, "-c", code]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None and other.stdout.readline() == "locked\n"
+        assert not select.select([other.stdout], [], [], 0.5)[0]
+        let_go.set()
+        assert other.stdout.readline() == "alone\n"
+
+
+def test_a_process_that_cannot_be_ended_is_in_the_way_of_whatever_is_timed_next() -> None:
+    departures, stuck = Departures(), Future[bool]()
+    departures.add([stuck], [])
+    stuck.set_result(False)
+    with pytest.raises(Unavailable, match="could not be ended"):
+        departures.settle()
+    departures.settle()
+
+
+def test_a_mark_ends_with_its_process(tmp_path: Path) -> None:
+    child = os.fork()
+    if child == 0:
+        lock = DeviceLock("cpu", tmp_path)
+        lock.departing()
+        os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    mark = DeviceLock("cpu", tmp_path).departing()
+    other = DeviceLock("cpu", tmp_path)
+    with ThreadPoolExecutor(1) as beside:
+        waiting = beside.submit(other.alone)
+        with pytest.raises(TimeoutError):
+            waiting.result(0.2)
+        mark.close()
+        waiting.result(10)
+
+
+KILLED = """
+import os, signal, sys, time
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
+RunnerProcess.end = lambda runner: time.sleep(60)
+pool = RunnerPool(RunnerSettings(level=level_for("auto")), spare=1)
+runner = pool.take()
+pool.end(runner)
+print(runner.pid, flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_supervisor_was_ending_ends_with_it() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False
+    )
+    pid = int(done.stdout)
+    until = time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not Path(f"/proc/{pid}").exists()
 
 
 def test_what_is_left_between_arrays_is_gone_when_memory_is_given_out_again() -> None:

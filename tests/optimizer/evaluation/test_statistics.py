@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from optimizer.evaluation.records import Interval
+from optimizer.evaluation.timed_block import Block
+from optimizer.evaluation.timing import blocks
+from optimizer.evaluation.timing.blocks import BETWEEN, PLACES_NS, TimingPolicy
 from optimizer.evaluation.timing.statistics import independent_ratio
 
 
@@ -26,3 +30,36 @@ def test_of_an_unbounded_figure_there_is_no_ratio(bounds: tuple[float, float]) -
     known, unbounded = Interval(2.0, 1.9, 2.1, 20), Interval(1.5, *bounds, 1)
     assert independent_ratio(known, unbounded) is None
     assert independent_ratio(unbounded, known) is None
+
+
+@pytest.mark.parametrize("call_us, least, most", [(5.0, 0.11, 0.14), (30.0, 0.012, 0.02)])
+def test_an_interval_of_short_calls_knows_that_their_arrays_lie_elsewhere(
+    call_us: float, least: float, most: float
+) -> None:
+    """Within one pair of processes nothing of it is seen."""
+    policy = TimingPolicy(between=BETWEEN["cuda"], places_ns=PLACES_NS["cuda"], quiet=1.0)
+    half = _half_width(call_us, policy)
+    assert least < half < most
+    plain = _half_width(call_us, replace(policy, places_ns=0.0))
+    assert plain < half
+
+
+def _half_width(call_us: float, policy: TimingPolicy) -> float:
+    calls = 10
+    times = (int(call_us * 1e3),) * calls
+    block = Block(
+        times=times,
+        walls=times,
+        spans=((calls, sum(times), 0),),
+        refresh_ns=0,
+        touch_ns=0,
+        total_ns=sum(times),
+        wall_ns=sum(times),
+        waited_ns=0,
+        delayed_ns=0,
+        busy_ns=0,
+        threads=(1, 1),
+        patched=False,
+    )
+    interval = blocks._ratio([(block, block)] * 6, policy, 0.0)
+    return math.log(interval.high)

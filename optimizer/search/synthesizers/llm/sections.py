@@ -58,10 +58,10 @@ HIDDEN: Mapping[bool | None, str] = {
     " kernel is kept.",
 }
 MEASURED = "measured against the reference, in turns"
-# docs/adr/025-a-gpus-time-is-without-the-launch.md
+# docs/adr/025-a-gpus-time-is-without-the-launch.md, 044-a-gpus-cache-is-clean-before-a-call.md
 ON_A_GPU = (
-    ": the last-level cache is overwritten before each call, so that it holds modified lines of"
-    " others, and launches are not in the time, but for what the host needs beyond 0.4 ms"
+    ": before each call the last-level cache is filled with unmodified lines of other arrays, and"
+    " launches are not in the time, but for what the host needs beyond 0.4 ms"
 )
 REPORTED = "timed by the chip's own program"
 FACTS = (

@@ -331,7 +331,7 @@ def test_it_says_how_a_call_is_timed_on_a_gpu_and_what_a_case_moves_at_least() -
         context().hardware, device="cuda", languages=("triton",), facts={"memory_bandwidth": 4e9}
     )
     text = outside(prompt(context(hardware=gpu)).user)
-    assert "last-level cache is overwritten" in text and "0.4 ms" in text
+    assert "last-level cache is filled with unmodified lines" in text and "0.4 ms" in text
     assert "last-level cache" not in outside(prompt(context()).user)
     cases = block(prompt(context(hardware=gpu)).user, "cases")
     assert "all of them once: 16384 bytes, 4.1 us at the memory's peak rate" in cases
