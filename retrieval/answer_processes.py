@@ -36,6 +36,9 @@ ANSWER_SECONDS = 60.0  # after which a process that does not answer is replaced
 AGAIN_SECONDS = 1.0  # before a process is started in place of one that has ended
 END_SECONDS = 5.0  # for a process that was told to end
 
+# Asked before anybody asks: the tokenizer and much else are loaded with a process's first answer.
+FIRST = RetrieveRequest(query="shared memory of a thread block")
+
 _Stages = list[tuple[str, float]]
 _Reply = tuple[Answered, _Stages] | None
 
@@ -184,6 +187,7 @@ def _work(settings: Settings, pipe: Connection) -> None:
         while not is_in_memory(base.catalog, model):
             if pipe.poll(LOOK_SECONDS):
                 return  # nothing is sent to a process that is not ready: the pipe is closed
+        _reply(base, FIRST, Unwanted(frozenset(), frozenset()))
         pipe.send("ready")
         current: Hashable = None
         while True:
