@@ -5,9 +5,12 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -166,3 +169,35 @@ def test_many_callers_are_answered_by_both_and_nothing_is_left_at_the_end(
     assert logged == 12
     processes.stop()
     assert children() == set()
+
+
+SERVICE = """
+import multiprocessing, pathlib, sys, time
+from kb.settings import Settings
+from retrieval.answer_processes import AnswerProcesses
+
+processes = AnswerProcesses(Settings(data_dir=pathlib.Path(sys.argv[1])), 2)
+processes.start()
+while processes.ready < 2:
+    time.sleep(0.05)
+print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+time.sleep(600)
+"""
+
+
+def test_processes_end_with_a_service_that_is_killed(base: KnowledgeBase) -> None:
+    command = [sys.executable, "-c", SERVICE, str(base.settings.data_dir)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+        assert service.stdout is not None
+        answering = [int(pid) for pid in service.stdout.readline().split()]
+        assert len(answering) == 2 and all(map(is_there, answering))
+        service.kill()
+    until(lambda: not any(map(is_there, answering)))
+
+
+def is_there(pid: int) -> bool:
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return stat.rpartition(")")[2].split()[0] != "Z"
