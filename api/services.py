@@ -255,7 +255,8 @@ class Services(KnowledgeBase):
 class Readiness:
     """How far the service is. `ready` once the built-in knowledge is loaded, every passage has its
     vector, and those are searched: in memory, or where they are many or on a server, by Chroma.
-    `index` is starting, chroma, or why there is none. `catalog` is current; newer, once
+    `index` is starting, chroma, or why there is none. `answer_processes` answer beside the
+    service's own. `catalog` is current; newer, once
     a newer Kernlore has migrated it and this one may go on; or too_new, where it may not. `note`
     says what is waited for, empty where nothing is.
     """
@@ -268,6 +269,7 @@ class Readiness:
     jobs: dict[str, int]
     note: str = ""
     catalog: str = CURRENT
+    answer_processes: int = 0
 
 
 class Background:
@@ -348,7 +350,8 @@ class Background:
         waits = " ".join(self._waits())
         note = " ".join(filter(None, (waits, _NOTES[schema])))
         ready = ready and not waits and schema != TOO_NEW
-        return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
+        answering = self._answers.ready
+        return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema, answering)
 
     def _searched_exactly(self, passages: int) -> bool:
         """Whether answers are whole while Chroma is being opened: exact search gives the same."""

@@ -53,7 +53,8 @@ class AnswerProcesses:
         self._count = count
         self._free: queue.LifoQueue[_Process] = queue.LifoQueue()  # the warmest first
         self._stop = threading.Event()
-        self._lock = threading.Lock()  # protects both below
+        self._lock = threading.Lock()  # protects all below
+        self._able = 0
         self._processes: list[_Process] = []
         self._threads: list[threading.Thread] = []
 
@@ -74,8 +75,9 @@ class AnswerProcesses:
 
     @property
     def ready(self) -> int:
-        """How many could be asked now."""
-        return self._free.qsize()
+        """How many answer, at work or not."""
+        with self._lock:
+            return self._able
 
     def answer(self, request: RetrieveRequest, unwanted: Unwanted) -> Answered | None:
         """The answer of a process; None where none is free, or where it gives none. The order for a
@@ -90,6 +92,8 @@ class AnswerProcesses:
         try:
             reply = process.ask(request, unwanted)
         except (EOFError, OSError) as error:
+            with self._lock:
+                self._able -= 1
             if not self._stop.is_set():
                 log.warning("a process that answers has ended", reason=type(error).__name__)
                 self._add(process)
@@ -121,6 +125,8 @@ class AnswerProcesses:
                     self._processes.remove(ended)
                 self._processes.append(process)
             if process.is_ready(self._stop):
+                with self._lock:
+                    self._able += 1
                 self._free.put(process)
                 return
             ended = process
