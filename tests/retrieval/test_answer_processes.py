@@ -23,6 +23,7 @@ from retrieval.journal import Unwanted
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 from retrieval.stages import stage, watching
+from tests.catalogs import environment_of
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -47,7 +48,8 @@ def store(tmp_path: Any, embedder: Any, parsers: Any, tagger: Any) -> Iterator[S
 @pytest.fixture
 def base(store: Store, model_cache: Any) -> Iterator[KnowledgeBase]:
     (store.data_dir / "models").symlink_to(model_cache)
-    base = KnowledgeBase(Settings(data_dir=store.data_dir))
+    catalog = environment_of(store.data_dir).get("KERNLORE_CATALOG")  # of a process of its own
+    base = KnowledgeBase(Settings(data_dir=store.data_dir, catalog=catalog))
     base.dense_ready = True
     yield base
     base.close()
@@ -187,7 +189,8 @@ time.sleep(600)
 
 def test_processes_end_with_a_service_that_is_killed(base: KnowledgeBase) -> None:
     command = [sys.executable, "-c", SERVICE, str(base.settings.data_dir)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as service:
+    environment = os.environ | environment_of(base.settings.data_dir)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as service:
         assert service.stdout is not None
         answering = [int(pid) for pid in service.stdout.readline().split()]
         assert len(answering) == 2 and all(map(is_there, answering))
