@@ -22,7 +22,6 @@ from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import (
     WholeSection,
     below,
-    characters_of,
     parents_of,
     section_text,
     whole_sections,
@@ -37,7 +36,6 @@ PORTION = 6  # sections read at a time: a context has room for few of those that
 CUTOFF = 0.45  # of the best weighed score, below which a section about the chip is left out
 LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
 FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
-CHARS_PER_TOKEN = 8  # more than text has, and tables without what fills their columns
 SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
@@ -119,7 +117,7 @@ def section_blocks(
         portion = ordered[start : start + PORTION]
         sections = whole_sections(connection, [p.section_id for p in portion], scope)
         near = {i for s in sections.values() for i in (s.id, s.parent_id) if i in shared}
-        families = _families(connection, near, scope, largest) if near else {}
+        families = _families(connection, near, scope) if near else {}
         for passage in portion:
             section = sections.get(passage.section_id)
             if section is None:
@@ -223,16 +221,9 @@ class _Family:
 
 
 def _families(
-    connection: Connection, parents: Collection[str], scope: ScopeFilter, largest: int
+    connection: Connection, parents: Collection[str], scope: ScopeFilter
 ) -> dict[str, _Family]:
-    """The family of each of these sections that may be of at most `largest` tokens. Nothing is read
-    of larger ones: most parents are chapters. The same stand in many contexts.
-    """
-    children = below(connection, parents)
-    members = {parent: (parent, *children.get(parent, ())) for parent in parents}
-    sizes = characters_of(connection, (i for group in members.values() for i in group))
-    most = largest * CHARS_PER_TOKEN
-    small = [p for p in parents if sum(sizes.get(i, 0) for i in members[p]) <= most]
+    """The family of each of these sections; the same stand in many contexts."""
 
     def read(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], _Family]:
         wanted = [str(key[0]) for key in keys]
@@ -246,7 +237,7 @@ def _families(
             families[key] = _Family(group, texts[parent].level if parent in texts else 0, least)
         return families
 
-    keys = [(parent, *scope.key) for parent in sorted(small)]
+    keys = [(parent, *scope.key) for parent in sorted(parents)]
     families = look_up(connection, "families", keys, read, most=MOST_KEPT, skills=False)
     return {str(key[0]): family for key, family in families.items()}
 

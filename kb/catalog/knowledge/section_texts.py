@@ -170,17 +170,8 @@ def parents_of(connection: Connection, section_ids: Iterable[str]) -> dict[str, 
     return {head.id: head.parent_id for head in _heads(connection, section_ids)}
 
 
-def characters_of(connection: Connection, section_ids: Iterable[str]) -> dict[str, int]:
-    """How many characters the live passages of each of these sections have, without reading them;
-    unknown ids are left out.
-    """
-    return {head.id: head.characters for head in _heads(connection, section_ids)}
-
-
 class _Head(NamedTuple):
-    """Everything of a section but its passages: of these the numbers, in reading order, and how
-    many characters they have together.
-    """
+    """Everything of a section but its passages: of these the numbers, in reading order."""
 
     id: str
     seq: int
@@ -191,7 +182,6 @@ class _Head(NamedTuple):
     source_key: str
     path: tuple[str, ...]
     members: tuple[int, ...]
-    characters: int
 
 
 def _heads(connection: Connection, section_ids: Iterable[str]) -> list[_Head]:
@@ -204,8 +194,7 @@ def _heads(connection: Connection, section_ids: Iterable[str]) -> list[_Head]:
 # As text, because a request reads dozens of them.
 _READ = (
     "SELECT s.id, s.seq, s.parent_id, s.ordinal, s.level, d.id, d.source_key, s.path,"
-    " (SELECT joined(p.seq) FROM passages p WHERE p.section_id = s.id AND p.active),"
-    " (SELECT sum(length(p.text)) FROM passages p WHERE p.section_id = s.id AND p.active)"
+    " (SELECT joined(p.seq) FROM passages p WHERE p.section_id = s.id AND p.active)"
     " FROM sections s JOIN document_versions v ON v.id = s.version_id"
     " JOIN documents d ON d.id = v.document_id WHERE s.id IN"
 )
@@ -215,9 +204,9 @@ def _read_heads(connection: Connection, section_ids: Sequence[str]) -> dict[str,
     """As `_heads`; None for one that is not there."""
     heads: dict[str, _Head | None] = dict.fromkeys(section_ids)
     for row in rows_of(connection, _READ, section_ids):
-        *plain, path, members, characters = row
+        *plain, path, members = row
         seqs = tuple(sorted(map(int, members.split(",")))) if members else ()
-        heads[row[0]] = _Head._make([*plain, passages.path_of(path), seqs, characters or 0])
+        heads[row[0]] = _Head._make([*plain, passages.path_of(path), seqs])
     return heads
 
 
