@@ -37,8 +37,8 @@ class _Words(NamedTuple):
 def words_of(text: str) -> _Words:
     """The words of a text, as two texts are compared by them: runs of letters and digits, in
     whatever case, but for function words. Search tokens, which are stems too, and names beside
-    their parts, agree with these on 99 of 100 pairs of near passages and take twice to ten times as
-    long.
+    their parts, agree with these on 99 of 100 pairs of near passages and take three times as long,
+    or more where stems are new (benchmarks/results/retrieval_latency.md).
     """
     words = set(text.lower().translate(_SPACES).split()) - STOP_WORDS
     hashes = np.sort(np.fromiter(map(hash, words), np.int64))
