@@ -15,12 +15,12 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs, JobState
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables.jobs import jobs
+from kb.catalog.tables import jobs
 from kb.errors import InvalidRequest
 from kb.scope import ALL_ACCESS, AccessScope
 

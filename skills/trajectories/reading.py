@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.reviews import Reviews
-from kb.catalog.search.trajectories import StoredTrajectory
+from kb.catalog.evaluations import Reviews
+from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from kb.plain import plain
 from kb.problem_terms import op_family

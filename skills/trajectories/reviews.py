@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.reviews import Review, Reviews
-from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
+from kb.catalog.evaluations import Evaluations, Review, Reviews
+from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, NotFound
 from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_from_json
