@@ -15,10 +15,10 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
-from kb.catalog import meta
 from kb.catalog.database import NAME, Database, PostgresServer, SqliteFile, damaged, store_fault
 from kb.catalog.dialect import driver_sql
 from kb.catalog.kept import Kept, attach, begin
+from kb.catalog.meta import STORE_ID, get, put
 from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, StoreError
@@ -147,13 +147,13 @@ class Catalog:
         they are first needed.
         """
         with self.read() as connection:
-            known = meta.get(connection, meta.STORE_ID)
+            known = get(connection, STORE_ID)
         if known is None:
             with self.write() as connection:
-                known = meta.get(connection, meta.STORE_ID)  # another process may have made it
+                known = get(connection, STORE_ID)  # another process may have made it
                 if known is None:
                     known = secrets.token_hex(6)
-                    meta.put(connection, meta.STORE_ID, known)
+                    put(connection, STORE_ID, known)
         return str(known)
 
     def empty_log(self) -> bool:

@@ -515,8 +515,8 @@ def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, made:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kb.backup.restore import restore_backup
-from kb.backup.write import write_backup
+from kb.restore import restore_backup
+from kb.backup import write_backup
 from kb.settings import Settings
 what, event, number, source, target = sys.argv[1:]
 calls = []

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HOLD = """
 import sys, time
 from pathlib import Path
-from kb.service_lock import ServiceLock
+from kb.data_dir import ServiceLock
 with ServiceLock(Path(sys.argv[1]), "http://127.0.0.1:9"):
     print("held", flush=True)
     time.sleep(60)
