@@ -14,8 +14,8 @@ from api.bodies import TrajectoryBody
 from api.services import Services, evaluate_processes
 from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
-from kb.jobs import keep_lease
 from kb.settings import Settings
+from kb.workers import keep_lease
 from optimizer.evaluation.queue import EvaluationQueue
 from skills.trajectories.accept import requeue, trajectory_store
 from skills.trajectories.queue import TrajectoryQueue
