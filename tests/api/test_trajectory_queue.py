@@ -28,7 +28,7 @@ GONE = -1.0  # seconds: a lease that has run out
 DAMAGED = "trj_damaged"  # fails at once, without any measuring
 UNREADABLE, UNRECORDED = "worker failed", "trajectory not recorded"
 # What a full disk does: the end of a trajectory cannot be written.
-NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON trajectories
+NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON work
 WHEN NEW.state IN ('ready', 'failed') BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"""
 
 
@@ -73,11 +73,11 @@ def failed(services: Services, name: str = DAMAGED) -> bool:
 def test_the_thread_outlives_a_catalog_that_cannot_be_read(
     services: Services, queue: TrajectoryQueue
 ) -> None:
-    sql(services, "ALTER TABLE trajectories RENAME TO away")
+    sql(services, "ALTER TABLE work RENAME TO away")
     with capture_logs() as said:
         queue.wake()
         until(lambda: any(row["event"] == UNREADABLE for row in said))
-    sql(services, "ALTER TABLE away RENAME TO trajectories")
+    sql(services, "ALTER TABLE away RENAME TO work")
     thread = queue._worker._thread
     assert thread is not None and thread.is_alive()
     add_damaged(services)

@@ -101,7 +101,7 @@ def test_04_upsert_loses_no_passages(store: Store) -> None:
 
 def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
     tables = ["documents", "document_versions", "sections", "passages", "embeddings"]
-    tables += ["lexical_passages", "lexical_sections", "passage_hardware", "jobs"]
+    tables += ["lexical_passages", "lexical_sections", "passage_hardware", "work"]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     before = {table: store.rows(table) for table in tables}
     for _ in range(2):

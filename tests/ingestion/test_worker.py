@@ -395,7 +395,7 @@ def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
     worker.read_all(threading.Event())
     store.documents.delete(submitted.document_id)
     worker.drain()
-    assert store.rows("passages") == store.rows("jobs") == store.rows("lexical_passages") == 0
+    assert store.rows("passages") == store.rows("work") == store.rows("lexical_passages") == 0
 
 
 def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> None:
