@@ -43,7 +43,7 @@ test-stores: setup
 
 # PostgreSQL, Chroma, S3 and two replicas; what the loss of each costs.
 cluster: setup postgres
-	$(BIN)/python -m benchmarks.cluster.losses --output benchmarks/results/cluster.md
+	$(BIN)/python -m benchmarks.cluster.losses
 
 quick: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

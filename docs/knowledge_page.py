@@ -62,8 +62,7 @@ def knowledge_page(manuals: Path, library: Path, notice: str) -> str:
         f" {len(load_signatures()) + sum(len(spec.signatures) for spec in specs.values())}"
         f" signatures of errors in `hw_manuals`, {len(skills)} skills in `skills/library`. How each"
         " is written: [hw_manuals/FORMAT.md](../../hw_manuals/FORMAT.md). How much of it was"
-        " audited: [facts, moves and signatures](../../benchmarks/results/knowledge_audit.md),"
-        " [whole kernels](../../benchmarks/results/sample_audit.md).",
+        " audited: [knowledge_audit.md](../../benchmarks/results/knowledge_audit.md).",
         "",
         *_chips(specs, documents, samples),
         "",

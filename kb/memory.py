@@ -34,7 +34,7 @@ def give_back() -> None:
 def share_arenas() -> None:
     """Let the C library have few places that threads take memory from, where it is glibc: each
     keeps what was freed in it, there are eight for each processor, and threads that answer wait for
-    each other anyway (docs/adr/042-connections-map-no-file.md).
+    each other anyway (docs/adr/042-sqlite-memory.md).
     """
     option = getattr(ctypes.CDLL(None), "mallopt", None)
     if option is not None and hasattr(ctypes.CDLL(None), "gnu_get_libc_version"):

@@ -23,9 +23,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from api.services import Services
-from benchmarks.knowledge.builtin import CHIPS, builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.model_writes.chips import FAMILIES, READABLE, draw
+from benchmarks.service import CHIPS, builtin_services
 from ingestion.uploads import Upload
 from kb.catalog.skills import heads_of
 from kb.hardware.schema import parse_hardware

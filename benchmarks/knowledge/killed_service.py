@@ -525,7 +525,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_service.md"))
+    parser.add_argument("--output", type=Path, help="Markdown file for the result")
     options = vars(parser.parse_args(arguments))
     as_json, output = options.pop("json"), options.pop("output")
     with tempfile.TemporaryDirectory(prefix="killed-service-") as folder:

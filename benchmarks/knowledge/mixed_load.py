@@ -28,8 +28,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.knowledge.service import Service, memory_of, service_at
 from benchmarks.report import ended, table, write_result
+from benchmarks.service import Service, memory_of, service_at
 from kb.errors import Unavailable
 
 TITLE = "Retrieving, uploading, replacing and deleting at once"

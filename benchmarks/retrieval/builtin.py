@@ -15,11 +15,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.knowledge.builtin import builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.latency import request_of
 from benchmarks.retrieval.quality import unrestricted
 from benchmarks.retrieval.scoring import Answers, Scorer, Scores, write_answers, write_jsonl
+from benchmarks.service import builtin_services
 from kb.errors import InvalidKnowledge, InvalidRequest
 
 QUESTIONS = Path(__file__).with_name("builtin_questions.jsonl")

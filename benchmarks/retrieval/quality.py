@@ -15,8 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.knowledge.loading import load
-from benchmarks.knowledge.service import Service, service_at
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.corpus import Corpus, load_corpus
 from benchmarks.retrieval.scoring import (
@@ -30,6 +28,7 @@ from benchmarks.retrieval.scoring import (
     listed,
     write_answers,
 )
+from benchmarks.service import Service, load, service_at
 
 OURS = "Kernlore"
 TITLE = "Retrieval quality"
@@ -160,15 +159,19 @@ def _check_rows(scorer: Scorer, corpus: Corpus) -> None:
 def _baselines(
     requests: Mapping[str, Request], corpus: Corpus, options: Options
 ) -> dict[str, Answers]:
-    from benchmarks.retrieval.baselines import fixed_answers, read_texts
-    from benchmarks.retrieval.encoders import VectorCache, model_folder, torch_encoder
-    from benchmarks.retrieval.llama_baselines import has_bm25, llama_answers
+    from benchmarks.retrieval.baselines import (
+        VectorCache,
+        fixed_answers,
+        has_bm25,
+        llama_answers,
+        read_texts,
+    )
 
     with _kept(options.data_dir) as folder:
         texts = read_texts(corpus, folder / "texts")
         for line in texts.unread:
             say(f"not in the baselines: {line}")
-        cache = VectorCache(folder / "vectors.sqlite", torch_encoder(model_folder()))
+        cache = VectorCache(folder / "vectors.sqlite")
         try:
             answers = fixed_answers(requests, texts, cache)
             answers |= llama_answers(requests, texts, cache)

@@ -375,7 +375,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--problem", type=Path, default=SHIPPED / PROBLEM, help="of a test")
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_run.md"))
+    parser.add_argument("--output", type=Path, help="Markdown file for the result")
     options = parser.parse_args(arguments)
     goal = Goal(
         language=LANGUAGE, candidates=options.candidates, knowledge=False, seed=options.seed

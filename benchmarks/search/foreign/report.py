@@ -3,21 +3,25 @@ and over its best option, and the means by family and by opened and unopened see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from benchmarks.report import table
-from benchmarks.search.gains.rows import compiled_default, geomean
-from benchmarks.search.gains.sessions import is_finished, problem_name, runs_in
+from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.records import Interval
 from optimizer.search.confirm import outcome_from_json
-from optimizer.search.portable.launch import WHY_FAILED
+from optimizer.search.portable.launch import RESULTS, WHY_FAILED
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 
+DEFAULT = {"mode": "default"}  # values of torch.compile as it comes
 AT_ROOF = 90  # per cent of the roofline, from which on there is little left to gain
 
 
@@ -59,6 +63,60 @@ class Result:
     @property
     def opened(self) -> bool:
         return not self.drawn or int(self.name.rpartition("_")[2]) % 2 == 0
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """A folder with run folders in it: the session's own, or its results.zip, unpacked.
+
+    Raises NotFound or InvalidRequest where there are no runs."""
+    if not path.exists():
+        raise NotFound(f"{path} is not there", hint="Give the --out folder of a portable session.")
+    if path.is_dir() and _has_runs(path):
+        yield path
+        return
+    packed = path / RESULTS if path.is_dir() else path
+    with tempfile.TemporaryDirectory(prefix="kernlore-results-") as scratch:
+        folder = Path(scratch)
+        _unpack(packed, folder)
+        if not _has_runs(folder):
+            raise InvalidRequest(
+                f"{packed} holds no run", hint="Give the --out folder of a portable session."
+            )
+        yield folder
+
+
+def _has_runs(folder: Path) -> bool:
+    return any(folder.glob("*/run.json"))
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            archive.extractall(folder)
+    except (FileNotFoundError, zipfile.BadZipFile) as error:
+        raise InvalidRequest(
+            f"{packed} is no zip file of results",
+            hint=f"Give the --out folder of a portable session, or its {RESULTS}.",
+        ) from error
+
+
+def runs_in(folder: Path) -> list[RunRow]:
+    """All, finished or not, in the order in which they were started."""
+    store = FileStore(folder)
+    runs = [store.run(path.parent.name) for path in folder.glob("*/run.json")]
+    return sorted(runs, key=lambda run: (run.started_at, run.id))
+
+
+def is_finished(run: RunRow) -> bool:
+    """Whether its winner was measured again too."""
+    return run.state == "finished" and bool(run.result)
+
+
+def problem_name(run: RunRow) -> str:
+    """Of a run whose problem file may not be here."""
+    path = Path(run.problem)
+    return path.parent.name if path.name == "problem.py" else path.stem
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -109,6 +167,17 @@ def _roof(node: Node | None) -> float | None:
     verdict = node.evaluation.verdict if node is not None and node.evaluation else None
     value = verdict.metrics.get("roofline_pct") if verdict is not None else None
     return float(value) if isinstance(value, int | float) else None
+
+
+def compiled_default(tree: Tree) -> Node | None:
+    """The candidate that is torch.compile as it comes; None where the run did not try it."""
+    for node in tree.nodes[1:]:
+        proposal = node.proposal
+        if proposal is None or proposal.origin != "config" or node.state == "duplicate":
+            continue
+        if dict(proposal.values) == DEFAULT:
+            return node
+    return None
 
 
 def _speedup(node: Node | None) -> float | None:
@@ -195,6 +264,19 @@ def _means(results: Sequence[Result], title: str, key: Callable[[Result], str]) 
             for name, group in sorted(groups.items())
         ],
     )
+
+
+def geomean(values: Iterable[float]) -> str:
+    """With its 95 % interval over the problems."""
+    logs = [math.log(value) for value in values]
+    if not logs:
+        return "none"
+    mean = sum(logs) / len(logs)
+    if len(logs) < 2:
+        return f"{math.exp(mean):.3f} n=1"
+    spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1) / len(logs))
+    low, high = math.exp(mean - 1.96 * spread), math.exp(mean + 1.96 * spread)
+    return f"{math.exp(mean):.3f} [{low:.3f}, {high:.3f}] n={len(logs)}"
 
 
 def _rows(results: Sequence[Result]) -> str:

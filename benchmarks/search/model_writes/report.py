@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
 
 from benchmarks.report import table
-from benchmarks.search.model_writes.arms import ARMS
-from benchmarks.search.model_writes.cells import Cell
+from benchmarks.search.model_writes.cells import ARMS, Cell
 
 BOUNDS = (1, 4, 8)
 RESAMPLES = 10_000
