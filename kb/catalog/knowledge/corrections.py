@@ -3,9 +3,9 @@ document does not undo them.
 
 A correction is anchored to the machine's reading: the SHA-256 of the passage's uncorrected text,
 the heading path of a section, or the name of a symbol. When a revision is read again, equal text
-gets its correction back; one that matches nothing is reported, with its text, until it is made again
-under the same heading or dropped. Cards that a model has proposed are stored here too, with the
-decisions about them (`kb.catalog.knowledge.symbols`).
+gets its correction back; one that matches nothing is reported, with its text, until it is made
+again under the same heading or dropped. Cards that a model has proposed are stored here too, with
+the decisions about them (`kb.catalog.knowledge.symbols`).
 """
 
 from __future__ import annotations
