@@ -19,7 +19,7 @@ from kb.problem_terms import op_family, problem_terms
 from kb.scope import ALL_ACCESS, AccessScope
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
-from skills.uses import Finding, Part, Use, assess_uses, outside, record_of
+from skills.uses import ScopePart, SkillUse, UseVerdict, assess_uses, outside, record_of
 
 ACTOR = "observer"
 UNUSED_RETRIEVALS = 5_000
@@ -30,16 +30,16 @@ MAX_NAMED = 50  # retrievals named in an event
 # -- narrowing
 
 
-def lost_parts(scopes: SkillScopes, part: Part, kept: Sequence[Use]) -> list[Part]:
+def lost_parts(scopes: SkillScopes, part: ScopePart, kept: Sequence[SkillUse]) -> list[ScopePart]:
     """What is left out with `part`. A skill about a family of chips that loses on one of them can
     only name those that it keeps, so the others that it does not win on go with it."""
     if part.key != "hardware" or part.value in scopes.hardware:
         return [part]
-    return [part, *(Part("hardware", chip) for chip, won in _chips(kept).items() if not won)]
+    return [part, *(ScopePart("hardware", chip) for chip, won in _chips(kept).items() if not won)]
 
 
 def without(
-    scopes: SkillScopes, predicate: str | None, part: Part, kept: Sequence[Use]
+    scopes: SkillScopes, predicate: str | None, part: ScopePart, kept: Sequence[SkillUse]
 ) -> tuple[SkillScopes, str | None]:
     """The scopes and the precondition that leave a part out. `kept` are the uses of what
     remains."""
@@ -57,19 +57,19 @@ def without(
     return scopes, f"({predicate}) and {clause}" if predicate else clause
 
 
-def _chips(uses: Sequence[Use]) -> dict[str, bool]:
+def _chips(uses: Sequence[SkillUse]) -> dict[str, bool]:
     """Each chip, and whether the skill won at least half of its uses on it."""
-    by_chip: dict[str, list[Use]] = {}
+    by_chip: dict[str, list[SkillUse]] = {}
     for use in uses:
         by_chip.setdefault(str(use.situation["hardware"]), []).append(use)
     return {chip: record_of(own).wins_half for chip, own in by_chip.items()}
 
 
-def _belongs(value: str, part: Part) -> bool:
+def _belongs(value: str, part: ScopePart) -> bool:
     return (op_family(value) if part.key == "op_family" else value) == part.value
 
 
-def _clause(part: Part) -> str:
+def _clause(part: ScopePart) -> str:
     name = "problem.op" if part.key == "op_family" else f"problem.{part.key}"
     if part.key == "op_family":
         ops = sorted(op for op, family in problem_terms().ops.items() if family == part.value)
@@ -95,7 +95,7 @@ def observe(
     *,
     actor: str = ACTOR,
     access_scope: AccessScope = ALL_ACCESS,
-) -> dict[str, Finding]:
+) -> dict[str, UseVerdict]:
     """Judge these skills by their uses and act on it. Returns the findings by name; a skill that is
     not in use is left alone and has none."""
     findings = {}
@@ -112,14 +112,16 @@ def observe(
     return findings
 
 
-def _judged(connection: Connection, name: str, access_scope: AccessScope) -> Finding | None:
+def _judged(connection: Connection, name: str, access_scope: AccessScope) -> UseVerdict | None:
     skill = store.find(connection, name, access_scope)
     if skill is None or skill.state not in WATCHED:
         return None
     return assess_uses(known_uses(connection, skill, access_scope))
 
 
-def known_uses(connection: Connection, skill: SkillHead, access_scope: AccessScope) -> list[Use]:
+def known_uses(
+    connection: Connection, skill: SkillHead, access_scope: AccessScope
+) -> list[SkillUse]:
     """Uses with a known effect since the present text was written, or the skill was brought back,
     without the parts of its scope that it has lost since."""
     events = store.events(connection, skill.id, access_scope)
@@ -127,7 +129,7 @@ def known_uses(connection: Connection, skill: SkillHead, access_scope: AccessSco
     since = max([skill.written_at, *back])
     rows = store.uses_of(connection, skill.id, access_scope, role="used", since=since)
     uses = [
-        Use(bool(row.helped), row.situation, row.retrieval_id)
+        SkillUse(bool(row.helped), row.situation, row.retrieval_id)
         for row in rows
         if row.helped is not None
     ]
@@ -136,10 +138,10 @@ def known_uses(connection: Connection, skill: SkillHead, access_scope: AccessSco
     return uses
 
 
-def removed_parts(events: Sequence[SkillEvent], since: str) -> list[Part]:
+def removed_parts(events: Sequence[SkillEvent], since: str) -> list[ScopePart]:
     """Parts that a skill lost by narrowing since a moment."""
     return [
-        Part(**part)
+        ScopePart(**part)
         for event in events
         if event.event == "narrowed" and event.created_at >= since
         for part in event.details["parts"]
@@ -147,7 +149,7 @@ def removed_parts(events: Sequence[SkillEvent], since: str) -> list[Part]:
 
 
 def _apply(
-    connection: Connection, name: str, finding: Finding, actor: str, access_scope: AccessScope
+    connection: Connection, name: str, finding: UseVerdict, actor: str, access_scope: AccessScope
 ) -> None:
     skill = store.get(connection, name, access_scope)
     uses = known_uses(connection, skill, access_scope)
@@ -187,7 +189,7 @@ def _apply(
 def store_narrowed(
     connection: Connection,
     skill: SkillRow,
-    kept: Sequence[Use],
+    kept: Sequence[SkillUse],
     details: Mapping[str, Any],
     *,
     actor: str,

@@ -25,7 +25,7 @@ BUILTIN_ACTOR = "builtin"
 
 
 @dataclass(frozen=True)
-class SyncReport:
+class ShippedSync:
     """How many skills ship, and how many of them changed or were retired."""
 
     skills: int
@@ -47,7 +47,7 @@ def shipped_folders(folder: Path) -> list[Path]:
     return paths
 
 
-def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> SyncReport:
+def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> ShippedSync:
     """Bring the shipped skills up to the folders below `folder`; those gone are retired, those
     about a chip that is not registered here left out. Raises InvalidKnowledge."""
     drafts = []
@@ -74,7 +74,7 @@ def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> 
         kept = {draft.name for draft in drafts}
         gone = [row for name, row in shipped.items() if name not in kept]
         retired = _retire(connection, gone)
-    return SyncReport(len(drafts), changed, retired)
+    return ShippedSync(len(drafts), changed, retired)
 
 
 def _put(connection: Connection, draft: SkillDraft) -> Stored:

@@ -41,8 +41,8 @@ from skills.format.warning_marks import marked
 from skills.observation import observe
 from skills.revising import Revision, changed, changes_of, take
 from skills.scoping import check_language, warnings_about
-from skills.shipped import SyncReport, sync_shipped
-from skills.uses import Finding
+from skills.shipped import ShippedSync, sync_shipped
+from skills.uses import UseVerdict
 
 AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repeated here"
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
@@ -276,7 +276,7 @@ class SkillLibrary:
 
     # -- in and out
 
-    def sync_builtin(self, folder: Path) -> SyncReport:
+    def sync_builtin(self, folder: Path) -> ShippedSync:
         """Bring the shipped skills up to the folders below `folder`; those gone are retired, those
         about a chip that is not registered here left out. A state that somebody else set stays."""
         return sync_shipped(self._catalog, self._registry, folder)
@@ -383,7 +383,7 @@ class SkillLibrary:
 
     def observed(
         self, names: Iterable[str], *, access_scope: AccessScope = ALL_ACCESS
-    ) -> Mapping[str, Finding]:
+    ) -> Mapping[str, UseVerdict]:
         """Judge these skills anew after an outcome came in: those that lose are narrowed or
         retired."""
         return observe(self._catalog, names, access_scope=access_scope)

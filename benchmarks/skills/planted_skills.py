@@ -22,8 +22,8 @@ from benchmarks.report import ended, say, table, write_result
 from kb.catalog import Catalog
 from kb.catalog import skills as store
 from kb.embedding import DEFAULT_MODEL, Embedder, open_embedder
-from skills.curator.drafter import Task
-from skills.trajectories.records import Side, Trajectory
+from skills.curator.drafter import DraftTask
+from skills.trajectories.records import MeasuredKernel, Trajectory
 from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import (
     ROLES,
@@ -144,9 +144,9 @@ class Scripted:
 
     answer: dict[str, Any]
     name: str = "scripted"
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[DraftTask] = field(default_factory=list)
 
-    def propose(self, task: Task) -> str:
+    def propose(self, task: DraftTask) -> str:
         self.tasks.append(task)
         return json.dumps(self.answer)
 
@@ -167,8 +167,8 @@ def answer(paraphrase: Paraphrase) -> dict[str, Any]:
 def changed(before: str, after: str, run: str, **other: Any) -> Trajectory:
     """A run with one change of free code that is certainly faster."""
     sides = (
-        Side(1, free(before), measured(f"{run}-1", 1.0)),
-        Side(2, free(after), measured(f"{run}-2", 1.6)),
+        MeasuredKernel(1, free(before), measured(f"{run}-1", 1.0)),
+        MeasuredKernel(2, free(after), measured(f"{run}-2", 1.6)),
     )
     made: Trajectory = trajectory(step(*sides, **other), run=run)
     return made

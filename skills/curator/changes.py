@@ -16,11 +16,11 @@ from kb.hardware.names import NameIndex
 from kb.ids import SkillId, derived_id
 from skills.curator.contrast import ADOPTED
 from skills.curator.distillation import CuratorContext
-from skills.curator.draft import WHEN, Draft, predicate_of, slug
+from skills.curator.draft import WHEN, DraftedSkill, predicate_of, slug
 from skills.curator.drafter import Drafter
 from skills.curator.evidence import dangling, render
-from skills.curator.match import Apart, Known, Match, Texts, apart, backing
-from skills.curator.records import Change, Decision, Delta, Lift, Narrowing, Operation
+from skills.curator.match import Apart, KnownSkill, Match, Texts, apart, backing
+from skills.curator.records import Decision, Delta, KernelChange, Lift, Narrowing, Operation
 from skills.format.lint import Allowed, lint, unsafe
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
@@ -38,7 +38,7 @@ class CuratorRun:
 
     trajectory: Trajectory
     context: CuratorContext
-    known: dict[str, Known]
+    known: dict[str, KnownSkill]
     taken: set[str]
     drafter: Drafter | None
     lift: Lift | None
@@ -56,14 +56,14 @@ class CuratorRun:
         self.decisions.append(Decision(stage, node, passed, reason, details))
         return passed
 
-    def add(self, delta: Delta, known: Known) -> None:
+    def add(self, delta: Delta, known: KnownSkill) -> None:
         """Keep a delta, and the skill as it is after it."""
         self.deltas.append(delta)
         self.known[known.row.name] = known
         self.taken.add(known.row.name)
 
 
-def findings(run: CuratorRun, change: Change, draft: Draft) -> list[str]:
+def findings(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> list[str]:
     """What the linter refuses in a draft, before and after figures are put in; empty for a clean
     one."""
     template, description = draft.template(), draft.words.description
@@ -78,14 +78,14 @@ def findings(run: CuratorRun, change: Change, draft: Draft) -> list[str]:
     return list(dict.fromkeys(problems))
 
 
-def checked(run: CuratorRun, change: Change, draft: Draft) -> bool:
+def checked(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> bool:
     """Record what the linter says about a draft; whether it is clean."""
     problems = findings(run, change, draft)
     reason = "; ".join(problems[:3]) if problems else "clean"
     return run.decide("lint", change.step.child.number, not problems, reason, findings=problems)
 
 
-def allowed(run: CuratorRun, change: Change) -> Allowed:
+def allowed(run: CuratorRun, change: KernelChange) -> Allowed:
     """The parameter values and hardware names that a text about this change may contain."""
     values = {str(v) for p in change.parameters for v in (p.before, p.after) if v is not None}
     if change.transformation.startswith(ADOPTED):
@@ -94,7 +94,7 @@ def allowed(run: CuratorRun, change: Change) -> Allowed:
     return Allowed(frozenset(values), frozenset(hardware), run.names)
 
 
-def renamed(draft: Draft, transformation: str) -> Draft:
+def renamed(draft: DraftedSkill, transformation: str) -> DraftedSkill:
     """The draft under the name of a transformation that a model gave."""
     name = slug(draft.scopes.hardware[0], transformation, draft.scopes.ops[0], draft.polarity)
     return replace(draft, transformation=transformation, name=name)
@@ -103,16 +103,16 @@ def renamed(draft: Draft, transformation: str) -> Draft:
 # -- deltas
 
 
-def add(run: CuratorRun, node: int, draft: Draft, *, conflicts_with: str = "") -> None:
+def add(run: CuratorRun, node: int, draft: DraftedSkill, *, conflicts_with: str = "") -> None:
     """Propose a new candidate. `conflicts_with` names the skill of opposite effect."""
     skill = draft.skill()
     reason = f"learned from {run.trajectory.id}, node {node}"
     delta = Delta("ADD", node, skill.name, reason, skill, draft.evidence, conflicts_with)
-    run.add(delta, Known(_row(skill), draft.evidence))
+    run.add(delta, KnownSkill(_row(skill), draft.evidence))
 
 
 def support(
-    run: CuratorRun, node: int, draft: Draft, matched: Match, *, refine: bool = False
+    run: CuratorRun, node: int, draft: DraftedSkill, matched: Match, *, refine: bool = False
 ) -> None:
     """Propose more evidence for a skill that says this already. `refine` also takes over the
     draft's text, where the skill is still a candidate of the curator's."""
@@ -141,10 +141,10 @@ def support(
         added,
         version=known.row.version,
     )
-    run.add(delta, Known(row, (*known.evidence, *added)))
+    run.add(delta, KnownSkill(row, (*known.evidence, *added)))
 
 
-def contradict(run: CuratorRun, node: int, draft: Draft, matched: Match) -> None:
+def contradict(run: CuratorRun, node: int, draft: DraftedSkill, matched: Match) -> None:
     """Propose what follows from two opposite effects: both conditions are narrowed by what differs.
     Where nothing differs, the measurement is held against the skill and a person decides."""
     known, separated = matched.known, apart(draft, matched.known)
@@ -155,7 +155,7 @@ def contradict(run: CuratorRun, node: int, draft: Draft, matched: Match) -> None
         if added:
             version = known.row.version
             delta = Delta("CONTRADICT", node, known.row.name, reason, None, added, version=version)
-            run.add(delta, Known(known.row, (*known.evidence, *added)))
+            run.add(delta, KnownSkill(known.row, (*known.evidence, *added)))
         return
     reason = f"{known.row.name} has the opposite effect; they differ in {separated.what}"
     run.decide("match", node, True, reason, ours=separated.ours, theirs=separated.theirs)
@@ -175,10 +175,10 @@ def contradict(run: CuratorRun, node: int, draft: Draft, matched: Match) -> None
         narrowing=narrowing,
         version=known.row.version,
     )
-    run.add(delta, Known(row, known.evidence))
+    run.add(delta, KnownSkill(row, known.evidence))
 
 
-def _narrowed(draft: Draft, separated: Apart) -> Draft:
+def _narrowed(draft: DraftedSkill, separated: Apart) -> DraftedSkill:
     condition = (
         f"The {separated.what} differs: there the opposite was measured, see the linked skill."
     )
@@ -206,7 +206,7 @@ def _measurement(row: EvidenceRow) -> tuple[Any, ...]:
 # -- texts that follow an earlier one
 
 
-def widened(known: Known, draft: Draft) -> SkillDraft | None:
+def widened(known: KnownSkill, draft: DraftedSkill) -> SkillDraft | None:
     """A candidate of the curator's whose scopes and sizes include what was measured now. None where
     they do already, or where the skill is in use, narrowed or somebody else's."""
     row, scopes = known.row, draft.scopes
@@ -240,7 +240,7 @@ def _situation(scopes: SkillScopes) -> str:
     return ", ".join(", ".join(part) for part in parts if part)
 
 
-def _refined(known: Known, draft: Draft) -> SkillDraft | None:
+def _refined(known: KnownSkill, draft: DraftedSkill) -> SkillDraft | None:
     """The new text under the old name; only of a candidate that the curator wrote."""
     row = known.row
     if row.tier != "learned" or row.state != "candidate" or "curator" not in row.metadata:

@@ -18,9 +18,9 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.curator.gate import Passed
-from skills.curator.records import Change, Decision, ParameterChange
+from skills.curator.records import Decision, KernelChange, ParameterChange
 from skills.curator.texts import canonical, is_python, shown_lines
-from skills.trajectories.records import Step
+from skills.trajectories.records import TrajectoryStep
 
 # Two that change together may need each other; of more, nobody can say which one it was.
 MOST_CAUSES = 2
@@ -35,7 +35,7 @@ _ASSIGNED = re.compile(r"([A-Za-z_]\w*)\s*(?::\s*[\w.]+\s*)?=\s*(\d+)(?![\w.])")
 
 
 @dataclass(frozen=True)
-class Rule:
+class CodeRule:
     """A transformation of free code, recognised by what it adds. `role` and `direction` are those
     of the move that it gives; empty for none."""
 
@@ -47,7 +47,7 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LineDifference:
     """Lines without comments that only the parent has, and that only the child has."""
 
     gone: tuple[str, ...]
@@ -55,11 +55,11 @@ class Difference:
 
 
 @lru_cache(maxsize=1)
-def _vocabulary() -> tuple[tuple[Rule, ...], Mapping[str, str]]:
+def _vocabulary() -> tuple[tuple[CodeRule, ...], Mapping[str, str]]:
     path = Path(__file__).with_name("transformations.toml")
     data = tomllib.loads(path.read_text(encoding="utf-8"))
     rules = tuple(
-        Rule(
+        CodeRule(
             row["name"],
             frozenset(row["languages"]),
             re.compile(row["added"]),
@@ -81,7 +81,7 @@ def constant_role(name: str) -> str | None:
     return _vocabulary()[1].get(name.lower())
 
 
-def rule_named(transformation: str, language: str) -> Rule | None:
+def rule_named(transformation: str, language: str) -> CodeRule | None:
     """The rule behind a transformation of free code."""
     rules = (r for r in _vocabulary()[0] if r.name == transformation and language in r.languages)
     return next(rules, None)
@@ -106,8 +106,8 @@ def matching_rules(new: str, old: str, language: str) -> tuple[str, ...]:
 
 
 def contrast(
-    step: Step, passed: Passed, roles: Roles, *, attributed: bool = False
-) -> tuple[Change | None, Decision]:
+    step: TrajectoryStep, passed: Passed, roles: Roles, *, attributed: bool = False
+) -> tuple[KernelChange | None, Decision]:
     """The change of a step that passed the gate, or None with the decision that says why it cannot
     be named. `attributed` says that a skill made it for certain, which is cause enough."""
     change = _change(step, passed, roles)
@@ -125,7 +125,7 @@ def contrast(
     return change, Decision("contrast", step.child.number, True, reason, details)
 
 
-def _change(step: Step, passed: Passed, roles: Roles) -> Change | str:
+def _change(step: TrajectoryStep, passed: Passed, roles: Roles) -> KernelChange | str:
     parent, child = step.parent.proposal, step.proposal
     if child.recipe is not None and (parent is None or parent.recipe != child.recipe):
         return _built(step, passed, ADOPTED + child.recipe, ())
@@ -145,13 +145,13 @@ def _change(step: Step, passed: Passed, roles: Roles) -> Change | str:
 
 
 def _built(
-    step: Step,
+    step: TrajectoryStep,
     passed: Passed,
     transformation: str,
     parameters: tuple[ParameterChange, ...],
     pattern: tuple[str, ...] = (),
-) -> Change:
-    return Change(
+) -> KernelChange:
+    return KernelChange(
         step=step,
         polarity=passed.polarity,
         transformation=transformation,
@@ -184,7 +184,7 @@ def _values(
     )
 
 
-def _constants(lines: Difference) -> tuple[ParameterChange, ...] | str:
+def _constants(lines: LineDifference) -> tuple[ParameterChange, ...] | str:
     """Numbers of free code that changed while the code around them stayed; () where more did."""
     if not lines.came or len(lines.gone) != len(lines.came):
         return ()
@@ -217,7 +217,9 @@ def _named(parameters: Sequence[ParameterChange]) -> str:
 # -- free code
 
 
-def _free(step: Step, passed: Passed, parent: Bundle, child: Bundle) -> Change | str:
+def _free(
+    step: TrajectoryStep, passed: Passed, parent: Bundle, child: Bundle
+) -> KernelChange | str:
     lines = difference(parent, child)
     if not lines.came:
         return "no line came: what was taken away has no name"
@@ -228,7 +230,7 @@ def _free(step: Step, passed: Passed, parent: Bundle, child: Bundle) -> Change |
     return _built(step, passed, named, (), pattern)
 
 
-def difference(parent: Bundle, child: Bundle) -> Difference:
+def difference(parent: Bundle, child: Bundle) -> LineDifference:
     """The lines that went and came, spacing and comments aside, in the order of the files."""
     old, new = _lines(parent), _lines(child)
     matcher = difflib.SequenceMatcher(
@@ -240,7 +242,7 @@ def difference(parent: Bundle, child: Bundle) -> Difference:
         if tag != "equal":
             gone += old[i:j]
             came += new[k:m]
-    return Difference(tuple(gone), tuple(came))
+    return LineDifference(tuple(gone), tuple(came))
 
 
 def _lines(kernel: Bundle) -> list[str]:

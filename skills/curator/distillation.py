@@ -12,7 +12,7 @@ from kb.catalog.skills import EvidenceRow, SkillRow, SkillScopes
 from kb.embedding import Embedder
 from kb.errors import InvalidKnowledge
 from skills.curator.contrast import Roles
-from skills.curator.match import Known
+from skills.curator.match import KnownSkill
 from skills.curator.records import Decision, Delta, StoredDelta
 from skills.trajectories.records import Trajectory, trajectory_from_json
 
@@ -23,7 +23,7 @@ FORMAT = 1
 class Library:
     """The part of the library that a trajectory can meet. `taken` holds the names of all skills."""
 
-    known: tuple[Known, ...] = ()
+    known: tuple[KnownSkill, ...] = ()
     taken: frozenset[str] = frozenset()
 
 
@@ -146,11 +146,11 @@ def _tuples(mapping: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
     return {key: tuple(value) for key, value in mapping.items()}
 
 
-def _known(row: Mapping[str, Any]) -> Known:
+def _known(row: Mapping[str, Any]) -> KnownSkill:
     skill = row["row"]
     scopes = SkillScopes(**{kind: tuple(values) for kind, values in skill["scopes"].items()})
     lists = {name: tuple(skill[name]) for name in ("moves", "sources")}
-    return Known(
+    return KnownSkill(
         SkillRow(**{**skill, **lists, "scopes": scopes}),
         tuple(EvidenceRow(**evidence) for evidence in row["evidence"]),
     )

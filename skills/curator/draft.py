@@ -17,9 +17,9 @@ from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from optimizer.evaluation.problem.shapes import SIZES
 from skills.curator.contrast import rule_named
 from skills.curator.evidence import render
-from skills.curator.records import Change, ParameterChange
+from skills.curator.records import KernelChange, ParameterChange
 from skills.curator.wording import (
-    Words,
+    SkillSentences,
     effect_lines,
     leading_signals,
     reason_for,
@@ -47,7 +47,7 @@ CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hi
 
 
 @dataclass(frozen=True)
-class Draft:
+class DraftedSkill:
     """A skill before it is stored. `before` and `after` are lines of code or of parameters,
     `sources` the entries of the last section. `kind` is set where it is no transformation (see
     `skills.format.schema`)."""
@@ -55,7 +55,7 @@ class Draft:
     name: str
     transformation: str
     polarity: str
-    words: Words
+    words: SkillSentences
     before: tuple[str, ...]
     after: tuple[str, ...]
     code: str
@@ -135,7 +135,9 @@ def _fenced(code: str, lines: Sequence[str]) -> str:
     return "\n".join([f"```{code}", *lines, "```"]) if lines else ""
 
 
-def compose(trajectory: Trajectory, change: Change, evidence: Sequence[EvidenceRow]) -> Draft:
+def compose(
+    trajectory: Trajectory, change: KernelChange, evidence: Sequence[EvidenceRow]
+) -> DraftedSkill:
     """The draft that needs no model, of a change with at least one evidence row."""
     subject, kernel = trajectory.subject, change.step.proposal.bundle
     evaluation = change.step.child.evaluation
@@ -150,7 +152,7 @@ def compose(trajectory: Trajectory, change: Change, evidence: Sequence[EvidenceR
     predicate = predicate_of(scopes.ops, required_signals(change), evidence)
     name = slug(trajectory.hardware, change.transformation, subject.op, change.polarity)
     before, after, code = snippet(change)
-    return Draft(
+    return DraftedSkill(
         name=name,
         transformation=change.transformation,
         polarity=change.polarity,
@@ -213,7 +215,7 @@ def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def _moves(change: Change, predicate: str) -> tuple[Mapping[str, Any], ...]:
+def _moves(change: KernelChange, predicate: str) -> tuple[Mapping[str, Any], ...]:
     """The change as data. A failure gives none: moves say what to do."""
     if change.polarity == "avoid":
         return ()

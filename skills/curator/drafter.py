@@ -26,10 +26,10 @@ from optimizer.search.synthesizers.llm.asker import (
 )
 from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, models_from
 from skills.curator.contrast import UNNAMED
-from skills.curator.draft import Draft
+from skills.curator.draft import DraftedSkill
 from skills.curator.evidence import FIELDS
-from skills.curator.records import OPERATIONS, Change, Operation
-from skills.curator.wording import Words
+from skills.curator.records import OPERATIONS, KernelChange, Operation
+from skills.curator.wording import SkillSentences
 from skills.format.lint import sentences
 
 MOST_ITEMS, MOST_CHARS = 8, 600
@@ -64,7 +64,7 @@ DELTA_SCHEMA: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Answer:
+class ModelDelta:
     """A checked answer. `skill` names the one that it is about; `words` are those of ADD and
     REFINE."""
 
@@ -72,15 +72,15 @@ class Answer:
     skill: str = ""
     reason: str = ""
     transformation: str = ""
-    words: Words | None = None
+    words: SkillSentences | None = None
 
 
 @dataclass(frozen=True)
-class Task:
+class DraftTask:
     """What a model is sent. `problem` says why the answer before was refused; empty at first."""
 
-    change: Change
-    draft: Draft
+    change: KernelChange
+    draft: DraftedSkill
     nearest: tuple[SkillRow, ...]
     problem: str = ""
     refused: str = ""
@@ -110,7 +110,7 @@ class Drafter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def propose(self, task: Task) -> str: ...
+    def propose(self, task: DraftTask) -> str: ...
 
 
 class BadDelta(ValueError):
@@ -122,7 +122,7 @@ def _instructions() -> str:
     return (Path(__file__).parent / "prompts" / "draft.md").read_text(encoding="utf-8")
 
 
-def _told(task: Task) -> dict[str, Any]:
+def _told(task: DraftTask) -> dict[str, Any]:
     change, draft = task.change, task.draft
     return {
         "transformation": change.transformation or "to be named by you",
@@ -160,7 +160,7 @@ def effect(row: EvidenceRow) -> str:
     return "not certainly faster or slower"
 
 
-def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Answer:
+def answer_from(answer: str, change: KernelChange, nearest: Sequence[SkillRow]) -> ModelDelta:
     """What an answer says. Raises BadDelta."""
     raw = _object(answer)
     unknown = sorted(raw.keys() - DELTA_SCHEMA["properties"].keys())
@@ -175,7 +175,7 @@ def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Ans
     transformation = _line(raw, "transformation", needed=_must_name(operation, change))
     if transformation and not _is_slug(transformation):
         raise BadDelta("transformation is lower-case words with hyphens, at most 40 characters")
-    return Answer(
+    return ModelDelta(
         cast(Operation, operation),
         skill,
         _line(raw, "reason", needed=operation == "DEPRECATE"),
@@ -184,7 +184,7 @@ def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Ans
     )
 
 
-def _must_name(operation: str, change: Change) -> bool:
+def _must_name(operation: str, change: KernelChange) -> bool:
     return operation == "ADD" and change.transformation == UNNAMED
 
 
@@ -214,8 +214,8 @@ def _line(raw: Mapping[str, Any], key: str, *, needed: bool) -> str:
     return " ".join(value.split())
 
 
-def _words(raw: Mapping[str, Any]) -> Words:
-    return Words(
+def _words(raw: Mapping[str, Any]) -> SkillSentences:
+    return SkillSentences(
         description=_line(raw, "description", needed=True),
         **{name: _items(raw, name) for name in _LISTS},
     )
@@ -243,7 +243,7 @@ class ModelDrafter:
     name: str
     asker: LitellmAsker
 
-    def propose(self, task: Task) -> str:
+    def propose(self, task: DraftTask) -> str:
         """The model's answer. Raises Unavailable where the model cannot be called: nothing is
         stored then."""
         messages = [
@@ -279,14 +279,14 @@ def _bare(text: str) -> str:
 
 
 @dataclass
-class Replayed:
+class ReplayedDrafter:
     """A drafter that repeats recorded answers. `answers` are by node: the first one, and the
     repair."""
 
     name: str
     answers: Mapping[str, tuple[str, ...]]
 
-    def propose(self, task: Task) -> str:
+    def propose(self, task: DraftTask) -> str:
         """The recorded answer to a task."""
         answers = self.answers[str(task.change.step.child.number)]
         return answers[1 if task.problem else 0]

@@ -18,15 +18,17 @@ from kb.ids import derived_id
 from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.records import CaseTiming, Interval
 from skills.curator.gate import gain_of
-from skills.curator.records import Change
-from skills.trajectories.records import Side, Subject, Trajectory
+from skills.curator.records import KernelChange
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryProblem
 
 EvidenceKind = Literal["pair", "simulator"]
 REFERENCE = re.compile(r"\{\{ev:([A-Za-z0-9]+)\.([a-z_]+)\}\}")
 _ANY_REFERENCE = re.compile(r"\{\{[^}]*\}\}")
 
 
-def rows_of(trajectory: Trajectory, change: Change, kind: EvidenceKind) -> tuple[EvidenceRow, ...]:
+def rows_of(
+    trajectory: Trajectory, change: KernelChange, kind: EvidenceKind
+) -> tuple[EvidenceRow, ...]:
     """One row for each case that both sides were timed on; else one for the whole.
 
     created_at is empty: whoever stores the rows dates them.
@@ -40,14 +42,14 @@ def rows_of(trajectory: Trajectory, change: Change, kind: EvidenceKind) -> tuple
     return rows or (_row(trajectory, change, kind, None, change.gain),)
 
 
-def _case_gain(change: Change, timing: CaseTiming) -> Interval | None:
+def _case_gain(change: KernelChange, timing: CaseTiming) -> Interval | None:
     parent, child = change.step.parent, change.step.child
     if timing.speedup is None:
         return None
     return gain_of(_only(parent, timing.case), _only(child, timing.case))
 
 
-def _only(side: Side, case: str) -> Side:
+def _only(side: MeasuredKernel, case: str) -> MeasuredKernel:
     """The side as if the case were all that was timed."""
     if side.evaluation is None:
         return side
@@ -56,14 +58,14 @@ def _only(side: Side, case: str) -> Side:
     return replace(side, evaluation=replace(side.evaluation, speedup=speedup))
 
 
-def _timing_of(side: Side, case: str) -> CaseTiming | None:
+def _timing_of(side: MeasuredKernel, case: str) -> CaseTiming | None:
     timings = side.evaluation.timings if side.evaluation is not None else ()
     return next((timing for timing in timings if timing.case == case), None)
 
 
 def _row(
     trajectory: Trajectory,
-    change: Change,
+    change: KernelChange,
     kind: EvidenceKind,
     timing: CaseTiming | None,
     gain: Interval | None,
@@ -110,13 +112,13 @@ def _row(
     )
 
 
-def _only_case(subject: Subject) -> str:
+def _only_case(subject: TrajectoryProblem) -> str:
     """A failure names no case; where only one is searched, it was that."""
     searched = subject.cases.get("searched", ())
     return searched[0] if len(searched) == 1 else ""
 
 
-def _before(change: Change, timing: CaseTiming | None) -> float | None:
+def _before(change: KernelChange, timing: CaseTiming | None) -> float | None:
     """Time of the parent on the case, in microseconds; of the reference where that is the
     parent."""
     if timing is None:

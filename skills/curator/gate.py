@@ -14,7 +14,7 @@ from optimizer.evaluation.timing.statistics import bounded, independent_ratio
 from skills.curator.records import Decision
 from skills.curator.texts import kernel_key
 from skills.format.lint import is_name
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 
 # By how much the lower bound must be off 1, as a ratio. The standard deviation, in log units, of
 # two processes that run the same code, as the harness measured it (`BETWEEN` of its block timing,
@@ -42,7 +42,7 @@ def noise_floor(language: str) -> float:
     return NOISE_FLOOR["gpu" if language in GPU_LANGUAGES else "cpu"]
 
 
-def gain_of(parent: Side, child: Side) -> Interval | None:
+def gain_of(parent: MeasuredKernel, child: MeasuredKernel) -> Interval | None:
     """Child over parent with its 95 % interval; None where either has no bounded figure of the same
     clock.
 
@@ -59,12 +59,12 @@ def gain_of(parent: Side, child: Side) -> Interval | None:
     return independent_ratio(own, parent.speedup)
 
 
-def _timing(side: Side) -> str:
+def _timing(side: MeasuredKernel) -> str:
     return side.evaluation.timing if side.evaluation is not None else "none"
 
 
 def gate(
-    trajectory: Trajectory, step: Step, seen: Mapping[str, int]
+    trajectory: Trajectory, step: TrajectoryStep, seen: Mapping[str, int]
 ) -> tuple[Passed | None, Decision]:
     """Whether a change may be learned from, with the decision either way. `seen` holds the code
     (`texts.kernel_key`) of the run's earlier candidates, and the node of each."""
@@ -82,17 +82,17 @@ def gate(
     return _timed(trajectory, step, evaluation, noise_floor(step.proposal.bundle.language))
 
 
-def mistrust(trajectory: Trajectory, step: Step) -> str:
+def mistrust(trajectory: Trajectory, step: TrajectoryStep) -> str:
     """Why a change may not be learned from whatever it did: not measured here, odd names, flags,
     or the same code as before; empty where it may."""
     return _untrusted(trajectory, step) or _dishonest(step) or _not_new(step, {})
 
 
-def _decision(step: Step, passed: bool, reason: str, **details: object) -> Decision:
+def _decision(step: TrajectoryStep, passed: bool, reason: str, **details: object) -> Decision:
     return Decision("gate", step.child.number, passed, reason, details)
 
 
-def _untrusted(trajectory: Trajectory, step: Step) -> str:
+def _untrusted(trajectory: Trajectory, step: TrajectoryStep) -> str:
     """Why nothing in this change counts; empty where it does."""
     child, subject = step.child, trajectory.subject
     if not trajectory.evaluated_here:
@@ -110,7 +110,7 @@ def _untrusted(trajectory: Trajectory, step: Step) -> str:
     return "" if odd is None else f"{odd[:40]!r} is no name"
 
 
-def _dishonest(step: Step) -> str:
+def _dishonest(step: TrajectoryStep) -> str:
     for what, side in (("it", step.child), ("its parent", step.parent)):
         if side.rejected:
             return f"{what} was rejected: {'; '.join(side.flags) or 'an integrity finding'}"
@@ -119,7 +119,7 @@ def _dishonest(step: Step) -> str:
     return ""
 
 
-def _not_new(step: Step, seen: Mapping[str, int]) -> str:
+def _not_new(step: TrajectoryStep, seen: Mapping[str, int]) -> str:
     key = kernel_key(step.proposal.bundle)
     if step.parent.bundle is not None and kernel_key(step.parent.bundle) == key:
         return "the code is its parent's, but for comments, spacing or names"
@@ -138,7 +138,7 @@ def _untimed(trajectory: Trajectory, child: Evaluation) -> str:
     return f"timing is repeat: the machine was busy. Stop other work and {again}"
 
 
-def _failure(step: Step, child: Evaluation) -> tuple[Passed | None, Decision]:
+def _failure(step: TrajectoryStep, child: Evaluation) -> tuple[Passed | None, Decision]:
     """A lesson only where the parent worked: then the change is what broke it."""
     parent = step.parent.evaluation
     if parent is None or not parent.correct or step.parent.proposal is None:
@@ -148,7 +148,7 @@ def _failure(step: Step, child: Evaluation) -> tuple[Passed | None, Decision]:
 
 
 def _timed(
-    trajectory: Trajectory, step: Step, child: Evaluation, floor: float
+    trajectory: Trajectory, step: TrajectoryStep, child: Evaluation, floor: float
 ) -> tuple[Passed | None, Decision]:
     if child.timing not in UNDERSTOOD:
         return None, _decision(step, False, _untimed(trajectory, child))

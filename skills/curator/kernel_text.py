@@ -19,9 +19,9 @@ from skills.curator.contrast import (
     rule_named,
     rules_in,
 )
-from skills.curator.draft import Draft, slug
+from skills.curator.draft import DraftedSkill, slug
 from skills.curator.gate import gate
-from skills.curator.records import Change
+from skills.curator.records import KernelChange
 from skills.curator.texts import kernel_key
 from skills.curator.wording import CODE, MOST_LINES, place_of, reason_for
 from skills.format.schema import TEXT
@@ -53,13 +53,13 @@ def text_node(trajectory: Trajectory, roles: Roles) -> int | None:
     return best[1] if best is not None else None
 
 
-def is_written(change: Change) -> bool:
+def is_written(change: KernelChange) -> bool:
     """Whether a model or a person wrote the kernel, and no rule or recipe names the change."""
     unnamed = change.transformation in (WRITTEN, UNNAMED)
     return unnamed and change.polarity == "use" and change.step.proposal.origin in WRITERS
 
 
-def as_text(trajectory: Trajectory, change: Change, draft: Draft) -> Draft:
+def as_text(trajectory: Trajectory, change: KernelChange, draft: DraftedSkill) -> DraftedSkill:
     """The draft of a kernel that cannot be lifted, with its key lines and what it has that its
     parent has not."""
     kernel, parent = change.step.proposal.bundle, change.step.parent.bundle
@@ -108,7 +108,7 @@ def _steps(moves: Sequence[str], compared: str, language: str) -> tuple[str, ...
     return (first, *reasons, "Take over what differs for your own shapes, build, and compare.")
 
 
-def key_lines(change: Change) -> tuple[str, ...]:
+def key_lines(change: KernelChange) -> tuple[str, ...]:
     """At most MOST_LINES lines of a whole kernel, as they are and in their order, with `...` where
     others stand between: those that a rule names with their neighbours, then the most deeply nested
     ones, where its time goes."""

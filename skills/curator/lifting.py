@@ -43,8 +43,8 @@ from optimizer.search.synthesizers.recipe.recipe import (
 )
 from optimizer.search.synthesizers.recipe.synthesizer import fit
 from skills.curator.contrast import constant_role
-from skills.curator.records import Change, Lift, Lifted
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.curator.records import KernelChange, Lift, Lifted
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from skills.trials.held_out import held_out_cases
 
 HELD_OUT_CASES = 3
@@ -65,7 +65,7 @@ class NotLifted(Exception):
 
 
 @dataclass(frozen=True)
-class Constant:
+class NamedConstant:
     """A named number of the source. `start` and `end` are the places where the number stands."""
 
     name: str
@@ -92,7 +92,7 @@ class KernelLifter:
     bench: Callable[[Problem], AbstractContextManager[LocalBench]]
     seed: int = 0
 
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
+    def lift(self, trajectory: Trajectory, change: KernelChange) -> Lifted | str:
         """The kernel of a change as a recipe with the values that were tested, or why not."""
         kernel = change.step.proposal.bundle
         try:
@@ -106,7 +106,7 @@ class KernelLifter:
         except KernloreError as problem:
             return problem.message
 
-    def _tested(self, lifted: Lifted, constants: Sequence[Constant]) -> Lifted:
+    def _tested(self, lifted: Lifted, constants: Sequence[NamedConstant]) -> Lifted:
         """With the domains that were tested. Raises NotLifted for a wrong instance."""
         recipe = recipe_from(lifted)
         cases = held_out_cases(self.problem, self.device, HELD_OUT_CASES, self.seed)
@@ -153,17 +153,17 @@ class KernelLifter:
             )
 
 
-def constants_of(kernel: Bundle) -> list[Constant]:
+def constants_of(kernel: Bundle) -> list[NamedConstant]:
     """Named numbers whose role is known, each defined once; in the order of the source."""
     text, python = kernel.files[kernel.main], kernel.language not in C_LIKE
-    by_name: dict[str, list[Constant]] = {}
+    by_name: dict[str, list[NamedConstant]] = {}
     for match in _CONSTANT[python].finditer(text):
         groups = match.groupdict()
         name = groups["name"] or groups.get("macro") or ""
         role = constant_role(name)
         if role is not None:
             start, end = match.span("value")
-            constant = Constant(name, role, int(groups["value"]), start, end)
+            constant = NamedConstant(name, role, int(groups["value"]), start, end)
             by_name.setdefault(name, []).append(constant)
     # A name that is defined twice may mean two things.
     single = [c for c in by_name.values() if len(c) == 1]
@@ -171,7 +171,7 @@ def constants_of(kernel: Bundle) -> list[Constant]:
 
 
 def lifted_from(
-    name: str, kernel: Bundle, view: ProblemView, constants: Sequence[Constant]
+    name: str, kernel: Bundle, view: ProblemView, constants: Sequence[NamedConstant]
 ) -> Lifted:
     """The kernel's text with placeholders for its constants. Raises NotLifted."""
     if len(kernel.files) != 1:
@@ -249,7 +249,7 @@ def _identifier(name: str, number: int) -> str:
     return f"t{number}_" + re.sub(r"\W", "_", name)
 
 
-def _other_values(constants: Sequence[Constant]) -> Iterator[tuple[Constant, int]]:
+def _other_values(constants: Sequence[NamedConstant]) -> Iterator[tuple[NamedConstant, int]]:
     for constant in constants:
         for value in constant.others:
             yield constant, value
@@ -271,7 +271,7 @@ class Tuned:
 class Instance:
     """A correct candidate with its figures."""
 
-    step: Step
+    step: TrajectoryStep
     proposal: Proposal
     evaluation: Evaluation
 
@@ -319,7 +319,7 @@ def tuned_instance(trajectory: Trajectory, recipes: Mapping[str, RecipeSource]) 
         claimed=(),
         attributed=(),
     )
-    step = Step(
+    step = TrajectoryStep(
         parent=instances[0].step.child,
         child=replace(best.step.child, proposal=composed),
         shown={"excerpts": (), "moves": (), "skills": ()},
@@ -336,7 +336,7 @@ class Lifting:
     whole: Lift | None = None
     absent: str = "there is no device here to try instances of it on"
 
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
+    def lift(self, trajectory: Trajectory, change: KernelChange) -> Lifted | str:
         """The recipe of a change's kernel, or why there is none."""
         recipe = change.step.proposal.recipe
         if recipe is not None:
@@ -359,8 +359,8 @@ def _candidates(trajectory: Trajectory) -> list[Instance]:
     return [instance for instance in correct if instance is not None]
 
 
-def _correct(step: Step) -> Instance | None:
-    side: Side = step.child
+def _correct(step: TrajectoryStep) -> Instance | None:
+    side: MeasuredKernel = step.child
     if side.proposal is None or side.evaluation is None or side.rejected:
         return None
     passed, count = side.checks

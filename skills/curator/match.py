@@ -21,9 +21,9 @@ from kb.ids import sha256
 from kb.moves_vocabulary import changes_named
 from kb.problem_terms import op_family
 from kb.tokens import tokenize
-from skills.curator.draft import Draft, tested
+from skills.curator.draft import DraftedSkill, tested
 from skills.curator.texts import body_key, prose
-from skills.uses import Part
+from skills.uses import ScopePart
 
 # Chosen with the default embedding model on planted paraphrases (least 0.73 and 0.62) and near
 # misses (none above both; most 0.75 with 0.39, and 0.55 with 0.56): tests/skills/curator.
@@ -39,7 +39,7 @@ Lineages = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownSkill:
     """A skill of the library with its measurements."""
 
     row: SkillRow
@@ -51,7 +51,7 @@ class Known:
         return body_key(_text(self.row))
 
 
-def backing(known: Known) -> list[EvidenceRow]:
+def backing(known: KnownSkill) -> list[EvidenceRow]:
     """The pairs that support a skill; what contradicts it is kept beside them."""
     return [
         row
@@ -74,7 +74,7 @@ class Match:
     """The skill that a draft repeats or contradicts. `tier` says by what it was recognised;
     `opposite`, that it makes the same claim with the other effect."""
 
-    known: Known
+    known: KnownSkill
     tier: Tier
     opposite: bool
     similarity: Similarity | None = None
@@ -89,7 +89,7 @@ class Apart:
     what: str
     ours: str = ""
     theirs: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ScopePart, ...] = ()
 
 
 @dataclass
@@ -122,7 +122,9 @@ def overlap(text: str, other: str) -> float:
     return len(sets[0] & sets[1]) / smaller if smaller else 0.0
 
 
-def match(draft: Draft, library: Sequence[Known], texts: Texts, lineages: Lineages) -> Match | None:
+def match(
+    draft: DraftedSkill, library: Sequence[KnownSkill], texts: Texts, lineages: Lineages
+) -> Match | None:
     """The skill that the draft repeats or contradicts, None where the library says nothing of it;
     the surest tier decides, then the name. `lineages` holds the lineage of each hardware."""
     near = [known for known in library if comparable(draft, known, lineages)]
@@ -141,7 +143,9 @@ def match(draft: Draft, library: Sequence[Known], texts: Texts, lineages: Lineag
     return _in_other_words(draft, near, texts)
 
 
-def nearest(draft: Draft, library: Sequence[Known], texts: Texts, count: int = 3) -> list[Known]:
+def nearest(
+    draft: DraftedSkill, library: Sequence[KnownSkill], texts: Texts, count: int = 3
+) -> list[KnownSkill]:
     """The skills of the same op family and language whose words come closest."""
     ours = spoken(draft)
     scored = []
@@ -152,7 +156,7 @@ def nearest(draft: Draft, library: Sequence[Known], texts: Texts, count: int = 3
     return [known for _, _, known in sorted(scored, key=lambda entry: entry[:2])[:count]]
 
 
-def spoken(draft: Draft) -> str:
+def spoken(draft: DraftedSkill) -> str:
     """What of a skill is compared as words: what it does, without where it was measured."""
     return _words_of(draft.transformation, draft.words.description, draft.template())
 
@@ -175,14 +179,14 @@ def _text(row: SkillRow) -> str:
 # -- tiers
 
 
-def _same_subject(draft: Draft, row: SkillRow) -> bool:
+def _same_subject(draft: DraftedSkill, row: SkillRow) -> bool:
     ops, languages = row.scopes.ops, row.scopes.languages
     return (not ops or draft.family in {op_family(op) for op in ops}) and (
         not languages or draft.language in languages
     )
 
 
-def comparable(draft: Draft, known: Known, lineages: Lineages) -> bool:
+def comparable(draft: DraftedSkill, known: KnownSkill, lineages: Lineages) -> bool:
     """Whether a skill is about the draft's op family, language, recipe and hardware family."""
     row = known.row
     if not _same_subject(draft, row) or not _same_recipe(draft, known):
@@ -195,7 +199,7 @@ def comparable(draft: Draft, known: Known, lineages: Lineages) -> bool:
     )
 
 
-def _same_recipe(draft: Draft, known: Known) -> bool:
+def _same_recipe(draft: DraftedSkill, known: KnownSkill) -> bool:
     """A knob of one recipe is not that of another, whatever both are called."""
     ours = {row.details.get("recipe") for row in draft.evidence} - {None}
     theirs = {row.details.get("recipe") for row in backing(known)} - {None}
@@ -212,7 +216,7 @@ def _hardware_family(hardware: Sequence[str], lineages: Lineages) -> frozenset[s
     return frozenset(families)
 
 
-def _same_claim(draft: Draft, known: Known) -> bool:
+def _same_claim(draft: DraftedSkill, known: KnownSkill) -> bool:
     """Op family, language, hardware family, transformation, signals; the element type and the chip
     may differ: then the scope widens, or explains the opposite effect."""
     row = known.row
@@ -224,16 +228,16 @@ def _same_claim(draft: Draft, known: Known) -> bool:
     )
 
 
-def _opposite(draft: Draft, known: Known) -> bool:
+def _opposite(draft: DraftedSkill, known: KnownSkill) -> bool:
     return known.row.polarity != draft.polarity
 
 
-def _contested(draft: Draft, known: Known) -> bool:
+def _contested(draft: DraftedSkill, known: KnownSkill) -> bool:
     """The opposite was measured in the same situation: that comes before any agreement."""
     return _opposite(draft, known) and apart(draft, known) is None
 
 
-def _in_other_words(draft: Draft, near: Sequence[Known], texts: Texts) -> Match | None:
+def _in_other_words(draft: DraftedSkill, near: Sequence[KnownSkill], texts: Texts) -> Match | None:
     ours, best = spoken(draft), None
     for known in near:
         if not same_moves(draft, known.row) or (draft.recipe and known.row.recipe):
@@ -252,7 +256,7 @@ def _in_other_words(draft: Draft, near: Sequence[Known], texts: Texts) -> Match 
     return best
 
 
-def same_moves(draft: Draft, row: SkillRow) -> bool:
+def same_moves(draft: DraftedSkill, row: SkillRow) -> bool:
     """Two texts that move different knobs are different, however alike they read. What to avoid
     has no moves: there the transformation names the knobs."""
 
@@ -272,7 +276,7 @@ def same_moves(draft: Draft, row: SkillRow) -> bool:
 # -- opposite effects
 
 
-def apart(draft: Draft, known: Known) -> Apart | None:
+def apart(draft: DraftedSkill, known: KnownSkill) -> Apart | None:
     """What differs between the measurements of two skills: operator, element type, hardware, or
     sizes. None: nothing does, and the effect is contested."""
     for name, title in (("op", "operator"), ("dtype", "element type")):
@@ -289,7 +293,7 @@ def apart(draft: Draft, known: Known) -> Apart | None:
 
 def _values_apart(title: str, name: str, ours: set[str]) -> Apart:
     listed = ", ".join(f"'{value}'" for value in sorted(ours))
-    parts = tuple(Part(name, value) for value in sorted(ours))
+    parts = tuple(ScopePart(name, value) for value in sorted(ours))
     field_ = f"problem.{name}"
     return Apart(title, f"{field_} in [{listed}]", f"{field_} not in [{listed}]", parts)
 
@@ -307,7 +311,7 @@ def _sizes_apart(ours: Sequence[EvidenceRow], theirs: Sequence[EvidenceRow]) -> 
         # Rounded, so that the condition and the part are the same number.
         cut = float(f"{math.sqrt(low * their_high if above else their_low * high):.6g}")
         larger, smaller = f"problem.{name} >= {cut!r}", f"problem.{name} < {cut!r}"
-        part = Part(name, at_least=cut) if above else Part(name, below=cut)
+        part = ScopePart(name, at_least=cut) if above else ScopePart(name, below=cut)
         sides = (larger, smaller) if above else (smaller, larger)
         best = (gap, Apart(name.replace("_", " "), *sides, (part,)))
     return best[1] if best else None

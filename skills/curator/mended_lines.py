@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 from optimizer.evaluation.bundle import Bundle
 from retrieval.diagnose.error_words import code_in, says
-from skills.curator.contrast import Difference
+from skills.curator.contrast import LineDifference
 from skills.curator.texts import canonical, is_python, without_comments
 
 MOST_PAIRS = 4
@@ -18,7 +18,9 @@ ALIKE = 0.5  # share of equal characters from which a line stands in the place o
 _PLACE = re.compile(r"^\s*(?:([\w./\\+-]{1,200})[:(]|line )(\d{1,7})\b")
 
 
-def lines_at(before: Bundle, after: Bundle, log: str, code: str, words: str) -> Difference | None:
+def lines_at(
+    before: Bundle, after: Bundle, log: str, code: str, words: str
+) -> LineDifference | None:
     """The lines that the messages of one error point at and that are gone, with the most similar
     line that came in the place of each; None where no message names a line, or where nothing
     similar came.
@@ -45,7 +47,7 @@ def lines_at(before: Bundle, after: Bundle, log: str, code: str, words: str) -> 
                 pairs[plain] = came
     if not pairs:
         return None
-    return Difference(tuple(pairs), tuple(dict.fromkeys(pairs.values())))
+    return LineDifference(tuple(pairs), tuple(dict.fromkeys(pairs.values())))
 
 
 def _pointed_at(kernel: Bundle, log: str, code: str, words: str) -> Iterator[str]:

@@ -30,7 +30,7 @@ from skills.curator.debugging import (
     evidence_of,
     findings,
 )
-from skills.curator.mending import STAGE, Draft, Lesson, Mend, Mends, lessons_of, mends_of
+from skills.curator.mending import STAGE, CompiledDraft, Lesson, Mend, Mends, lessons_of, mends_of
 from skills.curator.pipeline import GONE
 from skills.curator.records import Decision, Delta, StoredDelta
 from skills.curator.storing import store_delta
@@ -176,9 +176,9 @@ class _Cards:
         return frozenset(card.name for card in self.of(about) if card.kind == ERROR)
 
 
-def _drafts(whole: Trajectory, transcripts: FolderTranscripts) -> dict[int, list[Draft]]:
+def _drafts(whole: Trajectory, transcripts: FolderTranscripts) -> dict[int, list[CompiledDraft]]:
     """The drafts that models had compiled before they answered, by number of the node."""
-    drafts: dict[int, list[Draft]] = {}
+    drafts: dict[int, list[CompiledDraft]] = {}
     for step in whole.steps:
         place = (step.proposal.transcript or "").rpartition("/")
         number, _, attempt = place[2].partition("-")
@@ -190,7 +190,7 @@ def _drafts(whole: Trajectory, transcripts: FolderTranscripts) -> dict[int, list
     return drafts
 
 
-def drafts_in(transcript: Transcript) -> list[Draft]:
+def drafts_in(transcript: Transcript) -> list[CompiledDraft]:
     """The drafts of a conversation with what the compiler said of them, in their order."""
     answers = {
         str(message["tool_call_id"]): str(message["content"])
@@ -203,7 +203,7 @@ def drafts_in(transcript: Transcript) -> list[Draft]:
             files = _files(call) if call["function"]["name"] == "compile_draft" else {}
             log = _unfenced(answers.get(call["id"], ""))
             if files and log and not log.startswith("failed: "):
-                drafts.append(Draft(files, "" if log == COMPILES else log))
+                drafts.append(CompiledDraft(files, "" if log == COMPILES else log))
     return drafts
 
 

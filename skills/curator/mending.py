@@ -19,12 +19,12 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.records import Proposal
 from retrieval.diagnose.error_words import code_in, first_error, fixed_words, says, shared_words
-from skills.curator.contrast import Difference, difference
+from skills.curator.contrast import LineDifference, difference
 from skills.curator.gate import mistrust
 from skills.curator.mended_lines import lines_at
 from skills.curator.records import Decision
 from skills.curator.texts import canonical, is_python, kernel_key, shown_lines
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 
 STAGE = "mend"  # of decisions
 WRITERS = frozenset({"llm", "external"})  # origins of kernels that a model or a person wrote
@@ -35,11 +35,11 @@ NEAR_COPY = 0.8  # from which two kernels of one problem are the same kernel for
 REACHED = {"not_compiled": 0, "crashed": 1, "timed_out": 1, "incorrect": 2, "correct": 3}
 Outcome = Literal["right", "further", "other error"]
 # Drafts that a model had compiled before its answer, by number of the node, in their order.
-Drafts = Mapping[int, Sequence["Draft"]]
+Drafts = Mapping[int, Sequence["CompiledDraft"]]
 
 
 @dataclass(frozen=True)
-class Draft:
+class CompiledDraft:
     """A draft and what the compiler said of it; an empty log where it compiled."""
 
     files: Mapping[str, str]
@@ -73,7 +73,7 @@ class Mend:
     code: str
     before: Bundle
     after: Bundle
-    lines: Difference
+    lines: LineDifference
     changed: int
     signals: tuple[str, ...]
     evaluations: tuple[str, ...]
@@ -137,13 +137,13 @@ def mends_of(
     return Mends(tuple(mends), tuple(decisions))
 
 
-def _name(draft: int, step: Step) -> str:
+def _name(draft: int, step: TrajectoryStep) -> str:
     return f"draft {draft}" if draft else f"node {step.parent.number}"
 
 
-def _pairs(trajectory: Trajectory, drafts: Drafts) -> Iterator[tuple[int, Step]]:
+def _pairs(trajectory: Trajectory, drafts: Drafts) -> Iterator[tuple[int, TrajectoryStep]]:
     """(number of a draft or 0, failed kernel to the kernel that followed it)."""
-    last: dict[int, Side] = {}  # the kernel before from the same parent
+    last: dict[int, MeasuredKernel] = {}  # the kernel before from the same parent
     for step in trajectory.steps:
         if step.child.evaluation is None or not _written(step.child):
             continue
@@ -156,7 +156,9 @@ def _pairs(trajectory: Trajectory, drafts: Drafts) -> Iterator[tuple[int, Step]]
         yield from _of_conversation(step, drafts.get(step.child.number, ()))
 
 
-def _of_conversation(step: Step, drafts: Sequence[Draft]) -> Iterator[tuple[int, Step]]:
+def _of_conversation(
+    step: TrajectoryStep, drafts: Sequence[CompiledDraft]
+) -> Iterator[tuple[int, TrajectoryStep]]:
     """The last draft that did not compile, to the kernel that was handed in.
 
     Earlier drafts of the same conversation are steps on the way: what mended them is in the end
@@ -183,20 +185,20 @@ def _of_conversation(step: Step, drafts: Sequence[Draft]) -> Iterator[tuple[int,
         timings=(),
         speedup=None,
     )
-    side = Side(step.child.number, Proposal(bundle, proposal.synthesizer), refused)
+    side = MeasuredKernel(step.child.number, Proposal(bundle, proposal.synthesizer), refused)
     yield number, replace(step, parent=side)
 
 
-def _failed(side: Side) -> bool:
+def _failed(side: MeasuredKernel) -> bool:
     return side.evaluation is not None and side.evaluation.validity in FAILURES
 
 
-def _written(side: Side) -> bool:
+def _written(side: MeasuredKernel) -> bool:
     """Whether a model or a person wrote the kernel."""
     return side.bundle is not None and side.bundle.origin in WRITERS
 
 
-def _near(before: Side, after: Side) -> bool:
+def _near(before: MeasuredKernel, after: MeasuredKernel) -> bool:
     ours, theirs = before.bundle, after.bundle
     return ours is not None and theirs is not None and likeness(ours, theirs) >= NEAR
 
@@ -215,7 +217,9 @@ def _lines(kernel: Bundle) -> list[str]:
     ]
 
 
-def _mend(trajectory: Trajectory, draft: int, step: Step, codes: Collection[str]) -> Mend | str:
+def _mend(
+    trajectory: Trajectory, draft: int, step: TrajectoryStep, codes: Collection[str]
+) -> Mend | str:
     """What a change mended, or why it teaches nothing."""
     before, after = step.parent.proposal, step.child.proposal
     failed, then = step.parent.evaluation, step.child.evaluation
@@ -238,7 +242,7 @@ def _mend(trajectory: Trajectory, draft: int, step: Step, codes: Collection[str]
         return f"{then.validity}: the error was not mended"
     whole = difference(before.bundle, after.bundle)
     changed = max(len(whole.gone), len(whole.came))
-    lines: Difference | None = whole
+    lines: LineDifference | None = whole
     if changed > MOST_CHANGED:  # models tend to write the whole kernel anew
         lines = lines_at(before.bundle, after.bundle, log, code, words)
     if not changed or lines is None:

@@ -18,16 +18,16 @@ from skills.curator import changes, sentences
 from skills.curator.changes import CuratorRun, checked
 from skills.curator.contrast import ADOPTED, UNNAMED, WRITTEN, contrast
 from skills.curator.distillation import CuratorContext, Distillation, Library, recorded_from
-from skills.curator.draft import Draft, compose
-from skills.curator.drafter import Drafter, Replayed
+from skills.curator.draft import DraftedSkill, compose
+from skills.curator.drafter import Drafter, ReplayedDrafter
 from skills.curator.evidence import rows_of
 from skills.curator.gate import gate
 from skills.curator.kernel_text import as_text, is_written, text_node
 from skills.curator.match import Match, Texts, match
-from skills.curator.records import Change, Lift, Lifted, Operation
-from skills.curator.texts import APPLIED, Shown, body_key, kernel_key
+from skills.curator.records import KernelChange, Lift, Lifted, Operation
+from skills.curator.texts import APPLIED, ShownTexts, body_key, kernel_key
 from skills.format.schema import MAX_NAME, TEXT
-from skills.trajectories.records import Step, Trajectory
+from skills.trajectories.records import Trajectory, TrajectoryStep
 
 GONE = frozenset({"quarantined"})  # a person took it out: it is not learned again
 
@@ -86,7 +86,7 @@ def replay(
         recorded.trajectory,
         recorded.library,
         recorded.context,
-        drafter=Replayed(recorded.drafter, recorded.answers) if recorded.drafter else None,
+        drafter=ReplayedDrafter(recorded.drafter, recorded.answers) if recorded.drafter else None,
         lift=recorded_lift(lifted) if lifted is not None else None,
     )
 
@@ -94,7 +94,7 @@ def replay(
 def recorded_lift(lifted: Mapping[str, Any]) -> Lift:
     """Lifting that repeats recorded answers, by node."""
 
-    def lift(trajectory: Trajectory, change: Change) -> Lifted | str:
+    def lift(trajectory: Trajectory, change: KernelChange) -> Lifted | str:
         answer = lifted.get(str(change.step.child.number), "the record has no answer")
         if isinstance(answer, str):
             return answer
@@ -103,7 +103,7 @@ def recorded_lift(lifted: Mapping[str, Any]) -> Lift:
     return lift
 
 
-def _step(run: CuratorRun, step: Step) -> None:
+def _step(run: CuratorRun, step: TrajectoryStep) -> None:
     passed, decision = gate(run.trajectory, step, run.seen)
     run.decisions.append(decision)
     if step.child.bundle is not None:
@@ -127,7 +127,7 @@ def _step(run: CuratorRun, step: Step) -> None:
     _learn(run, change, lifted)
 
 
-def _learn(run: CuratorRun, change: Change, draft: Draft) -> None:
+def _learn(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> None:
     written = sentences.ask(run, change, draft)
     draft, node = written.draft, change.step.child.number
     unnamed = draft.transformation == UNNAMED
@@ -153,7 +153,12 @@ def _learn(run: CuratorRun, change: Change, draft: Draft) -> None:
 
 
 def _match_decided(
-    run: CuratorRun, change: Change, draft: Draft, matched: Match, *, refine: bool = False
+    run: CuratorRun,
+    change: KernelChange,
+    draft: DraftedSkill,
+    matched: Match,
+    *,
+    refine: bool = False,
 ) -> None:
     node, name = change.step.child.number, matched.known.row.name
     similar = vars(matched.similarity) if matched.similarity is not None else {}
@@ -172,7 +177,7 @@ def _match_decided(
 # -- what is known already
 
 
-def _attributed(run: CuratorRun, step: Step) -> Match | None:
+def _attributed(run: CuratorRun, step: TrajectoryStep) -> Match | None:
     """The skill that made the change for certain."""
     by_id = {known.row.id: known for known in run.known.values()}
     for id_ in step.proposal.attributed:
@@ -183,7 +188,7 @@ def _attributed(run: CuratorRun, step: Step) -> Match | None:
     return None
 
 
-def _applied(run: CuratorRun, change: Change) -> Match | None:
+def _applied(run: CuratorRun, change: KernelChange) -> Match | None:
     """The skill whose text is most of what the change added: the change is its use."""
     added = "\n".join(line[1:] for line in change.pattern if line.startswith("+"))
     names = [n for n in change.step.shown.get("skills", ()) if n in run.known]
@@ -192,7 +197,7 @@ def _applied(run: CuratorRun, change: Change) -> Match | None:
         row = run.known[name].row
         files = row.metadata.get("files", {})
         texts[name] = "\n".join([row.body, *(files[key] for key in sorted(files))])
-    name, share = Shown(texts).source_of(added)
+    name, share = ShownTexts(texts).source_of(added)
     if not name or share < APPLIED:
         return None
     known = run.known[name]
@@ -202,7 +207,7 @@ def _applied(run: CuratorRun, change: Change) -> Match | None:
 # -- drafts
 
 
-def _lifted(run: CuratorRun, change: Change, draft: Draft) -> Draft | None:
+def _lifted(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill | None:
     """A whole kernel is knowledge only as a recipe; anything else is as it was."""
     node = change.step.child.number
     if change.transformation != WRITTEN and not _foreign_recipe(run, change):
@@ -226,7 +231,9 @@ def _lifted(run: CuratorRun, change: Change, draft: Draft) -> Draft | None:
     return replace(again, recipe=lifted.recipe, files=lifted.files)
 
 
-def _as_text(run: CuratorRun, change: Change, draft: Draft, reason: str) -> Draft | None:
+def _as_text(
+    run: CuratorRun, change: KernelChange, draft: DraftedSkill, reason: str
+) -> DraftedSkill | None:
     """The kernel as text, where a model or a person wrote it and it is the run's fastest."""
     node = change.step.child.number
     if not is_written(change):
@@ -241,7 +248,7 @@ def _as_text(run: CuratorRun, change: Change, draft: Draft, reason: str) -> Draf
     return text
 
 
-def _foreign_recipe(run: CuratorRun, change: Change) -> bool:
+def _foreign_recipe(run: CuratorRun, change: KernelChange) -> bool:
     """An instance of a recipe that is none of the library's: lifting may have its template."""
     if run.lift is None or not change.transformation.startswith(ADOPTED):
         return False
@@ -249,10 +256,10 @@ def _foreign_recipe(run: CuratorRun, change: Change) -> bool:
     return recipe is not None and recipe not in run.taken
 
 
-def _without_excerpts(run: CuratorRun, change: Change, draft: Draft) -> Draft:
+def _without_excerpts(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill:
     """Without code that a document shows: the passage is in the store already."""
     ids = change.step.shown.get("excerpts", ())
-    shown = Shown({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
+    shown = ShownTexts({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
     source, share = shown.source_of("\n".join(draft.after))
     if not change.pattern or share < APPLIED:
         return draft
@@ -261,7 +268,7 @@ def _without_excerpts(run: CuratorRun, change: Change, draft: Draft) -> Draft:
     return replace(draft, before=(), after=(), sources=(*draft.sources, f"passage {source}"))
 
 
-def _normalised(run: CuratorRun, node: int, draft: Draft) -> Draft:
+def _normalised(run: CuratorRun, node: int, draft: DraftedSkill) -> DraftedSkill:
     """With a name that nothing else has."""
     base = draft.name
     name, number = base, 2

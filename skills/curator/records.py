@@ -11,8 +11,8 @@ from typing import Any, Literal
 from kb.catalog.skills import EvidenceRow, SkillDraft
 from optimizer.evaluation.records import Interval
 from optimizer.search.records import Value
-from skills.trajectories.records import Step, Trajectory
-from skills.uses import Part
+from skills.trajectories.records import Trajectory, TrajectoryStep
+from skills.uses import ScopePart
 
 Operation = Literal["ADD", "ADD_EVIDENCE", "REFINE", "CONTRADICT", "DEPRECATE"]
 OPERATIONS: tuple[Operation, ...] = ("ADD", "ADD_EVIDENCE", "REFINE", "CONTRADICT", "DEPRECATE")
@@ -29,7 +29,7 @@ class ParameterChange:
 
 
 @dataclass(frozen=True)
-class Change:
+class KernelChange:
     """The structured delta of a step, without the transcript: what a skill is drafted from.
 
     `polarity` is `avoid` for an informative failure. `transformation` is its name in the library's
@@ -40,7 +40,7 @@ class Change:
     instances of one recipe.
     """
 
-    step: Step
+    step: TrajectoryStep
     polarity: Literal["use", "avoid"]
     transformation: str
     parameters: tuple[ParameterChange, ...]
@@ -85,7 +85,7 @@ class Lifted:
 
 
 # Makes a recipe of the child of a change, or says in words why it cannot.
-Lift = Callable[[Trajectory, Change], Lifted | str]
+Lift = Callable[[Trajectory, KernelChange], Lifted | str]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Narrowing:
     that this leaves out."""
 
     predicate: str | None
-    parts: tuple[Part, ...]
+    parts: tuple[ScopePart, ...]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from skills.curator.changes import CuratorRun, findings, renamed
 from skills.curator.contrast import UNNAMED
-from skills.curator.draft import Draft
-from skills.curator.drafter import Answer, BadDelta, Task, answer_from
+from skills.curator.draft import DraftedSkill
+from skills.curator.drafter import BadDelta, DraftTask, ModelDelta, answer_from
 from skills.curator.match import Match, comparable, nearest, same_moves
-from skills.curator.records import Change, Operation
-from skills.curator.texts import Shown, strip
-from skills.curator.wording import Words
+from skills.curator.records import KernelChange, Operation
+from skills.curator.texts import ShownTexts, strip
+from skills.curator.wording import SkillSentences
 
 TRIES = 2  # the answer and one repair
 # Of a sentence list, the share that may come out of the store before the text says nothing new.
@@ -21,24 +21,24 @@ MOST_ECHO = 0.5
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenDraft:
     """A draft, as a model wrote it where it could. `asked` says that there was a model. `operation`
     is what it answered, None where none of it is kept; `skill` is the one that the answer is
     about."""
 
-    draft: Draft
+    draft: DraftedSkill
     asked: bool
     operation: Operation | None = None
     skill: str = ""
 
 
-def ask(run: CuratorRun, change: Change, draft: Draft) -> Written:
+def ask(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> WrittenDraft:
     """The draft as the model puts it; without a model, or with two refused answers, as it was."""
     if run.drafter is None:
-        return Written(draft, False)
+        return WrittenDraft(draft, False)
     node = change.step.child.number
     close = tuple(known.row for known in nearest(draft, list(run.known.values()), run.texts))
-    task, answers = Task(change, draft, close), list[str]()
+    task, answers = DraftTask(change, draft, close), list[str]()
     for _ in range(TRIES):
         answer = run.drafter.propose(task)
         answers.append(answer)
@@ -50,13 +50,13 @@ def ask(run: CuratorRun, change: Change, draft: Draft) -> Written:
             task = replace(task, problem=str(problem), refused=answer)
             continue
         run.decide("draft", node, True, f"{run.drafter.name} answered {delta.operation}")
-        return Written(written, True, delta.operation, delta.skill)
+        return WrittenDraft(written, True, delta.operation, delta.skill)
     reason = f"the draft of {run.drafter.name} was refused: {task.problem}; drafted without it"
     run.decide("draft", node, False, reason, answers=len(answers))
-    return Written(draft, True)
+    return WrittenDraft(draft, True)
 
 
-def agreed(run: CuratorRun, written: Written, draft: Draft) -> Match | None:
+def agreed(run: CuratorRun, written: WrittenDraft, draft: DraftedSkill) -> Match | None:
     """The skill that the model named, where the measurement allows it; a person decides about the
     rest."""
     if written.operation in (None, "ADD"):
@@ -79,7 +79,9 @@ def agreed(run: CuratorRun, written: Written, draft: Draft) -> Match | None:
     return None
 
 
-def _written(run: CuratorRun, change: Change, draft: Draft, delta: Answer) -> Draft:
+def _written(
+    run: CuratorRun, change: KernelChange, draft: DraftedSkill, delta: ModelDelta
+) -> DraftedSkill:
     """The draft with the model's sentences. Raises BadDelta for what the linter refuses."""
     if delta.operation == "ADD" and delta.transformation and draft.transformation == UNNAMED:
         draft = renamed(draft, delta.transformation)
@@ -94,13 +96,13 @@ def _written(run: CuratorRun, change: Change, draft: Draft, delta: Answer) -> Dr
     return written
 
 
-def _without_echo(run: CuratorRun, change: Change, words: Words) -> Words:
+def _without_echo(run: CuratorRun, change: KernelChange, words: SkillSentences) -> SkillSentences:
     """Without what the step was shown from the store."""
     texts = dict(run.context.shown)
     ids = {id_ for shown in change.step.shown.values() for id_ in shown}
     shown = {id_: text for id_, text in texts.items() if id_ in ids}
     shown |= {n: k.row.body for n, k in run.known.items() if n in ids or k.row.id in ids}
-    known = Shown(shown)
+    known = ShownTexts(shown)
     kept: dict[str, str | tuple[str, ...]] = {}
     for name, value in vars(words).items():
         lines = (value,) if isinstance(value, str) else value
@@ -109,4 +111,4 @@ def _without_echo(run: CuratorRun, change: Change, words: Words) -> Words:
         if not left:
             raise BadDelta(f"{name} says what the store says already")
         kept[name] = left[0] if isinstance(value, str) else left
-    return Words(**kept)  # type: ignore[arg-type]
+    return SkillSentences(**kept)  # type: ignore[arg-type]

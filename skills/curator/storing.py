@@ -24,7 +24,7 @@ from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.search.runs.skill_moves import skill_of
 from skills.curator.contrast import Roles
 from skills.curator.distillation import CuratorContext, Distillation, Library
-from skills.curator.match import KeptVectors, Known
+from skills.curator.match import KeptVectors, KnownSkill
 from skills.curator.records import Delta, StoredDelta
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
@@ -51,7 +51,7 @@ def snapshot(
         rows = store.about(connection, trajectory.subject.family, named, access_scope)
         evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
         taken = set(store.names(connection, access_scope))
-    known = {row.name: Known(row, tuple(evidence.get(row.id, ()))) for row in rows}
+    known = {row.name: KnownSkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
     if before is not None:
         known |= {skill.row.name: skill for skill in before.known}
         taken |= before.taken

@@ -109,7 +109,7 @@ _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownTexts:
     """Texts that a step was shown, by id: excerpts of documents and bodies of skills."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
@@ -141,7 +141,7 @@ class Stripped:
     share: float
 
 
-def strip(text: str, shown: Shown) -> Stripped:
+def strip(text: str, shown: ShownTexts) -> Stripped:
     """Drop every span of at least eight words that a shown text has too."""
     known = shown.shingles()
     places = [match.span() for match in _WORD.finditer(text)]

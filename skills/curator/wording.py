@@ -19,7 +19,7 @@ from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op
 from retrieval.diagnose.signals import load_signals
 from skills.curator.contrast import ADOPTED, rule_named
-from skills.curator.records import Change, ParameterChange
+from skills.curator.records import KernelChange, ParameterChange
 from skills.trajectories.records import Trajectory
 
 MOST_SIGNALS = 3
@@ -33,7 +33,7 @@ CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hi
 
 
 @dataclass(frozen=True)
-class Words:
+class SkillSentences:
     """The sentences of a skill, without code; figures only as references."""
 
     description: str
@@ -62,20 +62,20 @@ def roles() -> Mapping[str, Mapping[str, str]]:
 # -- conditions
 
 
-def leading_signals(change: Change) -> tuple[str, ...]:
+def leading_signals(change: KernelChange) -> tuple[str, ...]:
     """Signals of the parent's verdict that are known here, the leading ones first."""
     known = load_signals()
     signals = tuple(s for s in dict.fromkeys(change.before) if s in known)
     return signals if is_adopted(change) else signals[:MOST_SIGNALS]
 
 
-def required_signals(change: Change) -> tuple[str, ...]:
+def required_signals(change: KernelChange) -> tuple[str, ...]:
     """Signals without which the change is not offered. None for a recipe: a search begins with it,
     whatever the verdict of what was there before."""
     return () if is_adopted(change) else leading_signals(change)
 
 
-def is_adopted(change: Change) -> bool:
+def is_adopted(change: KernelChange) -> bool:
     """Whether the change is the use of a recipe."""
     return change.transformation.startswith(ADOPTED)
 
@@ -89,7 +89,7 @@ def reason_for(role: str, direction: str) -> str:
     return roles()[role][key]
 
 
-def words_of(trajectory: Trajectory, change: Change) -> Words:
+def words_of(trajectory: Trajectory, change: KernelChange) -> SkillSentences:
     """The sentences of a change that needs no model."""
     subject, proposal = trajectory.subject, change.step.proposal
     place = place_of(trajectory, change)
@@ -111,7 +111,7 @@ def words_of(trajectory: Trajectory, change: Change) -> Words:
     steps, check, signs = _advice(change)
     if change.polarity == "use":
         signs = (*signs, "The time does not fall beyond noise: take the change back.")
-    return Words(
+    return SkillSentences(
         description=_description(change, place, seen),
         when=(f"The kernel is {place}{dtype}.", *instance, *signals, sizes),
         when_not=(far, *none),
@@ -121,7 +121,7 @@ def words_of(trajectory: Trajectory, change: Change) -> Words:
     )
 
 
-def place_of(trajectory: Trajectory, change: Change) -> str:
+def place_of(trajectory: Trajectory, change: KernelChange) -> str:
     """What kernel a change is about, with its article: `a softmax kernel in cpp on x86-64`."""
     op = canonical_op(trajectory.subject.op).replace("_", " ")
     article = "an" if op[0] in "aeiou" else "a"
@@ -129,7 +129,7 @@ def place_of(trajectory: Trajectory, change: Change) -> str:
     return f"{article} {op} kernel in {language} on {trajectory.hardware}"
 
 
-def _of_recipe(change: Change) -> bool:
+def _of_recipe(change: KernelChange) -> bool:
     return bool(change.parameters) and change.step.proposal.recipe is not None
 
 
@@ -137,7 +137,7 @@ def _low(title: str) -> str:
     return title[:1].lower() + title[1:]
 
 
-def _description(change: Change, place: str, seen: str) -> str:
+def _description(change: KernelChange, place: str, seen: str) -> str:
     what = _phrase(change)
     if change.polarity == "use":
         return (
@@ -151,13 +151,13 @@ def _description(change: Change, place: str, seen: str) -> str:
     )
 
 
-def _fate(change: Change) -> str:
+def _fate(change: KernelChange) -> str:
     evaluation = change.step.child.evaluation
     validity = evaluation.validity if evaluation is not None else ""
     return {"not_compiled": "fail to compile", "incorrect": "incorrect"}.get(validity, "fail")
 
 
-def _phrase(change: Change) -> str:
+def _phrase(change: KernelChange) -> str:
     """The change in words."""
     if change.parameters:
         return " and ".join(_parameter_phrase(p) for p in change.parameters)
@@ -171,7 +171,7 @@ def _parameter_phrase(parameter: ParameterChange) -> str:
     return f"{direction} the {roles()[parameter.role]['knob']} (`{parameter.name}`)"
 
 
-def _advice(change: Change) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+def _advice(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
     """Steps, checks, failure signs."""
     last = "Leave everything else as it is, build, and compare with the kernel before."
     if change.polarity == "avoid":
@@ -209,7 +209,7 @@ def _value(name: str, value: Any) -> str:
 # -- code, figures, sources
 
 
-def snippet(change: Change) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+def snippet(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """Lines before and after the change, and the language of their code block."""
     if change.parameters:
         before = [f"{p.name} = {p.before}" for p in change.parameters if p.before is not None]
@@ -232,7 +232,7 @@ def _cut(lines: Sequence[str]) -> tuple[str, ...]:
     return (*shown, "...") if len(lines) > MOST_LINES else tuple(shown)
 
 
-def effect_lines(change: Change, evidence: Sequence[EvidenceRow]) -> tuple[str, ...]:
+def effect_lines(change: KernelChange, evidence: Sequence[EvidenceRow]) -> tuple[str, ...]:
     """The lines of `Expected effect`, with figures as references to evidence rows."""
     if change.gain is None:
         return (
@@ -259,7 +259,7 @@ def effect_lines(change: Change, evidence: Sequence[EvidenceRow]) -> tuple[str, 
     return tuple(lines)
 
 
-def sources_of_change(trajectory: Trajectory, change: Change) -> tuple[str, ...]:
+def sources_of_change(trajectory: Trajectory, change: KernelChange) -> tuple[str, ...]:
     """The run and the evaluations that a change was measured in."""
     parent, child = change.step.parent, change.step.child
     lines = [f"run {trajectory.id}, node {child.number} against node {parent.number}"]

@@ -37,7 +37,7 @@ from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.training.prompts import Prompts, answer_text
 from skills.training.rows import FORMATS, SHAPES, shaped, write_manifest, write_rows
-from skills.training.samples import Reward, Sample, reward_of, state_of
+from skills.training.samples import Reward, TrainingSample, reward_of, state_of
 from skills.training.shown_knowledge import ShownKnowledge
 from skills.training.trainable import LicenceBook, trainable
 from skills.trajectories.accept import trajectory_store
@@ -67,7 +67,7 @@ class ExportRequest:
 
 
 @dataclass(frozen=True)
-class Source:
+class ExportedSearch:
     """A trajectory as a tree with its problem. `toml` is the text beside the problem's source;
     `licence` is as the sender of an external trajectory stated it."""
 
@@ -127,7 +127,7 @@ def export_trajectories(
     )
 
 
-def _answered(base: KnowledgeBase, samples: Sequence[Sample]) -> list[dict[str, Any]]:
+def _answered(base: KnowledgeBase, samples: Sequence[TrainingSample]) -> list[dict[str, Any]]:
     """What people answered to flags of these candidates; an accepted one has no flag in its row."""
     reviews = Reviews(base.catalog).latest(sample.reward.evaluation for sample in samples)
     return [
@@ -139,7 +139,7 @@ def _answered(base: KnowledgeBase, samples: Sequence[Sample]) -> list[dict[str, 
 
 def _samples(
     base: KnowledgeBase, request: ExportRequest, left_out: Counter[str]
-) -> Iterator[Sample]:
+) -> Iterator[TrainingSample]:
     knowledge = ShownKnowledge(base, request.with_excerpts)
     book = LicenceBook(base, request.models)
     for identity in _wanted(base, request):
@@ -172,24 +172,24 @@ def _steps(base: KnowledgeBase, identity: str) -> int:
     return int(trajectory_store(base).find(identity).summary["steps"])
 
 
-def _source(base: KnowledgeBase, identity: str, place: Path) -> Source:
+def _source(base: KnowledgeBase, identity: str, place: Path) -> ExportedSearch:
     """With people's answers to the integrity flags of its candidates."""
     source = _stored(base, identity, place)
     answers = Reviews(base.catalog).latest(flagged_in(source.tree))
     return replace(source, tree=reviewed_tree(source.tree, answers))
 
 
-def _stored(base: KnowledgeBase, identity: str, place: Path) -> Source:
+def _stored(base: KnowledgeBase, identity: str, place: Path) -> ExportedSearch:
     if identity.startswith("run_"):
         return _of_run(base, run_store(base).run(identity))
     return _of_external(base, trajectory_store(base).find(identity), place)
 
 
-def _of_run(base: KnowledgeBase, run: RunRow) -> Source:
+def _of_run(base: KnowledgeBase, run: RunRow) -> ExportedSearch:
     problem = searched_problem(run)
     languages = (run.goal.language,) if run.goal.language else tuple(run.environment)
     tree = Tree(run_store(base).nodes(run.id))
-    return Source(
+    return ExportedSearch(
         run.id,
         run.goal,
         run.hardware,
@@ -201,7 +201,7 @@ def _of_run(base: KnowledgeBase, run: RunRow) -> Source:
     )
 
 
-def _of_external(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> Source:
+def _of_external(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> ExportedSearch:
     store = trajectory_store(base)
     external = external_trajectory_from_json(store.report(row))
     measured = store.results(row)
@@ -213,7 +213,7 @@ def _of_external(base: KnowledgeBase, row: StoredTrajectory, place: Path) -> Sou
     # Nobody says what it was shown, so the prompt is that of a search without knowledge.
     goal = Goal(knowledge=False)
     toml = external.problem.toml if external.problem.name is None else declaration_of(problem)
-    return Source(
+    return ExportedSearch(
         row.id, goal, external.hardware, languages, tree, problem, toml, True, external.licence
     )
 
@@ -251,11 +251,11 @@ def _placed(external: ExternalTrajectory, place: Path) -> Problem:
 
 def _of(
     base: KnowledgeBase,
-    source: Source,
+    source: ExportedSearch,
     knowledge: ShownKnowledge,
     book: LicenceBook,
     left_out: Counter[str],
-) -> Iterator[Sample]:
+) -> Iterator[TrainingSample]:
     prompts = Prompts(base, _task(base, source), knowledge)
     for node in source.tree.nodes[1:]:
         reward = reward_of(source.tree, node)
@@ -267,14 +267,14 @@ def _of(
 
 
 def _sample(
-    source: Source, node: Node, reward: Reward, prompts: Prompts, book: LicenceBook
-) -> Sample:
+    source: ExportedSearch, node: Node, reward: Reward, prompts: Prompts, book: LicenceBook
+) -> TrainingSample:
     proposal = node.proposal
     assert proposal is not None  # only the reference has none
     shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
     used = [name for name in (*proposal.attributed, *proposal.claimed) if name in shown]
     bundle, problem = proposal.bundle, source.problem
-    return Sample(
+    return TrainingSample(
         trajectory=source.id,
         node=node.number,
         parent=node.parent or REFERENCE,
@@ -299,7 +299,7 @@ def _sample(
     )
 
 
-def _task(base: KnowledgeBase, source: Source) -> Task:
+def _task(base: KnowledgeBase, source: ExportedSearch) -> Task:
     devices = [node.evaluation.device for node in source.tree if node.evaluation is not None]
     device = devices[0] if devices else "cpu"
     registry = base.registry

@@ -25,7 +25,7 @@ from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.synthesizers.llm.templates import WORD, Fence
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.samples import Prompt
+from skills.training.samples import TrainingPrompt
 from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
 
 _BLOCK = re.compile(
@@ -45,7 +45,7 @@ class Prompts:
         self._redact = Redaction()
         self._transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
 
-    def of(self, tree: Tree, node: Node) -> Prompt:
+    def of(self, tree: Tree, node: Node) -> TrainingPrompt:
         """The prompt of a candidate, without known secrets."""
         stored = self._stored(node)
         prompt = self._sent(stored) if stored is not None else self._rendered(tree, node)
@@ -59,13 +59,13 @@ class Prompts:
             self._task, tree_before(tree, node), node.parent or 0, known
         ), left_out
 
-    def _rendered(self, tree: Tree, node: Node) -> Prompt:
+    def _rendered(self, tree: Tree, node: Node) -> TrainingPrompt:
         context, left_out = self.context(tree, node)
         # Of the state alone: the same state gives the same prompt in every export.
         state = f"{self._task.run_id}:{node.parent}"
         fence = Fence(hashlib.sha256(state.encode()).hexdigest()[:16])
         prompt = compose(context, fence, budget=context.max_tokens, tools=False)
-        return Prompt(prompt.system, prompt.user, "rendered", left_out)
+        return TrainingPrompt(prompt.system, prompt.user, "rendered", left_out)
 
     def _stored(self, node: Node) -> Transcript | None:
         proposal = node.proposal
@@ -78,11 +78,11 @@ class Prompts:
         transcript = self._transcripts.read(run, int(step), int(attempt))
         return transcript if transcript is not None and opening(transcript.messages) else None
 
-    def _sent(self, transcript: Transcript) -> Prompt:
+    def _sent(self, transcript: Transcript) -> TrainingPrompt:
         """Its first two messages; what followed led to the answer and is not part of the state."""
         system, user = (str(message["content"]) for message in transcript.messages[:2])
         user, left_out = without_uploads(user, self._knowledge.may_show)
-        return Prompt(system, user, "stored", left_out)
+        return TrainingPrompt(system, user, "stored", left_out)
 
 
 def opening(messages: Sequence[dict[str, object]]) -> bool:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kb.errors import Conflict, Unavailable
-from skills.training.samples import Prompt, Sample
+from skills.training.samples import TrainingPrompt, TrainingSample
 
 Shape = Literal["sft", "dpo", "grpo"]
 SHAPES: tuple[Shape, ...] = ("sft", "dpo", "grpo")
@@ -28,19 +28,19 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """Rows of one shape. `left_out` counts the samples that are in no row, by reason."""
 
     rows: tuple[Row, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def shaped(samples: Sequence[Sample], shape: Shape) -> Rows:
+def shaped(samples: Sequence[TrainingSample], shape: Shape) -> TrainingRows:
     """Samples as rows of a shape."""
     return _SHAPES[shape](samples)
 
 
-def _sft(samples: Sequence[Sample]) -> Rows:
+def _sft(samples: Sequence[TrainingSample]) -> TrainingRows:
     """What is worth imitating: right, faster than the reference for certain, and not certainly
     slower than what it changes."""
     rows, left_out = [], Counter[str]()
@@ -59,10 +59,10 @@ def _sft(samples: Sequence[Sample]) -> Rows:
                 **_about(sample),
             }
         )
-    return Rows(tuple(rows), left_out)
+    return TrainingRows(tuple(rows), left_out)
 
 
-def _dpo(samples: Sequence[Sample]) -> Rows:
+def _dpo(samples: Sequence[TrainingSample]) -> TrainingRows:
     """Pairs of the same parent. The prompt is that of the earlier proposal, which cannot have seen
     the other one."""
     rows: list[Row] = []
@@ -88,14 +88,16 @@ def _dpo(samples: Sequence[Sample]) -> Rows:
                 }
             )
     rest = sum(sample.id not in used for sample in samples)
-    return Rows(tuple(rows), {"without a sibling of certain difference": rest} if rest else {})
+    return TrainingRows(
+        tuple(rows), {"without a sibling of certain difference": rest} if rest else {}
+    )
 
 
-def _grpo(samples: Sequence[Sample]) -> Rows:
+def _grpo(samples: Sequence[TrainingSample]) -> TrainingRows:
     """One row for each distinct prompt; a trainer draws the answers and a reward function evaluates
     them, with what the columns tell of problem and hardware. best_known: the highest certain
     speed-up that was measured from this state."""
-    groups: dict[tuple[str, str], list[Sample]] = {}
+    groups: dict[tuple[str, str], list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault((sample.prompt.system, sample.prompt.user), []).append(sample)
     rows = []
@@ -113,16 +115,18 @@ def _grpo(samples: Sequence[Sample]) -> Rows:
             }
         )
     again = len(samples) - len(rows)
-    return Rows(tuple(rows), {"the same prompt as another": again} if again else {})
+    return TrainingRows(tuple(rows), {"the same prompt as another": again} if again else {})
 
 
-def faster(sample: Sample) -> bool:
+def faster(sample: TrainingSample) -> bool:
     """Whether a sample is correct and faster than the reference for certain."""
     speedup = sample.reward.speedup
     return sample.reward.validity == "correct" and speedup is not None and speedup.low > 1.0
 
 
-def preferred(first: Sample, second: Sample) -> tuple[Sample, Sample, str] | None:
+def preferred(
+    first: TrainingSample, second: TrainingSample
+) -> tuple[TrainingSample, TrainingSample, str] | None:
     """(better, worse, why) where that is certain: their intervals over the same cases do not
     overlap; or one is right and faster than the reference, and the other is not right."""
     for better, worse in ((first, second), (second, first)):
@@ -135,22 +139,22 @@ def preferred(first: Sample, second: Sample) -> tuple[Sample, Sample, str] | Non
     return None
 
 
-def _comparable(first: Sample, second: Sample) -> bool:
-    def clock(sample: Sample) -> tuple[Any, ...]:
+def _comparable(first: TrainingSample, second: TrainingSample) -> bool:
+    def clock(sample: TrainingSample) -> tuple[Any, ...]:
         reward = sample.reward
         return (reward.cases, reward.device, reward.timing, reward.harness, sample.hardware)
 
     return clock(first) == clock(second)
 
 
-def _siblings(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-    groups: dict[tuple[str, int], list[Sample]] = {}
+def _siblings(samples: Sequence[TrainingSample]) -> Iterator[list[TrainingSample]]:
+    groups: dict[tuple[str, int], list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault((sample.trajectory, sample.parent), []).append(sample)
     yield from groups.values()
 
 
-def messages(prompt: Prompt) -> list[Message]:
+def messages(prompt: TrainingPrompt) -> list[Message]:
     """A prompt as the two messages of a conversation."""
     return [
         {"role": "system", "content": prompt.system},
@@ -162,7 +166,7 @@ def _answer(text: str) -> list[Message]:
     return [{"role": "assistant", "content": text}]
 
 
-def _about(sample: Sample) -> Row:
+def _about(sample: TrainingSample) -> Row:
     """None of these names means anything to a trainer: no `text`, `messages`, `image`, `label`."""
     return {
         "id": sample.id,
@@ -180,7 +184,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-_SHAPES: Mapping[Shape, Callable[[Sequence[Sample]], Rows]] = {
+_SHAPES: Mapping[Shape, Callable[[Sequence[TrainingSample]], TrainingRows]] = {
     "sft": _sft,
     "dpo": _dpo,
     "grpo": _grpo,

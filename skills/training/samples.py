@@ -19,7 +19,7 @@ FAILED = ("incorrect", "crashed", "timed_out", "not_compiled", "rejected")
 
 
 @dataclass(frozen=True)
-class Prompt:
+class TrainingPrompt:
     """Two messages. Origin `stored`: a model was sent these; `rendered`: what a model would have
     been sent from the same state. `left_out` holds ids whose texts are not in it."""
 
@@ -60,7 +60,7 @@ class Licences:
 
 
 @dataclass(frozen=True)
-class Sample:
+class TrainingSample:
     """One candidate as a training sample. `trajectory` is the id of the run or the external
     trajectory, `origin` that of the candidate, `problem` the problem's name. `state` holds what was
     shown and what was known of the parent."""
@@ -79,7 +79,7 @@ class Sample:
     hardware: str
     language: str
     bundle_sha256: str
-    prompt: Prompt
+    prompt: TrainingPrompt
     state: Mapping[str, Any]
     completion: str
     reward: Reward

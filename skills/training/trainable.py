@@ -14,7 +14,7 @@ from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.llm.settings import Redaction
 from retrieval.knowledge_base import KnowledgeBase
 from skills.skill_library import SkillLibrary
-from skills.training.samples import Licences, Sample
+from skills.training.samples import Licences, TrainingSample
 from skills.training.shown_knowledge import SHIPPED as SHIPPED_SKILL
 
 _SPDX = re.compile(
@@ -23,15 +23,15 @@ _SPDX = re.compile(
 
 
 @dataclass(frozen=True)
-class Kept:
+class TrainableSamples:
     """What may be trained on. `left_out` counts the other samples by reason; each counts under its
     first one."""
 
-    samples: tuple[Sample, ...]
+    samples: tuple[TrainingSample, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def trainable(samples: Sequence[Sample]) -> Kept:
+def trainable(samples: Sequence[TrainingSample]) -> TrainableSamples:
     """The samples that may be trained on, in their order. Of several with the same bundle for the
     same problem and hardware the first is kept."""
     redaction = Redaction()
@@ -48,10 +48,10 @@ def trainable(samples: Sequence[Sample]) -> Kept:
             continue
         seen.add(bundle)
         kept.append(sample)
-    return Kept(tuple(kept), left_out)
+    return TrainableSamples(tuple(kept), left_out)
 
 
-def refusal(sample: Sample, redaction: Redaction) -> str:
+def refusal(sample: TrainingSample, redaction: Redaction) -> str:
     """Why it may not be trained on; empty where it may."""
     if sample.reward.validity == "rejected":
         return "rejected for integrity"
@@ -68,7 +68,7 @@ def refusal(sample: Sample, redaction: Redaction) -> str:
     return ""
 
 
-def holds_secret(sample: Sample, redaction: Redaction) -> bool:
+def holds_secret(sample: TrainingSample, redaction: Redaction) -> bool:
     """Whether a configured secret, or a text in the form of a key, is in the sample."""
     texts = (sample.prompt.system, sample.prompt.user, sample.completion, str(sample.state))
     return any(redaction.error(text) != text for text in texts)

@@ -24,7 +24,13 @@ from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.accept import trajectory_store, untimed_steps
-from skills.trajectories.records import Side, Step, Subject, Trajectory, trajectory_from_json
+from skills.trajectories.records import (
+    MeasuredKernel,
+    Trajectory,
+    TrajectoryProblem,
+    TrajectoryStep,
+    trajectory_from_json,
+)
 from skills.trajectories.reviews import flagged_keys, not_measured, reviewed_trajectory
 
 # What decides how a kernel is to be tuned: what it has to move, and how long its loops are. Other
@@ -184,12 +190,14 @@ def trajectory_of(
     )
 
 
-def steps_of(tree: Tree, texts: Mapping[int, tuple[str, ...]] | None = None) -> tuple[Step, ...]:
+def steps_of(
+    tree: Tree, texts: Mapping[int, tuple[str, ...]] | None = None
+) -> tuple[TrajectoryStep, ...]:
     """A step for each node with a proposal. `texts` are the proposer's own, by number of the
     node."""
     by_number = texts or {}
     return tuple(
-        Step(
+        TrajectoryStep(
             parent=_side(tree, tree[node.parent if node.parent is not None else REFERENCE]),
             child=_side(tree, node),
             shown={
@@ -204,10 +212,10 @@ def steps_of(tree: Tree, texts: Mapping[int, tuple[str, ...]] | None = None) -> 
     )
 
 
-def _side(tree: Tree, node: Node) -> Side:
+def _side(tree: Tree, node: Node) -> MeasuredKernel:
     """A duplicate has the evaluation of the node that it repeats."""
     measured = node if node.same_as is None else tree[node.same_as]
-    return Side(node.number, node.proposal, measured.evaluation)
+    return MeasuredKernel(node.number, node.proposal, measured.evaluation)
 
 
 def main_case(problem: Problem) -> Case:
@@ -239,14 +247,14 @@ def subject_of(
     problem: Problem,
     dtype: str | None = None,
     quantities: Mapping[str, Mapping[str, float]] | None = None,
-) -> Subject:
+) -> TrajectoryProblem:
     """What a trajectory says about its problem.
 
     `dtype` is used where the problem declares none. `quantities` of cases are kept beside their
     dimensions, so that advice is bounded by the sizes that it was measured at.
     """
     bounds = quantities or {}
-    return Subject(
+    return TrajectoryProblem(
         name=problem.name,
         sha256=problem.sha256,
         op=problem.op,

@@ -25,7 +25,7 @@ from optimizer.search.records import Proposal
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrajectoryProblem:
     """The problem that a trajectory is about.
 
     `family` is the operator family. `cases` holds the names of cases by kind (searched, held_out).
@@ -44,7 +44,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Side:
+class MeasuredKernel:
     """A kernel of a change and its evaluation here.
 
     `number` is that of its node. The problem's own reference has no proposal. `reviewed` is what a
@@ -93,15 +93,15 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Step:
+class TrajectoryStep:
     """A change, from parent to child.
 
     `shown` holds ids of everything that its proposer was shown, by kind (excerpts, moves, skills).
     `texts` are the proposer's own words about it, data of unknown trust.
     """
 
-    parent: Side
-    child: Side
+    parent: MeasuredKernel
+    child: MeasuredKernel
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
 
@@ -121,10 +121,10 @@ class Trajectory:
     """
 
     id: str
-    subject: Subject
+    subject: TrajectoryProblem
     hardware: str
     lineage: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TrajectoryStep, ...]
     evaluated_here: bool
     actor: str = "optimizer"
 
@@ -144,7 +144,7 @@ class Trajectory:
 # -- the stored form: written
 
 
-def _step_as_json(step: Step) -> dict[str, Any]:
+def _step_as_json(step: TrajectoryStep) -> dict[str, Any]:
     proposal = step.proposal
     return {
         "parent": side_as_json(step.parent),
@@ -159,7 +159,7 @@ def _step_as_json(step: Step) -> dict[str, Any]:
     }
 
 
-def side_as_json(side: Side) -> dict[str, Any]:
+def side_as_json(side: MeasuredKernel) -> dict[str, Any]:
     """A side in the stored form: what of its kernel and evaluation the curator reads."""
     return {
         "number": side.number,
@@ -180,7 +180,7 @@ def _kernel_as_json(proposal: Proposal) -> dict[str, Any]:
     }
 
 
-def _evaluation_as_json(side: Side, evaluation: Evaluation) -> dict[str, Any]:
+def _evaluation_as_json(side: MeasuredKernel, evaluation: Evaluation) -> dict[str, Any]:
     """Without `reviewed` where nobody answered, as it was stored before there were answers."""
     row = {
         "key": evaluation.key,
@@ -226,14 +226,14 @@ def trajectory_from_json(row: Mapping[str, Any]) -> Trajectory:
     return Trajectory(
         **{
             **row,
-            "subject": Subject(**{**subject, "cases": cases}),
+            "subject": TrajectoryProblem(**{**subject, "cases": cases}),
             "lineage": tuple(row["lineage"]),
             "steps": tuple(_step_from_json(step) for step in row["steps"]),
         }
     )
 
 
-def _step_from_json(row: Mapping[str, Any]) -> Step:
+def _step_from_json(row: Mapping[str, Any]) -> TrajectoryStep:
     child = side_from_json(row["child"])
     if child.proposal is not None:
         proposal = replace(
@@ -246,14 +246,14 @@ def _step_from_json(row: Mapping[str, Any]) -> Step:
         )
         child = replace(child, proposal=proposal)
     shown = {kind: tuple(ids) for kind, ids in row["shown"].items()}
-    return Step(side_from_json(row["parent"]), child, shown, tuple(row["told"]))
+    return TrajectoryStep(side_from_json(row["parent"]), child, shown, tuple(row["told"]))
 
 
-def side_from_json(row: Mapping[str, Any]) -> Side:
+def side_from_json(row: Mapping[str, Any]) -> MeasuredKernel:
     """The side that `side_as_json` wrote. Who proposed the kernel is not part of it."""
     kernel, evaluation = row["kernel"], row["measured"]
     language = kernel["language"] if kernel is not None else ""
-    return Side(
+    return MeasuredKernel(
         row["number"],
         None if kernel is None else _proposal_from_json(kernel),
         None if evaluation is None else _evaluation_from_json(evaluation, language),

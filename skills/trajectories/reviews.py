@@ -25,7 +25,7 @@ from optimizer.search.records import Node
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 
 Answers = Mapping[str, Review]  # by key of the evaluation
 
@@ -171,7 +171,7 @@ def reviewed_evaluation(evaluation: Evaluation, answer: Review) -> Evaluation:
     )
 
 
-def reviewed_side(side: Side, answers: Answers) -> Side:
+def reviewed_side(side: MeasuredKernel, answers: Answers) -> MeasuredKernel:
     """The side with a person's answer to its evaluation; unchanged where nothing waits or nobody
     answered."""
     evaluation = side.evaluation
@@ -195,7 +195,7 @@ def reviewed_trajectory(trajectory: Trajectory, answers: Answers) -> Trajectory:
     if not answers:
         return trajectory
 
-    def reviewed(step: Step) -> Step:
+    def reviewed(step: TrajectoryStep) -> TrajectoryStep:
         parent, child = reviewed_side(step.parent, answers), reviewed_side(step.child, answers)
         return replace(step, parent=parent, child=child)
 

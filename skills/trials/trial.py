@@ -110,7 +110,7 @@ Effect = Literal["helps", "harms", "open"]
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """What the trials of a skill say together. `effect` is open where nothing is certain, `gain` is
     over all trials, `reason` is in words."""
 
@@ -124,7 +124,7 @@ class Verdict:
         return self.effect == "helps"
 
 
-def classify_trials(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
+def classify_trials(trials: Sequence[Trial], polarity: str = "use") -> TrialVerdict:
     """What trials say together. A skill helps with a certain gain over all of them, in at least
     LEAST_TRIALS of which it changed the result, and with no trial in which it certainly harms, be
     it over the budget or at its end. `polarity` is that of the skill."""
@@ -134,31 +134,33 @@ def classify_trials(trials: Sequence[Trial], polarity: str = "use") -> Verdict:
     gains = [trial.gain for trial in trials if trial.gain is not None]
     gain = together(gains) if gains else None
     if wrong:
-        return Verdict("harms", gain, f"{wrong} candidates made by it were not correct")
+        return TrialVerdict("harms", gain, f"{wrong} candidates made by it were not correct")
     slower = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
     if slower:
-        return Verdict("harms", gain, f"it is certainly slower on {', '.join(slower)}")
+        return TrialVerdict("harms", gain, f"it is certainly slower on {', '.join(slower)}")
     worse = [t.named for t in trials if t.end is not None and t.end.high < 1.0]
     if worse:
         where = ", ".join(worse)
-        return Verdict("harms", gain, f"the search with it ends certainly slower on {where}")
+        return TrialVerdict("harms", gain, f"the search with it ends certainly slower on {where}")
     # Where both arms stand at the same kernels the figure is 1 without any doubt: it tells nothing.
     telling = [g for g in gains if g.low < g.high]
     if gain is None or len(telling) < LEAST_TRIALS:
-        return Verdict(
+        return TrialVerdict(
             "open",
             gain,
             f"it changed what was found on {len(telling)} of {len(trials)} unseen cases,"
             f" {LEAST_TRIALS} are needed",
         )
     if gain.low <= 1.0:
-        return Verdict(
+        return TrialVerdict(
             "open", gain, f"no certain gain over the search without it: {_figures(gain)}"
         )
-    return Verdict("helps", gain, f"{_figures(gain)} over the search without it, over the budget")
+    return TrialVerdict(
+        "helps", gain, f"{_figures(gain)} over the search without it, over the budget"
+    )
 
 
-def _classify_warning(trials: Sequence[Trial]) -> Verdict:
+def _classify_warning(trials: Sequence[Trial]) -> TrialVerdict:
     """The change is certainly slower, or fails, in at least LEAST_TRIALS, certainly faster in none,
     and costs time over all that were timed together."""
     gains = [trial.gain for trial in trials if trial.gain is not None]
@@ -166,12 +168,12 @@ def _classify_warning(trials: Sequence[Trial]) -> Verdict:
     faster = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
     if faster:
         where = ", ".join(faster)
-        return Verdict("harms", gain, f"what it says to avoid is certainly faster on {where}")
+        return TrialVerdict("harms", gain, f"what it says to avoid is certainly faster on {where}")
     failing = [t.named for t in trials if t.failed]
     slower = [t for t in trials if t.gain is not None and t.gain.low > 1.0]
     if len(slower) + len(failing) < LEAST_TRIALS:
         unknown = [f"{t.named}: {t.note}" for t in trials if t.gain is None and not t.failed]
-        return Verdict(
+        return TrialVerdict(
             "open",
             gain,
             f"what it says to avoid certainly costs time or fails on {len(slower) + len(failing)}"
@@ -179,10 +181,10 @@ def _classify_warning(trials: Sequence[Trial]) -> Verdict:
             + (f" ({'; '.join(unknown)})" if unknown else ""),
         )
     if gain is not None and gain.low <= 1.0 and not failing:
-        return Verdict("open", gain, f"leaving it out has no certain gain: {_figures(gain)}")
+        return TrialVerdict("open", gain, f"leaving it out has no certain gain: {_figures(gain)}")
     parts = [f"{_figures(gain)} by leaving it out"] if gain is not None else []
     parts += [f"it fails on {', '.join(failing)}"] if failing else []
-    return Verdict("helps", gain, "; ".join(parts))
+    return TrialVerdict("helps", gain, "; ".join(parts))
 
 
 def together(gains: Sequence[Interval]) -> Interval:

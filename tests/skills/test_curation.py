@@ -35,9 +35,9 @@ from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from skills.curator.distil import Distilled, distil_source, replayed
 from skills.curator.lifting import COMPOSED, Lifting, Tuned, tuned_instance
-from skills.curator.records import Change
+from skills.curator.records import KernelChange
 from skills.lifecycle import change_state
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from skills.trials.verification import Verifier, waiting
 from skills.uses import difference, lift_report
 from tests.shared import FINISHED_CANDIDATES, finished_run, place_models
@@ -195,14 +195,14 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 
 def searched(*values: dict[str, Any], speedups: tuple[float, ...]) -> Trajectory:
     """One instance after another, each a change of the one before."""
-    steps: list[Step] = []
+    steps: list[TrajectoryStep] = []
     for number, (changed, speedup) in enumerate(zip(values, speedups, strict=True), 1):
-        parent = Side(0, None, planted.measured("ev-0", 1.0))
+        parent = MeasuredKernel(0, None, planted.measured("ev-0", 1.0))
         if steps:
             parent = steps[-1].child
         child = planted.measured(f"ev-{number}", speedup)
         instance = planted.instance({**planted.VALUES, **changed})
-        steps.append(planted.step(parent, Side(number, instance, child)))
+        steps.append(planted.step(parent, MeasuredKernel(number, instance, child)))
     whole: Trajectory = planted.trajectory(*steps)
     return whole
 
@@ -299,9 +299,9 @@ def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
     catalog.close()
 
 
-def _change(tuned: Tuned) -> Change:
+def _change(tuned: Tuned) -> KernelChange:
     (step,) = tuned.trajectory.steps
-    return Change(step, "use", f"use-recipe-{tuned.lifted.name}", (), (), (), None)
+    return KernelChange(step, "use", f"use-recipe-{tuned.lifted.name}", (), (), (), None)
 
 
 def rows(catalog: Any) -> list[SkillRow]:

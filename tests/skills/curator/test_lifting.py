@@ -15,9 +15,9 @@ from optimizer.search.synthesizers.recipe.recipe import instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import fit
 from skills.curator.contrast import WRITTEN
 from skills.curator.lifting import KernelLifter, constants_of, recipe_from
-from skills.curator.records import Change, Lifted
+from skills.curator.records import KernelChange, Lifted
 from skills.trajectories.reading import subject_of
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from tests.skills.curator.planted import measured
 from tests.skills.trials.curated import KERNEL, bench_of, problem_in
 
@@ -31,10 +31,12 @@ def kernel(source: str = KERNEL, **changed: object) -> Bundle:
 
 def lifted(problem: Problem, source: str = KERNEL, **changed: object) -> Lifted | str:
     proposal = Proposal(kernel(source, **changed), "told")
-    step = Step(Side(0, None, None), Side(1, proposal, measured("key", None)))
+    step = TrajectoryStep(
+        MeasuredKernel(0, None, None), MeasuredKernel(1, proposal, measured("key", None))
+    )
     lineage = ("x86-64",)
     whole = Trajectory("trj_1", subject_of(problem, "float32"), "x86-64", lineage, (step,), True)
-    change = Change(step, "use", WRITTEN, (), (), (), None)
+    change = KernelChange(step, "use", WRITTEN, (), (), (), None)
     return KernelLifter(problem, "cpu", bench_of).lift(whole, change)
 
 

@@ -15,8 +15,8 @@ from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from kb.scope import ALL_ACCESS
 from skills.curator.changes import _row
-from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
-from skills.curator.wording import Words
+from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, KnownSkill, Texts, match, spoken
+from skills.curator.wording import SkillSentences
 from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
 from tests.skills.curator.test_draft import drafted
@@ -30,7 +30,7 @@ FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}
 
 def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
     """A draft about a layer norm on x86-64 in these words, with no knob that tells it apart."""
-    words = Words(
+    words = SkillSentences(
         paraphrase.description, ("Rows.",), ("Else.",), paraphrase.steps, ("Time.",), ("Slower.",)
     )
     made = drafted(trajectory(tuned()))
@@ -38,9 +38,9 @@ def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
                    words=words, moves=(), before=(), after=())  # fmt: skip
 
 
-def as_known(paraphrase: Paraphrase) -> Known:
+def as_known(paraphrase: Paraphrase) -> KnownSkill:
     draft = worded(paraphrase)
-    return Known(_row(draft.skill()), draft.evidence)
+    return KnownSkill(_row(draft.skill()), draft.evidence)
 
 
 def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
@@ -66,7 +66,7 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     moved = ({"change": {"role": "prefetch", "direction": "add"}},)
     unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)
     row = replace(known.row, moves=unlike)
-    assert match(replace(draft, moves=moved), [Known(row)], texts, LINEAGES) is None
+    assert match(replace(draft, moves=moved), [KnownSkill(row)], texts, LINEAGES) is None
     elsewhere = [
         replace(known.row.scopes, ops=("matmul",)),
         replace(known.row.scopes, languages=("triton",)),
@@ -74,7 +74,7 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     ]
     for scopes in elsewhere:
         row = replace(known.row, scopes=scopes)
-        assert match(draft, [Known(row)], texts, LINEAGES) is None
+        assert match(draft, [KnownSkill(row)], texts, LINEAGES) is None
     assert match(draft, [known], Texts(None), LINEAGES) is None
 
 

@@ -10,8 +10,8 @@ import pytest
 
 from optimizer.search.synthesizers.llm.conversation import Transcript
 from skills.curator.mended_runs import drafts_in
-from skills.curator.mending import MOST_CHANGED, Draft, Mend, lessons_of, mends_of
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.curator.mending import MOST_CHANGED, CompiledDraft, Mend, lessons_of, mends_of
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from tests.skills.curator.planted import free, measured, trajectory
 
 REST = "".join(f"  y[{n}] = x[{n}];\n" for n in range(9))
@@ -22,12 +22,14 @@ def kernel(first: str, rest: str = REST) -> str:
     return f"void kernlore_run(float *x, float *y) {{\n  {first}\n{rest}}}\n"
 
 
-def side(number: int, text: str, log: str = "", validity: str = "correct", **other: Any) -> Side:
+def side(
+    number: int, text: str, log: str = "", validity: str = "correct", **other: Any
+) -> MeasuredKernel:
     proposal = free(text)
     bundle = replace(proposal.bundle, origin=other.pop("origin", "llm"))
     speedup = None if log else 1.0
     evaluation = measured(f"ev-{number}", speedup, validity=validity, **other)
-    return Side(number, replace(proposal, bundle=bundle), replace(evaluation, log=log))
+    return MeasuredKernel(number, replace(proposal, bundle=bundle), replace(evaluation, log=log))
 
 
 def mended(
@@ -36,16 +38,16 @@ def mended(
     log: str = UNKNOWN,
     validity: str = "not_compiled",
     child: bool = True,
-    after: Side | None = None,
+    after: MeasuredKernel | None = None,
     run: str = "run_1",
     first: str = "scale2(x);",
     **other: Any,
 ) -> Trajectory:
     """A kernel that failed, and a right one as its child or as the next one of its parent."""
-    root = Side(0, None, measured("ev-0", None))
+    root = MeasuredKernel(0, None, measured("ev-0", None))
     failed = side(1, kernel(first, rest), log, validity, **other)
     right = after or side(2, kernel("scale(x);", rest), **other)
-    steps = (Step(root, failed), Step(failed if child else root, right))
+    steps = (TrajectoryStep(root, failed), TrajectoryStep(failed if child else root, right))
     made: Trajectory = trajectory(*steps, run=run)
     return made
 
@@ -122,9 +124,9 @@ def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() ->
 def wrong(after: str, rest: str = REST, run: str = "run_1") -> Trajectory:
     """A kernel whose results are wrong, and its right child."""
     message = "y is off by 0.5 at [3] where 1e-3 is allowed"
-    root = Side(0, None, measured("ev-0", None))
+    root = MeasuredKernel(0, None, measured("ev-0", None))
     before = side(1, kernel("x[0] = 1;", rest), validity="incorrect", message=message)
-    steps = Step(root, before), Step(before, side(2, kernel(after, rest)))
+    steps = TrajectoryStep(root, before), TrajectoryStep(before, side(2, kernel(after, rest)))
     made: Trajectory = trajectory(*steps, run=run)
     return made
 
@@ -141,11 +143,11 @@ def test_wrong_results_are_a_lesson_only_where_the_changes_agree() -> None:
 
 
 def test_the_last_draft_that_did_not_compile_counts_as_the_failed_kernel() -> None:
-    root, right = Side(0, None, measured("ev-0", None)), side(1, kernel("scale(x);"))
-    made = trajectory(Step(root, right))
+    root, right = MeasuredKernel(0, None, measured("ev-0", None)), side(1, kernel("scale(x);"))
+    made = trajectory(TrajectoryStep(root, right))
     drafts = [
-        Draft({"kernel.cpp": kernel("scale1(x);")}, "error: an earlier message"),
-        Draft({"kernel.cpp": kernel("scale2(x);")}, UNKNOWN),
+        CompiledDraft({"kernel.cpp": kernel("scale1(x);")}, "error: an earlier message"),
+        CompiledDraft({"kernel.cpp": kernel("scale2(x);")}, UNKNOWN),
     ]
     [mend] = mends_of(made, drafts={1: drafts}).mends
     assert (mend.draft, mend.node, mend.validity) == (2, 1, "not_compiled")
@@ -171,4 +173,7 @@ def test_drafts_are_read_from_a_stored_conversation() -> None:
         *(call("3", "no files"), answer("3", "failed: no files")),
     ]
     drafts = drafts_in(Transcript("run_1", 1, 0, "m", "v3", messages))
-    assert drafts == [Draft({"k.cpp": "a"}, "error: a\n  b"), Draft({"k.cpp": "b"}, "")]
+    assert drafts == [
+        CompiledDraft({"k.cpp": "a"}, "error: a\n  b"),
+        CompiledDraft({"k.cpp": "b"}, ""),
+    ]

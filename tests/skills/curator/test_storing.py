@@ -16,7 +16,7 @@ from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
 from skills.curator.distil import parameter_roles
-from skills.curator.match import ALIKE_COSINE, KeptVectors, Known, Texts
+from skills.curator.match import ALIKE_COSINE, KeptVectors, KnownSkill, Texts
 from skills.curator.storing import snapshot
 from skills.skill_library import SkillLibrary
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
@@ -138,4 +138,4 @@ def test_a_text_is_normalised_once_for_all_drafts(
     key = known.body_key
     monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
     assert known.body_key == key
-    assert known == Known(known.row, known.evidence)
+    assert known == KnownSkill(known.row, known.evidence)

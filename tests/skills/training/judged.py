@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from optimizer.evaluation.records import Interval
-from skills.training.samples import Licences, Prompt, Reward, Sample
+from skills.training.samples import Licences, Reward, TrainingPrompt, TrainingSample
 
 # Columns of TRL's dataset types.
 TYPE = {
@@ -38,8 +38,8 @@ def reward(value: float | None, /, **changes: Any) -> Reward:
 WRONG = reward(None, value=0.0, validity="incorrect", checks=(1, 4), timing="none")
 
 
-def sample(node: int, outcome: Reward, **changes: Any) -> Sample:
-    given = Sample(
+def sample(node: int, outcome: Reward, **changes: Any) -> TrainingSample:
+    given = TrainingSample(
         trajectory="run_1",
         node=node,
         parent=0,
@@ -54,7 +54,7 @@ def sample(node: int, outcome: Reward, **changes: Any) -> Sample:
         hardware="x86-64",
         language="cpp",
         bundle_sha256=f"sha-{node}",
-        prompt=Prompt("system", f"user {node}", "rendered"),
+        prompt=TrainingPrompt("system", f"user {node}", "rendered"),
         state={"shown": {}, "parent": {"files": {}, "node": 0}},
         completion=f"answer {node}",
         reward=outcome,

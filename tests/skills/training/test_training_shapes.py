@@ -29,7 +29,7 @@ from skills.training.rows import (
     write_manifest,
     write_rows,
 )
-from skills.training.samples import Licences, Prompt
+from skills.training.samples import Licences, TrainingPrompt
 from skills.training.trainable import stated_licence, trainable
 from tests.skills.training.judged import SAMPLES, TYPE, WRONG, reward, sample
 
@@ -97,7 +97,9 @@ def test_figures_of_different_clocks_are_not_compared(changes: dict[str, Any]) -
 
 
 def test_one_row_for_each_prompt() -> None:
-    same = tuple(replace(s, prompt=Prompt("system", "the same", "rendered")) for s in SAMPLES)
+    same = tuple(
+        replace(s, prompt=TrainingPrompt("system", "the same", "rendered")) for s in SAMPLES
+    )
     shaped_rows = shaped(same, "grpo")
     assert len(shaped_rows.rows) == 1 and shaped_rows.left_out == {"the same prompt as another": 6}
     row = shaped_rows.rows[0]
@@ -154,7 +156,7 @@ def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
         ({"reward": reward(None)}, "without a known reward"),
         ({"completion": f"key = 'sk-{'a1' * 12}'"}, "with what looks like a secret"),
         (
-            {"prompt": Prompt("s", f"hf_{'Ab3' * 10}", "stored")},
+            {"prompt": TrainingPrompt("s", f"hf_{'Ab3' * 10}", "stored")},
             "with what looks like a secret",
         ),
         ({"bundle_sha256": "sha-1"}, "the same bundle as another"),

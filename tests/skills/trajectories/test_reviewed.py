@@ -19,7 +19,12 @@ from skills.curator.lifting import tuned_instance
 from skills.curator.pipeline import replay
 from skills.training.samples import reward_of
 from skills.trajectories.reading import steps_of
-from skills.trajectories.records import Side, Trajectory, side_as_json, trajectory_from_json
+from skills.trajectories.records import (
+    MeasuredKernel,
+    Trajectory,
+    side_as_json,
+    trajectory_from_json,
+)
 from skills.trajectories.reviews import (
     flagged,
     flagged_in,
@@ -119,7 +124,7 @@ def test_refused_it_counts_as_rejected_and_so_does_nothing_else() -> None:
 def test_no_answer_changes_what_does_not_wait(
     changes: dict[str, object], decision: ReviewDecision
 ) -> None:
-    side = Side(2, None, measured("ev-2", 40.0, **changes))
+    side = MeasuredKernel(2, None, measured("ev-2", 40.0, **changes))
     assert reviewed_side(side, answer("ev-2", decision)) == side
 
 

@@ -31,7 +31,12 @@ from skills.trajectories.reading import (
     steps_of,
     trajectory_of,
 )
-from skills.trajectories.records import Side, Trajectory, side_as_json, trajectory_from_json
+from skills.trajectories.records import (
+    MeasuredKernel,
+    Trajectory,
+    side_as_json,
+    trajectory_from_json,
+)
 
 KERNEL = "#define TILE {tile}\nint kernlore_run() {{ return TILE; }}\n"
 
@@ -212,9 +217,11 @@ def test_a_row_from_before_is_read_as_it_was_written() -> None:
 
 
 def test_flags_and_rejection_reach_the_curator() -> None:
-    review = Side(1, None, evaluation_of(bundle(8), 1.5, flags=(Flag(29, "review", "too fast"),)))
+    review = MeasuredKernel(
+        1, None, evaluation_of(bundle(8), 1.5, flags=(Flag(29, "review", "too fast"),))
+    )
     assert (review.flags, review.rejected) == (("too fast",), False)
-    rejected = Side(
+    rejected = MeasuredKernel(
         1, None, evaluation_of(bundle(8), None, flags=(Flag(14, "reject", "falls back"),))
     )
     assert rejected.rejected
