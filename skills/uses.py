@@ -1,5 +1,5 @@
 """What the uses of a skill say about it: whether it wins, on which part of its scope it loses, and
-what showing it is worth. Pure functions over uses; `skills.observation` applies them to the store.
+what showing it is worth. Pure functions over uses; `skills.lifecycle` applies them to the store.
 
 A use counts where its effect is known, from the paired figure: it helped when the child was correct
 and gained more than the noise over its parent.

@@ -38,10 +38,8 @@ from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
-from skills.lifecycle import queue
-from skills.observation import known_uses, store_narrowed, without
-from skills.trials.ablation import Ablation
-from skills.trials.searching import WithSkill
+from skills.lifecycle import known_uses, queue, store_narrowed, without
+from skills.trials.ablation import Ablation, WithSkill
 from skills.trials.trial import Arm, Trial, TrialContext, TrialVerdict, classify_trials
 from skills.uses import ScopePart, outside
 

@@ -32,8 +32,7 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from skills.curator.gate import gate
 from skills.training.export import ExportRequest, export_trajectories
-from skills.trajectories.accept import trajectory_store
-from skills.trajectories.reading import trajectory
+from skills.trajectories.reading import trajectory, trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.conftest import URL, assert_error, hold_to_description, wait_until_ready
 from tests.shared import copy_knowledge, place_models

@@ -64,7 +64,7 @@ from optimizer.search.knowledge import Knowledge, Move, ShownSkill
 from optimizer.search.runs.knowledge import library_recipes
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import ProblemView
-from skills.trials.held_out import MAX_TRIALS, held_out_cases
+from skills.trials.trial import MAX_TRIALS, held_out_cases
 from tests.benchmarks.test_knowledge_value import (
     FACTS,
     HARDWARE,

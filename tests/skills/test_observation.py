@@ -20,7 +20,7 @@ from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
-from skills.observation import observe, retire_unused, without
+from skills.lifecycle import observe, retire_unused, without
 from skills.uses import (
     ScopePart,
     SkillUse,

@@ -18,7 +18,7 @@ from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.synthesizers.base import CaseView, ProblemView
-from skills.trials.held_out import MAX_LOOKED_AT, held_out_cases
+from skills.trials.trial import MAX_LOOKED_AT, held_out_cases
 
 TRIAL_SEED = 0  # of the cases that trials of a skill take
 

@@ -13,17 +13,17 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.schema import parse_hardware
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import Interval
 from optimizer.search.records import Proposal, Value
-from skills.curator.contrast import Roles
 from skills.curator.distil import distil as product_distil
-from skills.curator.distillation import Distillation
+from skills.curator.records import Distillation, Roles
 from skills.trajectories.records import (
+    EvaluationSummary,
     MeasuredKernel,
     Trajectory,
     TrajectoryProblem,
     TrajectoryStep,
-    side_from_json,
+    summary_from_json,
 )
 from tests.catalogs import filled_data_dir
 
@@ -66,8 +66,8 @@ def ratio(value: float, spread: float = 0.03, n: int = 12) -> Interval:
     return Interval(value, value * (1 - spread), value * (1 + spread), n)
 
 
-def measured(key: str, speedup: float | Interval | None, **other: Any) -> Evaluation:
-    """An evaluation in the words of the stored form of a trajectory."""
+def measured(key: str, speedup: float | Interval | None, **other: Any) -> EvaluationSummary:
+    """An evaluation as a trajectory stores it."""
     figure = ratio(speedup) if isinstance(speedup, int | float) else speedup
     bounds = None if figure is None else vars(figure)
     row: dict[str, Any] = {
@@ -89,9 +89,7 @@ def measured(key: str, speedup: float | Interval | None, **other: Any) -> Evalua
     if figure is not None:
         case = {"case": "main", "baseline_us": 100.0, "candidate_us": 100.0 / figure.value}
         row["cases"] = ({**case, "speedup": bounds, "state": "measured"},)
-    side = side_from_json({"number": 0, "kernel": None, "measured": {**row, **other}})
-    assert side.evaluation is not None
-    return side.evaluation
+    return summary_from_json({**row, **other})
 
 
 def instance(values: Mapping[str, Value], recipe: str | None = RECIPE, note: str = "") -> Proposal:

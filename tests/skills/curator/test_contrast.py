@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 
 from kb.moves_vocabulary import changes_named, direction_of, transformation_of
-from skills.curator.contrast import UNNAMED, WRITTEN, contrast
-from skills.curator.gate import Passed
-from skills.curator.records import KernelChange
+from skills.curator.contrast import contrast
+from skills.curator.gate import GatePass
+from skills.curator.records import UNNAMED, WRITTEN, KernelChange
 from skills.trajectories.records import MeasuredKernel, TrajectoryStep
 from tests.skills.curator.planted import ROLES, VALUES, free, instance, measured, step, tuned
 
-USE = Passed("use", "pair", None)
-AVOID = Passed("avoid", "pair", None)
+USE = GatePass("use", "pair", None)
+AVOID = GatePass("avoid", "pair", None)
 LOOP = (
     "void run(const float *x, float *y, long n) {\n  for (long i = 0; i < n; i++) y[i] = x[i];\n}"
 )
 
 
-def changed(made: TrajectoryStep, passed: Passed = USE, **other: Any) -> KernelChange | None:
+def changed(made: TrajectoryStep, passed: GatePass = USE, **other: Any) -> KernelChange | None:
     return contrast(made, passed, ROLES, **other)[0]
 
 

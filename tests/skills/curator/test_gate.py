@@ -11,8 +11,8 @@ import pytest
 
 from kb.catalog import Catalog
 from optimizer.evaluation.records import Interval
+from skills.curator.comparison import kernel_key
 from skills.curator.gate import NOISE_FLOOR, gain_of, gate, noise_floor
-from skills.curator.texts import kernel_key
 from skills.trajectories.records import MeasuredKernel, Trajectory
 from tests.skills.curator.planted import (
     ROLES,
@@ -157,7 +157,7 @@ def test_the_interval_of_a_gain_covers_it(seed: int) -> None:
             half = math.exp(1.96 * 0.02)
             figure = Interval(seen, seen / half, seen * half, 12)
             sides.append(MeasuredKernel(1, instance(VALUES), measured("e", figure)))
-        gain = gain_of(*sides)
+        gain = gain_of(sides[0], sides[1])
         assert gain is not None
         covered += gain.low <= 1.5 <= gain.high
     assert 0.91 < covered / rounds < 0.985

@@ -9,10 +9,8 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog import skills as store
-from skills.curator.distillation import Distillation
-from skills.curator.kernel_text import key_lines
-from skills.curator.records import KernelChange
-from skills.curator.wording import MOST_LINES
+from skills.curator.draft import MOST_LINES, key_lines
+from skills.curator.records import Distillation, KernelChange
 from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from tests.skills.curator.planted import distil, free, measured, trajectory
 

@@ -14,9 +14,10 @@ from kb.catalog.skills import SkillRow
 from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from kb.scope import ALL_ACCESS
-from skills.curator.changes import _row
-from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, KnownSkill, Texts, match, spoken
-from skills.curator.wording import SkillSentences
+from skills.curator.draft import SkillSentences
+from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, TextSimilarity, draft_words, match
+from skills.curator.pipeline import skill_row
+from skills.curator.records import KnownSkill
 from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
 from tests.skills.curator.test_draft import drafted
@@ -40,11 +41,11 @@ def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
 
 def as_known(paraphrase: Paraphrase) -> KnownSkill:
     draft = worded(paraphrase)
-    return KnownSkill(_row(draft.skill()), draft.evidence)
+    return KnownSkill(skill_row(draft.skill()), draft.evidence)
 
 
 def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
-    texts = Texts(embedder)
+    texts = TextSimilarity(embedder)
     for name, (first, other) in PAIRS.items():
         library = [as_known(two) for key, pair in PAIRS.items() if key != name for two in pair]
         library += [as_known(near) for near in NEAR.values()]
@@ -52,7 +53,7 @@ def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) 
         matched = match(worded(other), [*library, as_known(first)], texts, LINEAGES)
         assert matched is not None, name
         assert (matched.known.row.name, matched.tier) == (first.transformation, "words")
-        alike = texts.similarity(spoken(worded(first)), spoken(worded(other)))
+        alike = texts.similarity(draft_words(worded(first)), draft_words(worded(other)))
         assert alike.cosine is not None
         assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
 
@@ -61,7 +62,7 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     embedder: LocalEmbedder,
 ) -> None:
     first, other = PAIRS["prefetch"]
-    texts, draft, known = Texts(embedder), worded(other), as_known(first)
+    texts, draft, known = TextSimilarity(embedder), worded(other), as_known(first)
     assert match(draft, [known], texts, LINEAGES) is not None
     moved = ({"change": {"role": "prefetch", "direction": "add"}},)
     unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)
@@ -75,7 +76,7 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     for scopes in elsewhere:
         row = replace(known.row, scopes=scopes)
         assert match(draft, [KnownSkill(row)], texts, LINEAGES) is None
-    assert match(draft, [known], Texts(None), LINEAGES) is None
+    assert match(draft, [known], TextSimilarity(None), LINEAGES) is None
 
 
 def rows(catalog: Catalog) -> dict[str, SkillRow]:

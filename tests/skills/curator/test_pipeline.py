@@ -16,10 +16,10 @@ from kb.errors import Conflict
 from kb.scope import ALL_ACCESS
 from optimizer.search.runs.skill_moves import recipe_of
 from skills.curator.contrast import roles_of
+from skills.curator.distil import context_of, snapshot, store_deltas
 from skills.curator.drafter import DELTA_SCHEMA, DraftTask
 from skills.curator.pipeline import propose_deltas, replay
-from skills.curator.records import Lifted
-from skills.curator.storing import context_of, snapshot, store_deltas
+from skills.curator.records import LiftedRecipe
 from skills.skill_library import SkillLibrary
 from skills.trajectories.records import MeasuredKernel, Trajectory, trajectory_from_json
 from tests.skills.curator.planted import (
@@ -385,9 +385,9 @@ def test_the_schema_that_is_sent_refuses_what_the_checks_refuse() -> None:
     assert not validator.is_valid(text(operation="DELETE")) and not validator.is_valid(text(x=1))
 
 
-def lift(trajectory: Trajectory, change: object) -> Lifted | str:
+def lift(trajectory: Trajectory, change: object) -> LiftedRecipe | str:
     del trajectory, change
-    return Lifted("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
+    return LiftedRecipe("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
                   {"references/k.cpp": "int main() {}\n"})  # fmt: skip
 
 

@@ -29,9 +29,8 @@ from skills.training.rows import (
     write_manifest,
     write_rows,
 )
-from skills.training.samples import Licences, TrainingPrompt
-from skills.training.trainable import stated_licence, trainable
-from tests.skills.training.judged import SAMPLES, TYPE, WRONG, reward, sample
+from skills.training.samples import Licences, TrainingPrompt, stated_licence, trainable
+from tests.skills.training.judged import SAMPLES, TYPE, WRONG, proposal, reward, sample
 
 # What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.
 RESERVED = {
@@ -159,19 +158,19 @@ def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
             {"prompt": TrainingPrompt("s", f"hf_{'Ab3' * 10}", "stored")},
             "with what looks like a secret",
         ),
-        ({"bundle_sha256": "sha-1"}, "the same bundle as another"),
+        ({"proposal": proposal(1)}, "the same bundle as another"),
     ],
 )
 def test_what_may_not_be_trained_on(changes: dict[str, Any], reason: str) -> None:
     other = replace(sample(2, reward(1.5)), **changes)
-    kept = trainable((sample(1, reward(1.5)), other))
-    assert [s.node for s in kept.samples] == [1]
-    assert kept.left_out == Counter({reason: 1})
+    usable, left_out = trainable((sample(1, reward(1.5)), other))
+    assert [s.node for s in usable] == [1]
+    assert left_out == Counter({reason: 1})
 
 
 def test_an_unchanged_sample_is_kept() -> None:
-    kept = trainable((sample(1, reward(1.5)), sample(2, WRONG)))
-    assert len(kept.samples) == 2 and not kept.left_out
+    usable, left_out = trainable((sample(1, reward(1.5)), sample(2, WRONG)))
+    assert len(usable) == 2 and not left_out
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from skills.curator.texts import (
+from skills.curator.comparison import (
     ShownTexts,
     body_key,
     code,
