@@ -1,8 +1,8 @@
-"""Kernels with one planted defect each, and what the diagnosis says of them.
+"""Kernels with one planted defect each, and their diagnosis.
 
 On a GPU every kernel is evaluated, profiled and diagnosed, and the first and the first three
-signals are held against what was planted. With --check nothing is run on a device: the kernels are
-compiled for the chip and the Triton ones checked in the interpreter.
+signals are compared with the defect. With --check no device is used: the kernels are compiled for
+the chip and the Triton ones checked in the interpreter.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ def check_all(chosen: Sequence[str]) -> None:
 
 
 class Keeping(Evaluator):
-    """Keeps what was collected, so that other rules can be tried on it later."""
+    """Stores collected metrics, so that other rules can be tried on them later."""
 
     collected: Sequence[Collected] = ()
 
@@ -228,7 +228,7 @@ def parts_of(rows: Sequence[Row], about: Sequence[str]) -> list[str]:
 
 
 def measure_all(given: argparse.Namespace) -> None:
-    """What the folder holds is not measured again, unless it is asked for by name."""
+    """Kernels with a record in the folder are measured again only by name."""
     folder: Path = given.folder or Path(tempfile.mkdtemp(prefix="kernlore-planted-"))
     measured = machine_of(folder)
     done = {record["file"] for record in kept(folder, RECORDS)}

@@ -205,7 +205,7 @@ def excerpt(text: str, scope: str | None) -> dict[str, Any]:
 
 
 class VectorCache:
-    """The default embedding model, with every vector kept in a file: a second run embeds nothing.
+    """The default embedding model with a file of its vectors, so that a second run embeds nothing.
 
     Texts are cut at the model's window, as libraries do.
     """

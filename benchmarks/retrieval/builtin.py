@@ -1,7 +1,7 @@
-"""How well the built-in knowledge answers: forty questions of our own about the nine shipped chips.
+"""Answers from the built-in knowledge to forty questions about nine shipped chips.
 
 A regression check: constraints, guidance and hardware documents compete for every row, and the run
-fails when nDCG@10 falls below what was recorded. The rows were written from the documents, so the
+fails when nDCG@10 falls below the recorded value. The rows were written from the documents, so the
 result says nothing about questions that no document answers.
 """
 
@@ -25,7 +25,7 @@ from kb.errors import InvalidKnowledge, InvalidRequest
 QUESTIONS = Path(__file__).with_name("builtin_questions.jsonl")
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Retrieval over the built-in knowledge"
-LEAST = 0.741  # what was recorded, less 0.03
+LEAST = 0.741  # the recorded value, less 0.03
 NEAR = 5  # units of text that a reader is expected to read
 SHORTEST = 40  # characters of a quote: shorter ones turn up by chance
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
@@ -46,12 +46,12 @@ class Options:
 
 
 def plain(text: str) -> str:
-    """What is compared: letters and digits only, lower case, so wrapping and markup are free."""
+    """Letters and digits only, lower case, so that wrapping and markup do not matter."""
     return re.sub(r"[\W_]+", "", text.lower())
 
 
 def quote_problem(document: str, quote: str) -> str | None:
-    """What is wrong with a quote of this document, or None."""
+    """A problem with a quote of this document, or None."""
     body, wanted = FRONT_MATTER.sub("", document), plain(quote)
     if len(quote) < SHORTEST:
         return f"is shorter than {SHORTEST} characters"
@@ -97,7 +97,7 @@ def best_only(row: Row) -> Row:
 
 @dataclass(frozen=True)
 class Asked:
-    """outside: how many excerpts are about neither the chip asked for nor its family."""
+    """outside: number of excerpts about neither the requested chip nor its family."""
 
     answers: Answers
     outside: int
@@ -121,7 +121,7 @@ def ask(scorer: Scorer, data_dir: Path | None) -> Asked:
 
 
 def far_rows(rows: Sequence[Row], best: Scores) -> list[list[str]]:
-    """Rows whose best evidence is not near the top: id, kind, hardware, where it is, the text."""
+    """Rows whose best evidence is not near the top: id, kind, hardware, place, text."""
     far = []
     for row, reciprocal in zip(rows, best.column("mrr@10"), strict=True):
         if reciprocal < 1 / NEAR:

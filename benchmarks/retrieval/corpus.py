@@ -20,7 +20,7 @@ MANIFEST = "MANIFEST.jsonl"
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """`name` is what it is uploaded as: its path below the folder of its hardware."""
+    """`name` is its path below the folder of its hardware, under which it is uploaded."""
 
     path: Path
     name: str
@@ -57,7 +57,7 @@ class Corpus:
         return Corpus(kept, self.missing, self.extra)
 
     def lines(self) -> list[str]:
-        """What a reader of a result must know of it."""
+        """A description for the reader of a result."""
         facts = [
             f"{len(self.files):,} documents, {self.size_bytes / 1e6:.1f} MB,"
             f" {len(self.hardware)} hardware ids"

@@ -1,9 +1,8 @@
-"""One real run, killed with SIGKILL at random moments and resumed each time: what is lost, what is
-done twice, what is left behind, and whether its stored evaluations give the same tree again.
+"""A run is killed with SIGKILL at random moments and resumed each time.
 
-The run's own process knows nothing of this: rows are read from its catalog, finished evaluations
-are counted by a trigger there, and orphans are handed to this process, which asks the kernel to be
-their reaper. Linux only.
+Counts lost rows, repeated evaluations and leftover processes, and checks that the stored
+evaluations give the same tree again. Rows are read from the run's catalog, finished evaluations are
+counted by a trigger there, and orphans are reparented to this process. Linux only.
 """
 
 from __future__ import annotations
@@ -74,9 +73,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ten kills came to. twice: keys of evaluations that were finished again after they had a
+    """Result of all kills. twice: keys of evaluations that were finished again after they had a
     measured result. orphaned: keys of finished evaluations without a node. same: whether the replay
-    gives the same tree; told: where not, the first difference."""
+    gives the same tree; told: the first difference, if not."""
 
     kills: tuple[Kill, ...]
     candidates: int
@@ -297,12 +296,12 @@ def _replayed(services: Any, row: RunRow, tree: Tree, folder: Path) -> Tree:
 
 class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
     def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
 
 def _difference(first: Tree, other: Tree) -> str:
@@ -338,7 +337,7 @@ def _parts(outcome: Outcome) -> list[str]:
         "kill",
         "after its start",
         "nodes stored",
-        "rows kept",
+        "rows unchanged",
         "processes it had",
         "left",
         "gone within",

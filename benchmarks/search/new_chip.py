@@ -1,4 +1,4 @@
-"""What a search finds on a chip that nobody has seen, from its manual alone and without a model.
+"""Searches on drawn chips from their manual alone, without a model.
 
 The fictional chips of examples/new_chip: each is drawn from a seed, described by command templates,
 and its manual uploaded. Arms: the manual; the same manual with half the scratchpad stated (the chip
@@ -33,14 +33,14 @@ from optimizer.search.synthesizers.base import Asking, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree
 
-TITLE = "A chip that nobody has seen: what its manual alone is worth"
+TITLE = "Searches on a drawn chip from its manual alone"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "new_chip"
 SEEDS = (2, 3, 5, 6, 7)
 LANGUAGE = "novac"
 ARMS = ("manual", "half the scratchpad", "without limits", "no manual")
 NOTE = (
     "Cycles are the simulator's (`simulator`); no wall time is among them. There is no reference on"
-    " such a chip, so gains are over the manual's own sample as it stands (where that breaks the"
+    " such a chip, so gains are over the manual's unchanged sample (where that breaks the"
     " stated limits, over the nearest variant that does not). The problem is"
     " `examples/new_chip/problems/matmul.py`, the only one that the manual has a sample of; for the"
     " other two nothing is proposed. Only constants of the sample change, never its structure: what"
@@ -56,7 +56,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One run. breaking: candidates beyond the drawn limits. asked: what was proposed, in order."""
+    """One run. breaking: candidates beyond the drawn limits. asked: proposals in order."""
 
     seed: int
     arm: str
@@ -179,7 +179,7 @@ def _values_text(values: Mapping[str, Any]) -> str:
 
 
 def report(rows: list[Row]) -> list[str]:
-    head = ["seed", "arm", "n", "verdicts", "beyond a limit", "cycles of what it is over",
+    head = ["seed", "arm", "n", "verdicts", "beyond a limit", "cycles of the baseline",
             "best cycles", "best (M N K pad)", "at node", "gain", "ended"]  # fmt: skip
     lines = [
         [r.seed, r.arm, r.candidates, json.dumps(r.verdicts), r.breaking, _base(r),
@@ -190,7 +190,7 @@ def report(rows: list[Row]) -> list[str]:
 
 
 def _base(row: Row) -> str:
-    """With a word where it is not the sample itself."""
+    """Marked if it is not the sample itself."""
     if row.sample_cycles is None:
         return ""
     return str(row.sample_cycles) + ("" if row.over == AS_IT_STANDS else " (nearest variant)")

@@ -204,7 +204,7 @@ def dense_sets(batches: Sequence[Batch]) -> list[tuple[torch.Tensor, ...]]:
 
 
 def graphs_of(decode: Decode, batches: Sequence[Batch], equal: bool) -> dict[str, Any]:
-    """What is timed, by name."""
+    """The timed calls by name."""
     graphs: dict[str, Any] = {}
     for each in STAGES_A_PART:
         calls = [(batch, *room(batch, each)) for batch in batches]
