@@ -143,7 +143,7 @@ def memory_of(pid: int) -> Memory | None:
     return Memory(now, peak)
 
 
-# -- loading: A corpus into a running service, as a hardware team would: register, upload, wait, l
+# -- a corpus into a service: register, upload, wait, report
 
 BATCH_FILES = 48
 BATCH_BYTES = 24 * 1024 * 1024
@@ -308,7 +308,7 @@ def _reason(service: Service, job_id: str | None) -> str:
     return "; ".join([*pages, *result.get("warnings", [])][:3]) or "no reason given"
 
 
-# -- builtin: The built-in knowledge as a store of its own, for questions in this process.
+# -- the built-in knowledge in a store of this process
 
 # The chips that the built-in questions are about.
 CHIPS = ("x86-64", "neoverse-v2", "a100", "h100", "h200", "b200", "mi300x", "trainium2", "mtia-v2i")

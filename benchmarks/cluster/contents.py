@@ -72,7 +72,7 @@ class Balancer:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class ComparableAnswer:
     """An answer: its context, which is byte for byte the same for equal requests, and the places
     and texts of its excerpts."""
 
@@ -80,17 +80,17 @@ class Spoken:
     excerpts: tuple[tuple[str, str], ...]
     by_words: bool
 
-    def against(self, expected: Spoken) -> Kind:
+    def against(self, expected: ComparableAnswer) -> Kind:
         """Classify an answer: same, by words (its hint says so) or different."""
         if (self.context, self.excerpts) == (expected.context, expected.excerpts):
             return "same"
         return "by words" if self.by_words else "different"
 
 
-def spoken(answer: Mapping[str, Any]) -> Spoken:
+def comparable(answer: Mapping[str, Any]) -> ComparableAnswer:
     """The part of an answer that has no id and no time."""
     hints = answer.get("hints", ())
-    return Spoken(
+    return ComparableAnswer(
         answer["context"],
         tuple((excerpt["id"], excerpt["text"]) for excerpt in answer["excerpts"]),
         NO_INDEX in hints or NO_VECTORS_YET in hints,
@@ -104,7 +104,7 @@ class Contents:
 
     documents: Mapping[str, str]
     runs: Mapping[str, str]
-    answers: Mapping[str, Spoken] = field(default_factory=dict)
+    answers: Mapping[str, ComparableAnswer] = field(default_factory=dict)
 
 
 def contents_of(replicas: Sequence[Replica], originals: Mapping[str, bytes]) -> Contents:
@@ -124,9 +124,11 @@ def contents_of(replicas: Sequence[Replica], originals: Mapping[str, bytes]) -> 
         if run["state"] == "finished"
     }
     answers = {
-        f"{number} at {replica.url}": spoken(replica.client.post("/retrieve", json=asked).json())
+        f"{number} at {replica.url}": comparable(
+            replica.client.post("/retrieve", json=question).json()
+        )
         for replica in replicas
-        for number, asked in enumerate(QUESTIONS)
+        for number, question in enumerate(QUESTIONS)
     }
     return Contents(documents, runs, answers)
 

@@ -25,11 +25,11 @@ from typing import Any
 from benchmarks.cluster.contents import (
     SIGNALS,
     Balancer,
+    ComparableAnswer,
     Kind,
-    Spoken,
+    comparable,
     contents_of,
     differences,
-    spoken,
 )
 from benchmarks.cluster.parts import Installation, Part, RayHead, RayNode, installation
 from benchmarks.report import ended, say, table, write_result
@@ -62,7 +62,7 @@ class Loss:
 class Watch:
     """Sends one question after another and records the answers."""
 
-    def __init__(self, urls: Sequence[str], expected: Sequence[Spoken]) -> None:
+    def __init__(self, urls: Sequence[str], expected: Sequence[ComparableAnswer]) -> None:
         self._balancer, self._expected = Balancer(urls), expected
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="watch", daemon=True)
@@ -87,7 +87,7 @@ class Watch:
             answer = self._balancer.send("POST", "/retrieve", json=SIGNALS[number])
             kind: Kind = "refused"
             if answer is not None and answer.status_code == 200:
-                kind = spoken(answer.json()).against(self._expected[number])
+                kind = comparable(answer.json()).against(self._expected[number])
             elif answer is not None and answer.status_code not in (502, 503, 507):
                 kind = "different"
             now = time.monotonic()
@@ -144,9 +144,9 @@ class Losses:
         not those that were sent."""
         missing = []
         for document, word in self._words.items():
-            asked = {"query": f"{word} unit", "hardware": CHIP}
+            question = {"query": f"{word} unit", "hardware": CHIP}
             for replica in self._cluster.replicas:
-                answer = replica.client.post("/retrieve", json=asked).json()
+                answer = replica.client.post("/retrieve", json=question).json()
                 if document not in {e["document"]["id"] for e in answer["excerpts"]}:
                     missing.append(f"{word} is not found at {replica.url}")
             stored = self._cluster.replicas[0].client.get(f"/documents/{document}/file")
@@ -176,7 +176,7 @@ class Losses:
         watch = Watch(self._urls, [before.answers[f"{n} at {at}"] for n in range(len(SIGNALS))])
         name = part.name.replace(" ", "").lower()
         search = self._search(part)
-        kept = set(self._words)
+        known = set(self._words)
         self.ingest(f"{name}before")
         watch.start()
         say(f"{part.name} is killed")
@@ -193,7 +193,7 @@ class Losses:
         watch.stop()
         loss.answers, loss.silent = watch.answers, watch.silent
         loss.wrong += self.unread()
-        self._forget(set(self._words) - kept)
+        self._forget(set(self._words) - known)
         loss.wrong += differences(before, contents_of(self._cluster.replicas, self._originals))
         say(f"{part.name}: {loss}")
         return loss
@@ -283,7 +283,7 @@ if __name__ == "__main__":
     ended(main)
 
 
-# -- under way: Searches that are under way while a part is killed: one that a replica carries out
+# -- searches that run while a part is killed
 
 SETTLE_SECONDS = 900.0
 LOOK_SECONDS = 0.2

@@ -234,7 +234,7 @@ def _replica(folder: Path, environment: Mapping[str, str], model_cache: Path | N
     return Replica(folder, environment, model_cache)
 
 
-# -- ray nodes: A Ray cluster on this machine: a head without processors of its own, and nodes wit
+# -- a Ray cluster: a head without processors, and nodes
 
 LABEL = "cpu_model=x86-64"
 OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes is 78.6 MB

@@ -94,22 +94,22 @@ def write_report(path: Path | None, title: str, parts: Sequence[str], measured: 
         path.write_text(f"# {title}\n\n{body}\n", encoding="utf-8")
 
 
-def kept(folder: Path, name: str) -> list[dict[str, Any]]:
+def stored_records(folder: Path, name: str) -> list[dict[str, Any]]:
     """Records of earlier parts of a run, from a file of JSON lines."""
     path = folder / name
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]
 
 
-def keep(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+def store_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     with (folder / name).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(record) + "\n")
 
 
 def device_line() -> str:
     """GPU, driver and versions of torch and triton."""
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    report = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     name, driver = report.splitlines()[0].split(", ", 1)
     versions = [f"{package} {metadata.version(package)}" for package in ("torch", "triton")]
     return f"{name}, driver {driver.strip()}, {', '.join(versions)}"

@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.evaluation.gpu_machine import (
     THREADS,
-    keep,
-    kept,
     machine_of,
+    store_record,
+    stored_records,
     target_of,
     write_report,
 )
@@ -231,16 +231,16 @@ def measure_all(given: argparse.Namespace) -> None:
     """Kernels with a record in the folder are measured again only by name."""
     folder: Path = given.folder or Path(tempfile.mkdtemp(prefix="kernlore-planted-"))
     measured = machine_of(folder)
-    done = {record["file"] for record in kept(folder, RECORDS)}
+    done = {record["file"] for record in stored_records(folder, RECORDS)}
     for planted in () if given.report else all_planted(given.only):
         if given.only or planted.file not in done:
             began = time.perf_counter()
             result, collected = measure(planted, target_of(HARDWARE, "cuda"), measured.ceilings)
             report = {"file": planted.file, "collected": [asdict(c) for c in collected]}
-            keep(folder, RECORDS, {**report, **result.as_json()})
+            store_record(folder, RECORDS, {**report, **result.as_json()})
             took = time.perf_counter() - began
             say(f"{planted.name}: {result.validity} {result.message} {took:.1f} s")
-    last = {record["file"]: record for record in kept(folder, RECORDS)}
+    last = {record["file"]: record for record in stored_records(folder, RECORDS)}
     rows = [
         Row(planted, evaluation_from_json(last[planted.file]))
         for planted in all_planted()

@@ -153,8 +153,8 @@ def _context_hit(answer: Answer, target: Target) -> bool:
 def _is_foreign(
     move: Move, lineage: Sequence[str], foreign: Sequence[tuple[re.Pattern[str], frozenset[str]]]
 ) -> bool:
-    said = " ".join([move.name, json.dumps(dict(move.change))])
-    return any(p.search(said) and chips.isdisjoint(lineage) for p, chips in foreign)
+    text = " ".join([move.name, json.dumps(dict(move.change))])
+    return any(p.search(text) and chips.isdisjoint(lineage) for p, chips in foreign)
 
 
 # -- the run

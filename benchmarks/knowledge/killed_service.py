@@ -237,8 +237,8 @@ class Service:
                     return
             time.sleep(0.05)
         lines = (self.folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line for line in lines if '"level": "info"' not in line][-40:]
-        raise Unavailable(f"{path} of the service is still {body}", hint="\n".join(said))
+        messages = [line for line in lines if '"level": "info"' not in line][-40:]
+        raise Unavailable(f"{path} of the service is still {body}", hint="\n".join(messages))
 
     def upload(self, name: str, text: bytes, chip: str) -> str:
         """The document's id, when the service has accepted it."""

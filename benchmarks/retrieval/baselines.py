@@ -82,12 +82,12 @@ def read_texts(corpus: Corpus, cache: Path) -> Texts:
 
 def _read(parsers: ParserPool, file: CorpusFile, cache: Path) -> str:
     digest = hashlib.sha256(f"{PIPELINE} {file.name}\n".encode() + file.path.read_bytes())
-    kept = cache / f"{digest.hexdigest()}.txt"
-    if not kept.exists():
+    cached = cache / f"{digest.hexdigest()}.txt"
+    if not cached.exists():
         parsed = parsers.parse(file.path, file.name)
         text = "\n\n".join(element.text for element in parsed.elements)
-        kept.write_text(text, encoding="utf-8", errors="replace")
-    return kept.read_text(encoding="utf-8")
+        cached.write_text(text, encoding="utf-8", errors="replace")
+    return cached.read_text(encoding="utf-8")
 
 
 # -- questions

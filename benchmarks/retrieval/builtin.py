@@ -96,14 +96,14 @@ def best_only(row: Row) -> Row:
 
 
 @dataclass(frozen=True)
-class Asked:
+class Answered:
     """outside: number of excerpts about neither the requested chip nor its family."""
 
     answers: Answers
     outside: int
 
 
-def ask(scorer: Scorer, data_dir: Path | None) -> Asked:
+def ask(scorer: Scorer, data_dir: Path | None) -> Answered:
     answers: dict[str, list[dict[str, Any]]] = {}
     outside = 0
     with builtin_services(data_dir) as services:
@@ -117,7 +117,7 @@ def ask(scorer: Scorer, data_dir: Path | None) -> Asked:
                     bool(occurrences.hardware) and own.isdisjoint(occurrences.hardware)
                     for occurrences in answer.excerpts
                 )
-    return Asked(answers, outside)
+    return Answered(answers, outside)
 
 
 def far_rows(rows: Sequence[Row], best: Scores) -> list[list[str]]:
@@ -133,13 +133,13 @@ def far_rows(rows: Sequence[Row], best: Scores) -> list[list[str]]:
 
 def by_category(rows: Sequence[Row], scores: Scores) -> str:
     """The same scores by where the first quote of a row is: hw_manuals/<category>/..."""
-    kept: dict[str, list[int]] = {}
+    by_category_rows: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        kept.setdefault(row["relevant"][0]["path"].split("/")[1], []).append(number)
+        by_category_rows.setdefault(row["relevant"][0]["path"].split("/")[1], []).append(number)
     metrics = ("recall@5", "ndcg@10")
     cells = [
         [name, len(numbers), *(f"{scores.column(m)[numbers].mean():.3f}" for m in metrics)]
-        for name, numbers in sorted(kept.items())
+        for name, numbers in sorted(by_category_rows.items())
     ]
     return table(["answered in", "rows", *metrics], cells)
 
@@ -158,8 +158,8 @@ def judge(ndcg: float, least: float) -> None:
 def run(options: Options) -> None:
     scorer = Scorer(options.scorer, QUESTIONS)
     check_rows(scorer.rows)
-    asked = ask(scorer, options.data_dir)
-    answers = asked.answers
+    answered = ask(scorer, options.data_dir)
+    answers = answered.answers
     with tempfile.TemporaryDirectory(prefix="kernlore-builtin-") as folder:
         written = write_answers(Path(folder) / "answers.jsonl", answers)
         best_gold = write_jsonl(Path(folder) / "best.jsonl", list(map(best_only, scorer.rows)))
@@ -173,12 +173,12 @@ def run(options: Options) -> None:
         f" {options.least:.3f}.",
         f"```\n{shown}```",
         "`foreign@10` counts documents of a chip's own family as foreign, since the scorer knows no"
-        f" families. Excerpts about neither the chip nor its family: {asked.outside}.",
+        f" families. Excerpts about neither the chip nor its family: {answered.outside}.",
         by_category(scorer.rows, scores),
         f"Rows whose best evidence is not within the first {NEAR} units: {len(far)}.",
     ]
     if far:
-        parts.append(table(["row", "kind", "hardware", "best evidence", "asked"], far))
+        parts.append(table(["row", "kind", "hardware", "best evidence", "answered"], far))
     write_result(options.results, TITLE, parts)
     judge(scores.mean("ndcg@10"), options.least)
 

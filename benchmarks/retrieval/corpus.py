@@ -53,8 +53,8 @@ class Corpus:
                 f"the corpus has nothing about {', '.join(unknown)}",
                 hint=f"It is about {', '.join(self.hardware)}.",
             )
-        kept = tuple(file for file in self.files if set(file.hardware) & set(hardware))
-        return Corpus(kept, self.missing, self.extra)
+        files = tuple(file for file in self.files if set(file.hardware) & set(hardware))
+        return Corpus(files, self.missing, self.extra)
 
     def lines(self) -> list[str]:
         """A description for the reader of a result."""

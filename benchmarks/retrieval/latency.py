@@ -231,7 +231,7 @@ if __name__ == "__main__":
     ended(lambda: run(options_of()))
 
 
-# -- requests: Many different requests of the kinds that a loaded store gets, none equal to anothe
+# -- different requests of every kind, of which no two are equal
 
 DEPTHS = (5, 10, 20, 30, 40)
 

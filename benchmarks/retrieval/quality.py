@@ -166,7 +166,7 @@ def _baselines(
         read_texts,
     )
 
-    with _kept(options.data_dir) as folder:
+    with _baseline_folder(options.data_dir) as folder:
         texts = read_texts(corpus, folder / "texts")
         for line in texts.unread:
             say(f"not in the baselines: {line}")
@@ -182,7 +182,7 @@ def _baselines(
 
 
 @contextmanager
-def _kept(data_dir: Path | None) -> Iterator[Path]:
+def _baseline_folder(data_dir: Path | None) -> Iterator[Path]:
     """Where baselines keep texts and vectors between runs."""
     if data_dir is not None:
         yield data_dir / "baselines"

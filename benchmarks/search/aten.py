@@ -195,9 +195,9 @@ def _cross_outcome(made: Made, folder: Path) -> Row:
         replace(problem, cases=small), {TRITON.name: Place(AMD, toolchain)}, settings
     ) as bench:
         evaluation = bench.evaluate(Proposal(bundle, "traced"))
-    kept = f"torch keeps {', '.join(source.left)}." if source.left else ""
+    left = f"torch keeps {', '.join(source.left)}." if source.left else ""
     row = _row(made.operator, evaluation)
-    return replace(row, reason=kept) if row.outcome == RIGHT else row
+    return replace(row, reason=left) if row.outcome == RIGHT else row
 
 
 def _row(operator: str, evaluation: Evaluation) -> Row:

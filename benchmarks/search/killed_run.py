@@ -58,13 +58,13 @@ Rows = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Kill:
-    """after: seconds since its process began. nodes: stored then. kept: those before are there with
+    """after: seconds since its process began. nodes: stored then. unchanged: earlier ones have
     the same records. running: processes that it had started; left: those that outlived it for
     GONE_SECONDS; gone: seconds until the last one had ended. lock_free: of the device."""
 
     after: float
     nodes: int
-    kept: bool
+    unchanged: bool
     running: int
     left: int
     gone: float
@@ -75,7 +75,7 @@ class Kill:
 class Outcome:
     """Result of all kills. twice: keys of evaluations that were finished again after they had a
     measured result. orphaned: keys of finished evaluations without a node. same: whether the replay
-    gives the same tree; told: the first difference, if not."""
+    gives the same tree; difference: the first difference, if not."""
 
     kills: tuple[Kill, ...]
     candidates: int
@@ -85,13 +85,13 @@ class Outcome:
     twice: tuple[str, ...]
     orphaned: tuple[str, ...]
     same: bool
-    told: str = ""
+    difference: str = ""
     seconds: float = 0.0
     refused: tuple[str, ...] = field(default=())
 
     @property
     def good(self) -> bool:
-        clean = all(kill.kept and not kill.left and kill.lock_free for kill in self.kills)
+        clean = all(kill.unchanged and not kill.left and kill.lock_free for kill in self.kills)
         return clean and self.same and not (self.twice or self.orphaned or self.refused)
 
 
@@ -263,7 +263,7 @@ def _outcome(
         twice=tuple(key for key, count in measured.items() if count > 1),
         orphaned=tuple(sorted({key for key, _ in counted} - known)),
         same=not difference,
-        told=difference,
+        difference=difference,
         seconds=round(seconds, 1),
         refused=refused,
     )
@@ -325,7 +325,7 @@ def _parts(outcome: Outcome) -> list[str]:
             number,
             f"{kill.after:.1f} s",
             kill.nodes,
-            "yes" if kill.kept else "NO",
+            "yes" if kill.unchanged else "NO",
             kill.running,
             kill.left,
             f"{kill.gone:.2f} s",
@@ -350,7 +350,10 @@ def _parts(outcome: Outcome) -> list[str]:
         ("evaluations that were finished", outcome.evaluations),
         ("finished again after a measured result", len(outcome.twice)),
         ("finished and in no node", len(outcome.orphaned)),
-        ("replay from the stored evaluations", "the same tree" if outcome.same else outcome.told),
+        (
+            "replay from the stored evaluations",
+            "the same tree" if outcome.same else outcome.difference,
+        ),
         ("would not start or resume", len(outcome.refused)),
         ("seconds in all", f"{outcome.seconds:.0f}"),
     ]

@@ -56,7 +56,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One run. breaking: candidates beyond the drawn limits. asked: proposals in order."""
+    """One run. breaking: candidates beyond the drawn limits. proposed: proposals in order."""
 
     seed: int
     arm: str
@@ -70,7 +70,7 @@ class Row:
     gain: float | None
     over: str
     ended: str
-    asked: list[str]
+    proposed: list[str]
 
 
 def chip_module() -> Any:
@@ -165,7 +165,7 @@ def row_of(finished: Finished, seed: int, arm: str, chip: Mapping[str, Any]) -> 
         gain=outcome.gain.value if outcome.gain is not None else None,
         over=outcome.over,
         ended=finished.run.ended,
-        asked=[_values_text(proposal.values) for proposal in proposals],
+        proposed=[_values_text(proposal.values) for proposal in proposals],
     )
 
 
@@ -212,7 +212,7 @@ def _beyond_half(row: Row) -> int:
     chip = chip_module().draw(row.seed)
     half = {**chip, "scratchpad_bytes": chip["scratchpad_bytes"] // 2}
     names = ("TILE_M", "TILE_N", "TILE_K", "PAD")
-    points = (dict(zip(names, map(int, text.split()), strict=True)) for text in row.asked)
+    points = (dict(zip(names, map(int, text.split()), strict=True)) for text in row.proposed)
     return sum(breaks_limits(values, half) for values in points)
 
 
@@ -236,15 +236,15 @@ def main() -> None:
 
     def run() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
-        kept = options.folder / "rows.jsonl"
-        rows = [Row(**json.loads(line)) for line in kept.open()] if kept.exists() else []
+        stored = options.folder / "rows.jsonl"
+        rows = [Row(**json.loads(line)) for line in stored.open()] if stored.exists() else []
         for seed in options.seed or SEEDS:
             for arm in ARMS:
                 if any((row.seed, row.arm) == (seed, arm) for row in rows):
                     continue
                 budget = options.candidates if arm == "manual" else options.candidates // 2
                 rows.append(searched(options.folder, seed, arm, budget))
-                with kept.open("a", encoding="utf-8") as stream:
+                with stored.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(asdict(rows[-1])) + "\n")
                 say(f"nova-{seed}, {arm}: {rows[-1].gain} over {rows[-1].over}")
         command = (

@@ -172,13 +172,13 @@ def compare(decode: Decode) -> None:
         off = (out.double() - wanted).flatten(1).norm(dim=1)
         worst = (off / wanted.flatten(1).norm(dim=1).clamp(min=1e-9)).max().item()
         again = all(torch.equal(decode(batch, *inner, each).view_as(out), out) for _ in range(20))
-        kept = all(bool((t[:guard] == 7).all() and (t[-guard:] == 7).all()) for t in guarded)
+        untouched = all(bool((t[:guard] == 7).all() and (t[-guard:] == 7).all()) for t in guarded)
         after = [cache.view(torch.int16) for cache in (batch.keys, batch.values)]
-        kept &= all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+        untouched &= all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
         row = {"page": page, "share": share, "heads": heads, "each": each, "lengths": lengths}
-        row |= {"error": worst, "equal_bits": again, "neighbours_kept": kept}
+        row |= {"error": worst, "equal_bits": again, "neighbours_kept": untouched}
         print(json.dumps(row), flush=True)
-        if not (worst <= BOUND and again and kept):  # NaN is no less either
+        if not (worst <= BOUND and again and untouched):  # NaN is no less either
             raise SystemExit(f"wrong at {row}")
 
 
