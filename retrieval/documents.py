@@ -15,7 +15,7 @@ from kb.catalog.knowledge import passages as passage_rows
 from kb.catalog.knowledge.documents import Document, Version, erase_deleted
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.samples import RecipeStatus, decide_recipe, list_recipes
-from kb.catalog.knowledge.versions import check_document, standing
+from kb.catalog.knowledge.versions import check_document, succession_of
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
 from kb.plain import plain
@@ -142,7 +142,7 @@ def delete_document(
     holds still, by another source.
     """
     document = base.documents.get(document_id, access_scope=access_scope)
-    facts = base.documents.delete(document_id, access_scope=access_scope).facts
+    facts = base.documents.delete(document_id, access_scope=access_scope)
     answer: Json = {
         "id": document_id,
         "deleted": True,
@@ -249,7 +249,7 @@ def show_passage(
     """
     with base.catalog.read() as connection:
         passage = passage_rows.get(connection, passage_id, access_scope)
-        place = standing(connection, passage_id, access_scope)
+        place = succession_of(connection, passage_id, access_scope)
     return {
         **_passage(passage),
         "superseded": place.superseded,

@@ -7,16 +7,15 @@ table by name."""
 from __future__ import annotations
 
 import secrets
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
 from kb.catalog.database import NAME, Database, PostgresServer, SqliteFile, damaged, store_fault
-from kb.catalog.dialect import driver_sql
 from kb.catalog.kept import Kept, attach, begin
 from kb.catalog.meta import STORE_ID, get, put
 from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
@@ -24,8 +23,6 @@ from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, StoreError
 
 MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
-_MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
-T = TypeVar("T")
 
 
 class Catalog:
@@ -223,18 +220,3 @@ def sqlite_path(url: str) -> Path:
 
 def _keeping(kept: Kept) -> Any:
     return lambda connection, record: attach(record.info, kept)
-
-
-def portions(values: Sequence[T]) -> list[Sequence[T]]:
-    """The values in portions that fit into one statement's IN list."""
-    return [values[n : n + _MAX_PARAMETERS] for n in range(0, len(values), _MAX_PARAMETERS)]
-
-
-def rows_of(connection: Connection, statement: str, values: Sequence[str]) -> Iterator[Any]:
-    """The rows of a statement that ends in `IN`, for these values. As text: what requests read over
-    and over takes less time than a statement that is built.
-    """
-    statement, mark = driver_sql(connection, statement), driver_sql(connection, "?")
-    for part in portions(values):
-        marks = ",".join([mark] * len(part))
-        yield from connection.exec_driver_sql(f"{statement} ({marks})", tuple(part)).all()

@@ -16,7 +16,8 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog, portions
+from kb.catalog.engine import Catalog
+from kb.catalog.rows import portions
 from kb.catalog.work import ENDED, Job, Work, no_lease
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id, new_id

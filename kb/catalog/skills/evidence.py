@@ -17,8 +17,8 @@ from sqlalchemy import Connection
 
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
+from kb.catalog.rows import portions
 from kb.catalog.skills.reading import EvidenceRow, SkillHead
 from kb.scope import ALL_ACCESS, AccessScope
 

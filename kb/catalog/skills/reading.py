@@ -15,8 +15,8 @@ from sqlalchemy import Connection
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import json_text
-from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
+from kb.catalog.rows import portions
 from kb.catalog.tables import document_scopes, hardware
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.ids import SkillId
