@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from api.body_fields import meant_field
-from kb.catalog.search.reviews import ReviewDecision
+from kb.catalog.evaluations import ReviewDecision
 from kb.errors import InvalidRequest, invalid_fields
 from kb.hardware.facts import SubjectKind
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS

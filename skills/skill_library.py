@@ -32,7 +32,7 @@ from kb.catalog.skills import (
     Tier,
 )
 from kb.errors import Conflict, InvalidRequest, nearest
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.problem_terms import problem_terms
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals

@@ -15,7 +15,7 @@ from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
 from kb.embedding import Embedder
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id
 from optimizer.search.runs.skill_moves import skill_of
 from skills.curator.comparison import APPLIED, ShownTexts, body_key, kernel_key, strip

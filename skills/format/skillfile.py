@@ -24,7 +24,7 @@ import yaml
 
 from kb.catalog.skills import SkillDraft
 from kb.errors import InvalidKnowledge, KernloreError, NotFound, PayloadTooLarge
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.ids import sha256
 from kb.yaml_loaders import text_loader
 from skills.format.schema import (

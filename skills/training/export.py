@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.reviews import Reviews
+from kb.catalog.evaluations import Reviews
 from kb.errors import Conflict, InvalidRequest, KernloreError
 from kb.settings import product_version
 from optimizer.evaluation.evaluate import declaration_of

@@ -14,10 +14,10 @@ from typing import Any
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from kb.catalog.search.trajectories import State, StoredTrajectory
+from kb.catalog.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, Unavailable
 from kb.ids import new_id
-from kb.jobs import WorkerThread
+from kb.workers import WorkerThread
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.queue import EvaluationQueue

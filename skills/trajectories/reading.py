@@ -14,9 +14,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.reviews import Review, Reviews
-from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
+from kb.catalog.evaluations import Evaluations, Review, Reviews
+from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, AccessScope

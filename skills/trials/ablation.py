@@ -25,7 +25,7 @@ from itertools import islice
 from pathlib import Path
 
 from kb.catalog.skills import FAILURES, SkillRow
-from kb.catalog.skills.support import AVOID
+from kb.catalog.skills.evidence import AVOID
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import bounded, combined, independent_ratio

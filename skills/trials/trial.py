@@ -16,7 +16,7 @@ from itertools import islice
 from typing import Any, Literal
 
 from kb.catalog.skills import SkillHead, SkillRow
-from kb.catalog.skills.support import AVOID
+from kb.catalog.skills.evidence import AVOID
 from kb.errors import KernloreError, Unavailable
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op, op_family

@@ -172,7 +172,10 @@ def test_lines_of_an_export_are_claims(rows: list[dict[str, Any]]) -> None:
         (lambda rows: rows[1].update(format=2), "line 2"),
         (lambda rows: rows[2].update(run="run_8"), "another run"),
         (lambda rows: rows[1].update(action=None), "without an action"),
-        (lambda rows: rows[1]["action"].update(source={"k.cpp": "int c;"}), "does not have the hash"),
+        (
+            lambda rows: rows[1]["action"].update(source={"k.cpp": "int c;"}),
+            "does not have the hash",
+        ),
         (lambda rows: rows[1]["action"].update(source=["int a;"]), "action.source"),
         (lambda rows: rows[1]["action"].update(main=3), "action.main"),
         (lambda rows: rows[1]["action"].update(claimed="mv_1"), "action.claimed"),
