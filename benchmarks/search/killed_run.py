@@ -33,10 +33,9 @@ from optimizer.evaluation.collectors.ceilings import DeviceStore
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
-from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
-from optimizer.search.loop import Search
+from optimizer.search.loop import ReplayBench, Search
 from optimizer.search.records import Node
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import builtin

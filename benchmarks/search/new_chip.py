@@ -28,7 +28,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.optimize import Finished, optimize
 from optimizer.search.runs.places import places_for
-from optimizer.search.runs.samples import AS_IT_STANDS, manual_samples
+from optimizer.search.runs.proposers import AS_IT_STANDS, manual_samples
 from optimizer.search.synthesizers.base import Asking, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree

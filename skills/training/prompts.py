@@ -29,7 +29,7 @@ from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.propose import Task, compose_context, tree_before
 from optimizer.search.records import Node, Shown
-from optimizer.search.runs.skill_moves import MARK, remedies_of, skill_of
+from optimizer.search.runs.knowledge import MARK, remedies_of, skill_of
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.settings import Redaction

@@ -40,7 +40,7 @@ from optimizer.search.knowledge import (
 )
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal, best_of
-from optimizer.search.runs.skill_moves import knobs_of, recipe_of, remedies_of, skill_of
+from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate

@@ -14,7 +14,7 @@ from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
-from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
+from optimizer.search.runs.knowledge import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.trials.ablation import Ablation, WithSkill
