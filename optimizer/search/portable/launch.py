@@ -44,7 +44,7 @@ prepare(sys.argv[2])
 line = sys.stdin.readline()
 raise SystemExit(search([sys.argv[1], *json.loads(line)]) if line else 0)
 """
-_FORKED = "optimizer.search.portable.problem_process:search"
+_FORKED = "optimizer.search.portable.session:search"
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row

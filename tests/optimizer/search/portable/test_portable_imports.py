@@ -98,7 +98,7 @@ def test_what_starts_a_session_needs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["optimizer.search.bench.local", "optimizer.search.bench.catalog_store"]
+    "module", ["optimizer.search.bench.local", "optimizer.search.runs.run_store"]
 )
 def test_the_importer_refuses(module: str) -> None:
     """What is not of the core does not pass, so a pass above says something."""
