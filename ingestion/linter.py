@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
-from ingestion.findings.moves import moves_of
+from ingestion.findings.front_matter import moves_of
 from ingestion.shipped_samples import ROWS, sample_problems, shipped_samples
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.errors import KernloreError

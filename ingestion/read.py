@@ -17,10 +17,14 @@ from typing import Any
 from ingestion import passages as cutting
 from ingestion.bounds import CutLine, bounded
 from ingestion.elements import Box, ParsedDocument, Table, render_table
-from ingestion.findings.facts import LocatedFact, propose_facts, unread_rows
-from ingestion.findings.moves import moves_of
-from ingestion.findings.own_names import own_names
-from ingestion.findings.scopes import SampleScopes, SectionScopes
+from ingestion.findings.facts import ProposedFact, propose_facts, scratchpad_names, unread_rows
+from ingestion.findings.front_matter import moves_of, stated_languages, stated_tags
+from ingestion.findings.scopes import (
+    SampleScopes,
+    SectionScopes,
+    sole_languages,
+    template_languages,
+)
 from ingestion.findings.tags import Tagger
 from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
 from ingestion.samples.kernels import fragments_of, kernels_of
@@ -32,7 +36,6 @@ from kb.catalog.knowledge.samples import KernelSample, ProposedRecipe
 from kb.catalog.knowledge.symbols import Card
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
-from kb.hardware.lineage import lineage
 from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
@@ -69,7 +72,7 @@ class ReadDocument:
     """
 
     content: VersionContent
-    facts: tuple[LocatedFact, ...]
+    facts: tuple[ProposedFact, ...]
     moves: tuple[DocumentMove, ...]
     recipes: tuple[ProposedRecipe, ...]
     samples_left_out: tuple[LeftOut, ...]
@@ -126,7 +129,7 @@ def read_document(
     passages = cut_passages(sections, embedder.count_tokens, embedder.window)
     lost = lost_sections(sections, passages)
     passages = passages or _headings_only(sections)
-    document_tags = _front_matter_tags(parsed.front_matter)
+    document_tags = stated_tags(parsed.front_matter)
     reference = parsed.front_matter.get("reference") is True
     drafts = [
         _passage_draft(p, sections[p.section], tagger, document_tags, reference) for p in passages
@@ -137,18 +140,18 @@ def read_document(
         report=_report(parsed, sections, passages, lost, cut),
         title=parsed.title,
     )
-    facts: tuple[LocatedFact, ...] = ()
+    facts: tuple[ProposedFact, ...] = ()
     if with_facts:
         facts, unread = facts_in(sections)
         content = replace(content, report={**content.report, "rows_not_read": unread[:MAX_ROWS]})
     samples = SampleScopes(scopes, hardware, registry)
     recipes, left_out = propose_recipes(sections, samples.of)
     stated = stated_languages(parsed.front_matter) or tuple(languages)
-    cards = cards_of(sections, stated or own_languages(hardware, registry))
+    cards = cards_of(sections, stated or template_languages(hardware, registry))
     if headings := without_card(sections, {card.name.lower() for card in cards}):
         report = {**content.report, "headings_without_card": headings[:MAX_HEADINGS]}
         content = replace(content, report=report)
-    own = own_languages(hardware, registry) or sole_languages(hardware, registry)
+    own = template_languages(hardware, registry) or sole_languages(hardware, registry)
     kernels = kernels_of(sections, cards, languages, own if with_facts else ())
     if with_facts:
         known = {path: samples.of(path) for path in {section.path for section in sections}}
@@ -166,14 +169,16 @@ def read_document(
     )
 
 
-def facts_in(sections: Sequence[Section]) -> tuple[tuple[LocatedFact, ...], list[str]]:
+def facts_in(sections: Sequence[Section]) -> tuple[tuple[ProposedFact, ...], list[str]]:
     """The facts of a document, and the rows of its data sheets that gave none."""
-    names = own_names(e.text for section in sections for e in section.elements if e.table is None)
-    facts: list[LocatedFact] = []
+    names = scratchpad_names(
+        e.text for section in sections for e in section.elements if e.table is None
+    )
+    facts: list[ProposedFact] = []
     unread: list[str] = []
     for section in sections:
-        proposed = propose_facts(section.elements, names)
-        facts += [LocatedFact(fact, section.path) for fact in proposed]
+        proposed = propose_facts(section.elements, names, section.path)
+        facts += proposed
         unread += unread_rows(section.elements, proposed)
     return tuple(facts), unread
 
@@ -198,30 +203,6 @@ def _not_tried(
     ]
     fragments = fragments_of(sections, cards, kernels, languages)
     return left_out + [LeftOut(sections[number].path, lack) for number, lack in fragments]
-
-
-def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:
-    """The languages that a document says it is about."""
-    stated = front_matter.get("languages")
-    return tuple(map(str, stated)) if isinstance(stated, list) else ()
-
-
-def own_languages(hardware: Sequence[str], registry: Mapping[str, HardwareSpec]) -> tuple[str, ...]:
-    """The languages that the toolchains of these chips, and of what stands above them, compile by
-    command templates.
-    """
-    chips = [place for chip in hardware if chip in registry for place in lineage(chip, registry)]
-    chains = (registry[chip].toolchains.items() for chip in chips)
-    names = [name for rows in chains for name, chain in rows if not chain.builtin]
-    return tuple(dict.fromkeys(names))
-
-
-def sole_languages(
-    hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
-) -> tuple[str, ...]:
-    """The languages of chips whose description names one alone: it is the chip's own."""
-    specs = [registry[chip] for chip in hardware if chip in registry]
-    return tuple(spec.languages[0] for spec in specs if len(spec.languages) == 1)
 
 
 def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:
@@ -305,16 +286,6 @@ def _passage_draft(
 
 def _box(box: Box) -> dict[str, Any]:
     return {name: round(v, 2) if isinstance(v, float) else v for name, v in vars(box).items()}
-
-
-def _front_matter_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Signals and topics that a document's author named for the whole of it."""
-    tags = []
-    for kind, key in (("signal", "signals"), ("topic", "topics")):
-        values = front_matter.get(key)
-        if isinstance(values, list):
-            tags += [(kind, value) for value in values if isinstance(value, str)]
-    return tags
 
 
 def _report(

@@ -10,7 +10,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from ingestion.findings.proposals import Source, proposals
+from ingestion.findings.subjects import FactSource, proposals
 from ingestion.hardware import outdated_remarks
 from ingestion.job_report import progress_of
 from ingestion.read import ReadDocument
@@ -78,7 +78,7 @@ def _proposals(
         sa.select(t.documents.c.title).where(t.documents.c.id == version.document_id)
     ).scalar_one()
     file_name = version.file_name
-    source = Source(version.document_id, version.id, title or file_name, file_name)
+    source = FactSource(version.document_id, version.id, title or file_name, file_name)
     headings = [" > ".join(section.path) for section in read.content.sections]
     texts = [*headings, *(passage.text for passage in read.content.passages)]
     return proposals(read.facts, source, hardware, registry.all(), texts)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ingestion.findings.scopes import template_languages
 from ingestion.formats.detect import detect
 from ingestion.job_spans import TRACE
-from ingestion.read import own_languages
 from kb import telemetry
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
@@ -227,7 +227,7 @@ class Uploads:
         """Names and kernels are read in the languages of a chip's own toolchains, so the same bytes
         give something else once it states them.
         """
-        languages = own_languages(hardware, self._registry.all())
+        languages = template_languages(hardware, self._registry.all())
         return "+".join((self._pipeline, *sorted(languages)))
 
     @staticmethod

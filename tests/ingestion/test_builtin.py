@@ -16,7 +16,7 @@ from ingestion.builtin import (
     load_builtin,
     load_hardware,
 )
-from ingestion.findings.moves import moves_of
+from ingestion.findings.front_matter import moves_of
 from kb.errors import InvalidKnowledge
 from kb.hardware.lineage import registry_problems
 from kb.hardware.schema import parse_hardware
