@@ -467,7 +467,7 @@ def test_a_turned_label_gives_way_to_one_that_says_it_outright() -> None:
 
 # -- tables of keys, values and units, from CSV, JSON and Markdown
 
-LIMITS = [
+KEYED_LIMITS = [
     {"key": "transfers_in_flight", "value": 3, "unit": "count", "remark": "per core"},
     {"key": "roost_bandwidth", "value": 900, "unit": "GB/s", "remark": ""},
     {"key": "ring_hop", "value": 1.5, "unit": "cycles", "remark": ""},
@@ -480,13 +480,13 @@ READ = {
     "roost_size": (2 << 20, "B"),
 }
 CSV = "key,value,unit,remark\n" + "".join(
-    ",".join(str(cell) for cell in row.values()) + "\n" for row in LIMITS
+    ",".join(str(cell) for cell in row.values()) + "\n" for row in KEYED_LIMITS
 )
 TABLE = "# Limits\n\n| Name | Value | Unit |\n|---|---|---|\n" + "".join(
     f"| {str(row['key']).replace('_', ' ').capitalize()} | {row['value']} | {row['unit']} |\n"
-    for row in LIMITS
+    for row in KEYED_LIMITS
 )
-BY_KEY = {str(row["key"]): {"value": row["value"], "unit": row["unit"]} for row in LIMITS}
+BY_KEY = {str(row["key"]): {"value": row["value"], "unit": row["unit"]} for row in KEYED_LIMITS}
 
 
 def facts(text: str, name: str) -> dict[str, tuple[float | int | str, str]]:
@@ -498,8 +498,8 @@ def facts(text: str, name: str) -> dict[str, tuple[float | int | str, str]]:
     ("text", "name"),
     [
         (CSV, "limits.csv"),
-        (json.dumps(LIMITS), "limits.json"),
-        (json.dumps({"limits": LIMITS}), "limits.json"),
+        (json.dumps(KEYED_LIMITS), "limits.json"),
+        (json.dumps({"limits": KEYED_LIMITS}), "limits.json"),
         (json.dumps(BY_KEY), "limits.json"),
         (TABLE, "guide.md"),
     ],
