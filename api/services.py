@@ -17,14 +17,14 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import structlog
+from ingestion.elsewhere import Elsewhere
 
 from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
-from ingestion.elsewhere import Elsewhere
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
-from ingestion.parse_process import ParseLimits, ParserPool
+from ingestion.parse_process import ParseLimits, ParserProcess
 from ingestion.read import pipeline_fingerprint, pipeline_parts
 from ingestion.rereading import read_again
 from ingestion.shipped_readings import ShippedReadings
@@ -58,6 +58,7 @@ from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
     from ingestion.on_cluster import ClusterReading
+
     from kb.cluster import Cluster
 
 # Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
@@ -172,9 +173,9 @@ class Services(KnowledgeBase):
             read_again(self.uploads, self.documents, self.blobs, answer["id"])
         return answer
 
-    def parser_pool(self) -> ParserPool:
+    def parser_process(self) -> ParserProcess:
         """Processes that parse files, within the limits of the settings; to be used in a `with`."""
-        return ParserPool(self._parse_limits)
+        return ParserProcess(self._parse_limits)
 
     @property
     def _parse_limits(self) -> ParseLimits:
@@ -201,7 +202,7 @@ class Services(KnowledgeBase):
 
     def worker(
         self,
-        parsers: ParserPool,
+        parsers: ParserProcess,
         on_vectors: Callable[[set[str]], None] | None = None,
         elsewhere: Elsewhere | None = None,
         anew: bool = False,
@@ -385,7 +386,7 @@ class Background:
     def _run(self) -> None:
         services = self._services
         services.embedder.prepare()
-        with services.parser_pool() as parsers:
+        with services.parser_process() as parsers:
             worker = self._worker = services.worker(parsers, self._on_vectors)
             self._load_builtin()
             with worker.alive():

@@ -321,7 +321,7 @@ def builtin_services(data_dir: Path | None) -> Iterator[Services]:
         services = open_services(read_settings(data_dir or Path(folder)))
         try:
             services.load_builtin()
-            with services.parser_pool() as parsers:
+            with services.parser_process() as parsers:
                 services.worker(parsers).drain()
             yield services
         finally:

@@ -34,7 +34,7 @@ from ingestion.job_spans import JobSpans
 from ingestion.left_behind import READ, retry_read, take_over
 from ingestion.next_texts import BatchSize, next_texts
 from ingestion.on_node import File
-from ingestion.parse_process import ParserPool
+from ingestion.parse_process import ParserProcess
 from ingestion.passages import encode_whole
 from ingestion.read import ReadDocument, read_document
 from ingestion.shipped_documents import ShippedDocuments
@@ -80,7 +80,7 @@ class Parts:
     registry: HardwareRegistry
     embedder: Embedder
     tagger: Tagger
-    parsers: ParserPool
+    parsers: ParserProcess
     elsewhere: Elsewhere | None = None
     shipped: ShippedReadings | None = None
 

@@ -18,7 +18,7 @@ from types import MappingProxyType
 import pytest
 
 from ingestion.findings.tags import SignalWords, Tagger
-from ingestion.parse_process import ParserPool
+from ingestion.parse_process import ParserProcess
 from ingestion.read import pipeline_fingerprint
 from ingestion.uploads import Submitted, Upload, Uploads
 from ingestion.worker import Parts, Worker
@@ -94,7 +94,7 @@ class Store:
         self,
         data_dir: Path,
         embedder: LocalEmbedder,
-        parsers: ParserPool,
+        parsers: ParserProcess,
         tagger: Tagger,
         servers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -249,8 +249,8 @@ def embedder(model_cache: Path) -> LocalEmbedder:
 
 
 @pytest.fixture(scope="session")
-def parsers() -> Iterator[ParserPool]:
-    with ParserPool() as pool:
+def parsers() -> Iterator[ParserProcess]:
+    with ParserProcess() as pool:
         yield pool
 
 
@@ -261,7 +261,7 @@ def tagger() -> Tagger:
 
 @pytest.fixture
 def make_store(
-    embedder: LocalEmbedder, parsers: ParserPool, tagger: Tagger
+    embedder: LocalEmbedder, parsers: ParserProcess, tagger: Tagger
 ) -> Iterator[Callable[[Path], Store]]:
     """Opens stores on any directory; a new one has hardware."""
     opened: list[Store] = []

@@ -209,7 +209,7 @@ def run(
         builtin_services(data_dir) as services,
     ):
         own = list(add_own_chips(services, Path(folder), manuals))
-        with services.parser_pool() as parsers:
+        with services.parser_process() as parsers:
             services.worker(parsers).drain()
         for number, signal in enumerate(signals, 1):
             for hardware in (*CHIPS, *chips, *own):

@@ -425,7 +425,7 @@ def _undisturbed(
         services.load_builtin()
         for name, text in manuals:
             services.uploads.submit(Upload(name, text, hardware=(chip_of(text),)))
-        with services.parser_pool() as parsers:
+        with services.parser_process() as parsers:
             services.worker(parsers).drain()
         answers = [_excerpts(local.retrieve(request)) for request in REQUESTS]
     finally:

@@ -113,7 +113,7 @@ def opened(folder: Path, seed: int, manual: str | None) -> LocalTarget:
             languages=(LANGUAGE,),
         )
         services.uploads.submit(upload)
-        with services.parser_pool() as parsers:
+        with services.parser_process() as parsers:
             services.worker(parsers).read_all(threading.Event())
     return local
 

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestion.bounds import LINE_CHARS, bounded
 from ingestion.elements import Element, Table, table_element
+from ingestion.passages import LINE_CHARS, bounded
 
 if TYPE_CHECKING:
     from tests.fixtures import Store

@@ -15,8 +15,8 @@ from ingestion.passages import (
     MAX_CHARS,
     MAX_CODE_CHARS,
     MAX_HEADING,
+    ParsedSection,
     Passage,
-    Section,
     cut_passages,
     cut_to_window,
     split_sections,
@@ -78,7 +78,7 @@ def written(element: Element, passages: str) -> str:
 def test_passages_cover_their_section_and_fit_the_window(
     embedder: LocalEmbedder, path: tuple[str, ...], elements: list[Element]
 ) -> None:
-    section = Section(path, len(path), None, tuple(elements))
+    section = ParsedSection(path, len(path), None, tuple(elements))
     passages = cut_passages([section], embedder.count_tokens, embedder.window)
     kept = "".join(words_of(passage.text) for passage in passages)
     assert kept == "".join(written(element, kept) for element in elements)
@@ -106,12 +106,12 @@ def test_any_text_can_be_cut_to_the_window(embedder: LocalEmbedder, text: str) -
 
 
 def cut(embedder: LocalEmbedder, *elements: Element, path: Sequence[str] = ("H",)) -> list[Passage]:
-    section = Section(tuple(path), 1, None, elements)
+    section = ParsedSection(tuple(path), 1, None, elements)
     return cut_passages([section], embedder.count_tokens, embedder.window)
 
 
 def test_a_loss_is_noticed(embedder: LocalEmbedder) -> None:
-    section = Section(("Memory",), 1, None, (Element("text", "one. " * 200),))
+    section = ParsedSection(("Memory",), 1, None, (Element("text", "one. " * 200),))
     passages = cut_passages([section], embedder.count_tokens, embedder.window)
     assert lost_sections([section], passages[1:]) == ["Memory"]
     assert lost_sections([section], [*passages, passages[0]]) == ["Memory"]

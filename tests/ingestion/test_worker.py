@@ -46,13 +46,13 @@ MANUALS = {
 WORK = """
 import json, sys
 from pathlib import Path
-from ingestion.parse_process import ParserPool
+from ingestion.parse_process import ParserProcess
 from tests.fixtures import VOCABULARY, Store
 from ingestion.findings.tags import Tagger
 from kb.embedding import open_embedder
 embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[1]))
 embedder.encode(["warm"])
-with ParserPool() as parsers:
+with ParserProcess() as parsers:
     for line in sys.stdin:
         data_dir, servers = json.loads(line)
         store = Store(Path(data_dir), embedder, parsers, Tagger(VOCABULARY), servers)

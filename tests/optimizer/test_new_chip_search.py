@@ -113,7 +113,7 @@ class Chips:
         if manual is not None:
             upload = Upload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
             local.services.uploads.submit(upload)
-            with local.services.parser_pool() as parsers:
+            with local.services.parser_process() as parsers:
                 local.services.worker(parsers).read_all(threading.Event())
         local.close()
         return folder

@@ -52,7 +52,7 @@ class DrawnBase:
     def upload(self, uploads: Iterable[Upload]) -> None:
         for upload in uploads:
             self.services.uploads.submit(upload)
-        with self.services.parser_pool() as parsers:
+        with self.services.parser_process() as parsers:
             self.services.worker(parsers).read_all(threading.Event())
 
     def ask(self, hardware: str, **given: object) -> Answer:

@@ -28,9 +28,10 @@ from kb.scope import ALL_ACCESS
 from kb.settings import Settings
 
 if TYPE_CHECKING:
-    from api.services import Services
     from ingestion.on_cluster import ClusterReading
-    from ingestion.parse_process import ParserPool
+
+    from api.services import Services
+    from ingestion.parse_process import ParserProcess
     from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.symbols import SymbolStatus
@@ -155,7 +156,7 @@ class LocalTarget:
             unread = services.documents.unread("builtin", ("staged",))
             if changed or unread:
                 say(f"reading {max(changed, unread)} built-in documents into the data directory")
-                with services.parser_pool() as parsers:
+                with services.parser_process() as parsers:
                     worker = services.worker(parsers)
                     worker.read_all(threading.Event())
                     worker.hand_back()
@@ -196,7 +197,7 @@ class LocalTarget:
         stop = threading.Event()
         workers = self._workers = []
         count = 1 if self._elsewhere is None else self._elsewhere.at_once
-        with self.services.parser_pool() as parsers:
+        with self.services.parser_process() as parsers:
             self._readers = [
                 threading.Thread(
                     target=self._read, args=(stop, workers, parsers), name="reading", daemon=True
@@ -216,7 +217,7 @@ class LocalTarget:
                     worker.release()  # else what a stopped command leaves would still be running
                 self._readers = []
 
-    def _read(self, stop: threading.Event, workers: list[Worker], parsers: ParserPool) -> None:
+    def _read(self, stop: threading.Event, workers: list[Worker], parsers: ParserProcess) -> None:
         worker = self.services.worker(parsers, elsewhere=self._elsewhere)
         workers.append(worker)
         worker.run(stop, idle_seconds=POLL_SECONDS)
@@ -311,7 +312,7 @@ class LocalTarget:
             actor=body.actor,
         )
         if body.text is not None:
-            with self.services.parser_pool() as parsers:
+            with self.services.parser_process() as parsers:
                 self.services.worker(parsers).drain()  # the new text needs its vector
         return corrected
 

@@ -375,7 +375,7 @@ def vectors(
         services = open_services(settings)
         try:
             services.load_builtin()
-            with services.parser_pool() as parsers:
+            with services.parser_process() as parsers:
                 recorder = Recorder(services.shipped_readings, services.embedder, services.tagger)
                 services.worker(parsers, elsewhere=recorder, anew=True).drain()
             write_readings(folder, recorder.readings)
