@@ -37,8 +37,7 @@ sys.path.insert(0, sys.argv[1])
 from kb.memory import collect_rarely
 
 collect_rarely()
-from optimizer.search.portable.problem_process import search
-from optimizer.search.portable.session import prepare
+from optimizer.search.portable.session import prepare, search
 
 prepare(sys.argv[2])
 line = sys.stdin.readline()

@@ -40,8 +40,8 @@ SEARCH = """
 from pathlib import Path
 import optimizer.search.synthesizers.external
 import optimizer.search.synthesizers.recipe.synthesizer
-from optimizer.search.portable.snapshot import SnapshotKnowledge
 from optimizer.search.goal import Goal
+from optimizer.search.knowledge import SnapshotKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.store import FileStore, RunRow
 from tests.optimizer.search.landscape import HARDWARE, VIEW, Steps, TableBench
