@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingestion.builtin import builtin_documents, builtin_hardware
+from ingestion.builtin.samples import RAN, CheckMade, ShippedSample, shipped_samples
 from ingestion.findings.front_matter import stated_languages
 from ingestion.findings.scopes import template_languages
 from ingestion.formats import parse
 from ingestion.passages import split_sections
-from ingestion.shipped_samples import RAN, CheckMade, ShippedSample, shipped_samples
 from ingestion.symbols.cards import cards_of
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec

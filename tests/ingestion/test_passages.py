@@ -5,6 +5,7 @@ embedder reads each of them whole.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -16,7 +17,6 @@ from ingestion.passages import (
     MAX_CODE_CHARS,
     MAX_HEADING,
     ParsedSection,
-    Passage,
     cut_passages,
     cut_to_window,
     split_sections,
@@ -24,6 +24,7 @@ from ingestion.passages import (
     words_of,
 )
 from ingestion.read import lost_sections
+from kb.catalog.knowledge.versions import PassageDraft
 from kb.embedding import LocalEmbedder, embedding_text
 
 pytestmark = pytest.mark.slow(seconds=5)
@@ -105,7 +106,9 @@ def test_any_text_can_be_cut_to_the_window(embedder: LocalEmbedder, text: str) -
     assert all(embedder.count_tokens(part) <= embedder.window for part in parts)
 
 
-def cut(embedder: LocalEmbedder, *elements: Element, path: Sequence[str] = ("H",)) -> list[Passage]:
+def cut(
+    embedder: LocalEmbedder, *elements: Element, path: Sequence[str] = ("H",)
+) -> list[PassageDraft]:
     section = ParsedSection(tuple(path), 1, None, elements)
     return cut_passages([section], embedder.count_tokens, embedder.window)
 
@@ -190,7 +193,7 @@ def test_boxes_of_joined_elements_are_kept_once(embedder: LocalEmbedder) -> None
         Element("text", "one", boxes=(first,)),
         Element("text", "two", boxes=(first, second)),
     )
-    assert joined.boxes == (first, second)
+    assert joined.boxes == (asdict(first), asdict(second))
 
 
 def test_passages_know_their_section(embedder: LocalEmbedder) -> None:

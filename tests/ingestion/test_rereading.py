@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ingestion.rereading import read_again
+from ingestion.uploads import read_again
 from kb.hardware.schema import parse_hardware
 from tests.fixtures import Store
 

@@ -8,7 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from ingestion.shipped_vectors import FILE, embed_folder, put_shipped, read_vectors, write_vectors
+from ingestion.builtin.precomputed import (
+    VECTORS_FILE,
+    embed_folder,
+    put_shipped,
+    read_vectors,
+    write_vectors,
+)
 from kb.catalog.knowledge import embeddings
 from kb.embedding import LocalEmbedder
 from tests.api.cli_process import kernlore
@@ -31,8 +37,8 @@ def unit_rows(count: int) -> dict[str, np.ndarray]:
 
 def test_what_is_written_is_read_back_as_unit_vectors(tmp_path: Path) -> None:
     rows = unit_rows(20)
-    write_vectors(tmp_path / FILE, MODEL, rows)
-    back = read_vectors(tmp_path / FILE, MODEL)
+    write_vectors(tmp_path / VECTORS_FILE, MODEL, rows)
+    back = read_vectors(tmp_path / VECTORS_FILE, MODEL)
     assert set(back) == set(rows)
     for name, row in rows.items():
         assert abs(float(back[name] @ row) - 1) < 1e-4
@@ -42,13 +48,13 @@ def test_what_is_written_is_read_back_as_unit_vectors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
 def test_a_file_that_cannot_be_read_gives_nothing(tmp_path: Path, content: bytes | None) -> None:
     if content is not None:
-        (tmp_path / FILE).write_bytes(content)
-    assert read_vectors(tmp_path / FILE, MODEL) == {}
+        (tmp_path / VECTORS_FILE).write_bytes(content)
+    assert read_vectors(tmp_path / VECTORS_FILE, MODEL) == {}
 
 
 def test_vectors_of_another_model_are_not_used(store: Store, tmp_path: Path) -> None:
-    write_vectors(tmp_path / FILE, MODEL, unit_rows(3))
-    assert read_vectors(tmp_path / FILE, "model-384-abd") == {}
+    write_vectors(tmp_path / VECTORS_FILE, MODEL, unit_rows(3))
+    assert read_vectors(tmp_path / VECTORS_FILE, "model-384-abd") == {}
     assert put_shipped(store.catalog, tmp_path, store.embedder.fingerprint) == 0
 
 
@@ -76,7 +82,7 @@ def test_every_passage_that_ships_has_its_vector(tmp_path_factory: pytest.TempPa
 
     catalog = open_catalog(read)
     with catalog.read() as connection:
-        model = str(np.load(BUILTIN / FILE)["model"])
+        model = str(np.load(BUILTIN / VECTORS_FILE)["model"])
         embedded, passages = embeddings.counts(connection, model)
     catalog.close()
     assert passages > 3_000 and embedded == passages
@@ -90,5 +96,7 @@ def test_the_command_writes_them_for_a_folder(tmp_path: Path) -> None:
     )
     done = kernlore("knowledge", "vectors", folder, "--json")
     assert done.code == 0, done.err
-    assert done.json["passages"] == 2 and Path(done.json["path"]) == folder / FILE
-    assert len(read_vectors(folder / FILE, str(np.load(folder / FILE)["model"]))) == 2
+    assert done.json["passages"] == 2 and Path(done.json["path"]) == folder / VECTORS_FILE
+    assert (
+        len(read_vectors(folder / VECTORS_FILE, str(np.load(folder / VECTORS_FILE)["model"]))) == 2
+    )

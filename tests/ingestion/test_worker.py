@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestion import next_texts
 from ingestion import worker as worker_module
-from ingestion.left_behind import ATTEMPTS, take_over
 from ingestion.uploads import Submitted
+from ingestion.worker import ATTEMPTS, take_over
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
 from kb.catalog.work import Job
@@ -279,8 +278,8 @@ def ended_in_order(store: Store, *submitted: Submitted) -> list[str]:
 def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_texts, "FIRST_BATCH", 8)
-    monkeypatch.setattr(next_texts, "LARGEST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.FIRST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.LARGEST_BATCH", 8)
     builtin = store.submit("b.md", paragraphs("builtin", 9), source_key="b", origin="builtin")
     large = store.submit("large.md", paragraphs("large", 24), hardware=("h100",), group="one")
     small = store.submit("small.md", paragraphs("small", 3), hardware=("h100",), group="two")
@@ -344,8 +343,8 @@ def test_identical_passages_are_embedded_once(
 
 
 def test_progress_moves_with_each_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_texts, "FIRST_BATCH", 8)
-    monkeypatch.setattr(next_texts, "LARGEST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.FIRST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.LARGEST_BATCH", 8)
     submitted = store.submit("manual.md", paragraphs("large", 20))
     worker = store.worker()
     seen = []
