@@ -18,7 +18,7 @@ import pytest
 
 from ingestion import worker as worker_module
 from ingestion.uploads import Submitted
-from ingestion.worker import ATTEMPTS, take_over
+from ingestion.worker import ATTEMPTS, Worker, take_over
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
 from kb.catalog.work import Job
@@ -492,3 +492,35 @@ def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) ->
     assert [f.number for f in store.registry.facts("h100")] == [4.8e12]
     store.documents.delete(submitted.document_id)
     assert store.registry.facts("h100") == []
+
+
+# -- an idle worker
+
+
+def test_an_idle_worker_asks_nothing_until_something_changes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.ingest("manual.md", "# M\n\nText.\n")
+    looks: list[float] = []
+    step = Worker._step
+
+    def counted(self: Worker) -> bool:
+        looks.append(time.monotonic())
+        return step(self)
+
+    monkeypatch.setattr(Worker, "_step", counted)
+    stop = threading.Event()
+    thread = threading.Thread(target=store.worker().run, args=(stop, 0.01))
+    thread.start()
+    try:
+        time.sleep(1.0)
+        assert len(looks) <= 5  # of the hundred that it woke up for: its lease was written too
+        second = store.submit("other.md", "# N\n\nMore text.\n")
+        deadline = time.monotonic() + 20
+        while store.job(second).state != "ready":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert store.job(second).attempts == 1
+    finally:
+        stop.set()
+        thread.join()
