@@ -19,7 +19,7 @@ def columns_of(table: sa.Table, record: Any, *but: str) -> list[sa.Column[Any]]:
     return [table.c[name] for name in record.__dataclass_fields__ if name not in but]
 
 
-def record_of(record: type[T], row: sa.Row[Any], **values: Any) -> T:
+def record_of(record: type[T], row: Any, **values: Any) -> T:
     """A dataclass from the columns with the names of its fields; a list becomes a tuple. `values`
     are taken in place of a column.
     """
