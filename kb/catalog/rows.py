@@ -44,7 +44,7 @@ def select_in(
     query: sa.Select[Any],
     column: sa.ColumnElement[Any],
     values: Iterable[Any],
-) -> Iterator[sa.Row[Any]]:
+) -> Iterator[Any]:
     """The rows of a query whose column has one of the values."""
     for part in portions(list(values)):
         yield from connection.execute(query.where(column.in_(part))).all()
