@@ -1,4 +1,4 @@
-"""A service to measure: the one at a URL, or one of our own on a free port, ended with the run."""
+"""A service to measure, at a URL or started on a free port, and a corpus loaded into it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REQUEST_SECONDS = 300.0  # an upload of many files on a busy machine
 
 @dataclass(frozen=True)
 class Service:
-    """`pid` is None for a service that is not known to be on this machine."""
+    """`pid` is None if the service may run on another machine."""
 
     http: HttpBackend
     pid: int | None = None
@@ -131,7 +131,7 @@ class Memory:
 
 
 def memory_of(pid: int) -> Memory | None:
-    """What a process of this machine holds; None where the system does not tell."""
+    """Memory of a process of this machine, or None if the system does not say."""
     try:
         lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
     except OSError:
@@ -143,7 +143,7 @@ def memory_of(pid: int) -> Memory | None:
     return Memory(now, peak)
 
 
-# -- loading: A corpus into a running service, as a hardware team would: register, upload, wait, l
+# -- a corpus into a service: register, upload, wait, report
 
 BATCH_FILES = 48
 BATCH_BYTES = 24 * 1024 * 1024
@@ -279,7 +279,7 @@ def wait_until_ready(service: Service) -> Mapping[str, Any]:
 def _states(
     service: Service, hardware: Sequence[str], documents: Mapping[str, str]
 ) -> tuple[Counter[str], list[Problem]]:
-    """The state of each uploaded document's last job, with the reason where it is not `ready`."""
+    """The state of each uploaded document's last job, with the reason unless it is `ready`."""
     states: Counter[str] = Counter()
     problems = []
     seen = set()
@@ -308,7 +308,7 @@ def _reason(service: Service, job_id: str | None) -> str:
     return "; ".join([*pages, *result.get("warnings", [])][:3]) or "no reason given"
 
 
-# -- builtin: The built-in knowledge as a store of its own, for questions in this process.
+# -- the built-in knowledge in a store of this process
 
 # The chips that the built-in questions are about.
 CHIPS = ("x86-64", "neoverse-v2", "a100", "h100", "h200", "b200", "mi300x", "trainium2", "mtia-v2i")

@@ -14,7 +14,7 @@ from api.cli.output import note
 if TYPE_CHECKING:
     from kb.cluster import Cluster
     from optimizer.search.goal import Goal
-    from optimizer.search.runs.cluster_places import ClusterPlaces
+    from optimizer.search.runs.places import ClusterPlaces
     from optimizer.search.synthesizers.llm.settings import ModelOptions
     from retrieval.knowledge_base import KnowledgeBase
 
@@ -51,7 +51,7 @@ def places_on(
     if address is None:
         yield None
         return
-    from optimizer.search.runs.cluster_places import cluster_places
+    from optimizer.search.runs.places import cluster_places
 
     with cluster_at(address, SEARCHING) as cluster:
         there = cluster_places(base, cluster, hardware, language, note)

@@ -1,8 +1,8 @@
-"""Brings up a whole installation on this machine, uses it, and kills each part of it in turn.
+"""Start an installation on this machine, use it, and kill each part of it in turn.
 
-Each time a document has just been accepted and a run of the optimizer is under way; questions are
-asked all the while, and a second document is sent to whoever takes it. Afterwards all that was
-there before, and all that was acknowledged since, is held against what is there now.
+At each kill a document has just been accepted and a run of the optimizer is active; questions are
+sent continuously, and a second document is sent to any replica that accepts it. Afterwards the
+contents before, and everything acknowledged since, are compared with the contents now.
 
     make cluster
     python -m benchmarks.cluster.losses --knowledge DIR --replicas 3
@@ -25,17 +25,17 @@ from typing import Any
 from benchmarks.cluster.contents import (
     SIGNALS,
     Balancer,
+    ComparableAnswer,
     Kind,
-    Spoken,
+    comparable,
     contents_of,
     differences,
-    spoken,
 )
 from benchmarks.cluster.parts import Installation, Part, RayHead, RayNode, installation
 from benchmarks.report import ended, say, table, write_result
 from kb.errors import Unavailable
 
-TITLE = "What the loss of each part of an installation costs"
+TITLE = "The loss of each part of an installation"
 MANUAL = "# Unit {word}\n\nThe {word} unit moves 16 bytes a clock and waits for the fabric.\n"
 AWAY_SECONDS = 5.0  # between the kill and the new start
 CHIP = "mi300x"  # of uploads; the questions are about others
@@ -45,9 +45,9 @@ UPLOADED = {"created", "unchanged"}
 
 @dataclass
 class Loss:
-    """What the loss of one part cost. Seconds are from the new start, but for `silent`, the longest
-    time in which no question was answered. `answers` counts them by what they were beside those
-    before; `run` says how the run went on; `wrong` is what was lost or other afterwards."""
+    """The effect of one loss. Seconds count from the new start, except `silent`, the longest time
+    without an answered question. `answers` counts answers by class, `run` says how the run
+    continued, `wrong` lists lost or changed contents."""
 
     part: str
     started: float = 0.0
@@ -60,9 +60,9 @@ class Loss:
 
 
 class Watch:
-    """Asks one question after another, and notes what comes back."""
+    """Sends one question after another and records the answers."""
 
-    def __init__(self, urls: Sequence[str], expected: Sequence[Spoken]) -> None:
+    def __init__(self, urls: Sequence[str], expected: Sequence[ComparableAnswer]) -> None:
         self._balancer, self._expected = Balancer(urls), expected
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="watch", daemon=True)
@@ -74,7 +74,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop."""
         self._done.set()
         self._thread.join()
         self._balancer.close()
@@ -87,7 +87,7 @@ class Watch:
             answer = self._balancer.send("POST", "/retrieve", json=SIGNALS[number])
             kind: Kind = "refused"
             if answer is not None and answer.status_code == 200:
-                kind = spoken(answer.json()).against(self._expected[number])
+                kind = comparable(answer.json()).against(self._expected[number])
             elif answer is not None and answer.status_code not in (502, 503, 507):
                 kind = "different"
             now = time.monotonic()
@@ -98,7 +98,7 @@ class Watch:
 
 
 class Losses:
-    """Uses an installation and loses its parts; keeps what it was told was stored."""
+    """Uses an installation and kills its parts; records everything that was acknowledged."""
 
     def __init__(self, cluster: Installation) -> None:
         self._cluster = cluster
@@ -115,8 +115,7 @@ class Losses:
     # -- use it
 
     def ingest(self, word: str) -> str:
-        """Upload a manual that has a word of its own; how often it was refused until accepted. It
-        counts as stored from then on."""
+        """Upload a manual with a unique word; the number of refusals before it was accepted."""
         text = MANUAL.format(word=word)
         files = [("file", (f"{word}.md", text.encode()))]
         began = time.monotonic()
@@ -127,7 +126,7 @@ class Losses:
         return f"accepted after {time.monotonic() - began:.1f} s"
 
     def ingest_on_ray(self, folder: Path, word: str) -> None:
-        """Read and embed a manual with a word of its own on the Ray cluster, by command."""
+        """Read and embed a manual with a unique word on the Ray cluster, by command."""
         folder.mkdir()
         text = MANUAL.format(word=word)
         (folder / f"{word}.md").write_text(text, encoding="utf-8")
@@ -145,14 +144,14 @@ class Losses:
         not those that were sent."""
         missing = []
         for document, word in self._words.items():
-            asked = {"query": f"{word} unit", "hardware": CHIP}
+            question = {"query": f"{word} unit", "hardware": CHIP}
             for replica in self._cluster.replicas:
-                answer = replica.client.post("/retrieve", json=asked).json()
+                answer = replica.client.post("/retrieve", json=question).json()
                 if document not in {e["document"]["id"] for e in answer["excerpts"]}:
                     missing.append(f"{word} is not found at {replica.url}")
             stored = self._cluster.replicas[0].client.get(f"/documents/{document}/file")
             if stored.content != self._originals[document]:
-                missing.append(f"the original of {word} is not what was sent")
+                missing.append(f"the original of {word} differs from the upload")
         return missing
 
     def _forget(self, documents: set[str]) -> None:
@@ -177,7 +176,7 @@ class Losses:
         watch = Watch(self._urls, [before.answers[f"{n} at {at}"] for n in range(len(SIGNALS))])
         name = part.name.replace(" ", "").lower()
         search = self._search(part)
-        kept = set(self._words)
+        known = set(self._words)
         self.ingest(f"{name}before")
         watch.start()
         say(f"{part.name} is killed")
@@ -194,7 +193,7 @@ class Losses:
         watch.stop()
         loss.answers, loss.silent = watch.answers, watch.silent
         loss.wrong += self.unread()
-        self._forget(set(self._words) - kept)
+        self._forget(set(self._words) - known)
         loss.wrong += differences(before, contents_of(self._cluster.replicas, self._originals))
         say(f"{part.name}: {loss}")
         return loss
@@ -284,7 +283,7 @@ if __name__ == "__main__":
     ended(main)
 
 
-# -- under way: Searches that are under way while a part is killed: one that a replica carries out
+# -- searches that run while a part is killed
 
 SETTLE_SECONDS = 900.0
 LOOK_SECONDS = 0.2
@@ -295,7 +294,7 @@ RUNNING = ("starting", "running")
 
 
 class Call:
-    """A call in a thread of its own."""
+    """A call in its own thread."""
 
     def __init__(self, call: Callable[[], str]) -> None:
         self._result: str | BaseException = "never ended"
@@ -306,7 +305,7 @@ class Call:
     def _run(self) -> None:
         try:
             self._result = self._call()
-        except BaseException as error:  # raised again where it is asked for
+        except BaseException as error:  # raised by `result`
             self._result = error
 
     @property
@@ -332,7 +331,7 @@ def wait_until(done: Callable[[], bool], what: str) -> None:
 
 
 class Searches:
-    """Begins searches, and says how they ended."""
+    """Starts searches and reports how they ended."""
 
     def __init__(self, cluster: Installation, balancer: Balancer) -> None:
         self._cluster, self._balancer = cluster, balancer
@@ -361,7 +360,7 @@ class Searches:
         return Search(self, new.pop(), call)
 
     def resume(self, run_id: str, on_ray: bool) -> None:
-        """Go on with a run that nobody works on any more."""
+        """Resume a run whose process has ended."""
         options = ("--ray", self._cluster.ray) if on_ray else ()
         self._cluster.command("runs", "resume", run_id, *options)
 
@@ -392,8 +391,7 @@ class Search:
         self._stored = searches.nodes(run_id)
 
     def end(self, wrong: list[str]) -> str:
-        """How it ended, continued where nobody works on it any more. What it has lost is added to
-        `wrong`."""
+        """How the run ended, resumed if its process has ended. Lost nodes are added to `wrong`."""
         searches, run_id, how = self._searches, self._id, "went on"
         if self._command is not None:
             try:
@@ -414,5 +412,5 @@ class Search:
 
 
 def _is_over(row: Mapping[str, Any]) -> bool:
-    """Whether nobody works on a run any more; its note says so where its process was killed."""
+    """Whether a run has no process any more; its note says so after a kill."""
     return row["state"] not in RUNNING or "note" in row

@@ -28,16 +28,16 @@ from tests.postgresql import Server as PostgresServer
 from tests.seaweed import S3Server
 
 COMMAND_SECONDS = 600.0
-READY_SECONDS = 1200.0  # to read and embed what is built in, on a busy machine
+READY_SECONDS = 1200.0  # to read and embed the built-in knowledge, on a busy machine
 LEASE_SECONDS = 10  # work of a killed replica is taken over after so long
 
 
 class Part(Protocol):
-    """What can be lost. It keeps its place: after a new start it is reached as before."""
+    """A part that can be killed; after a new start it has the same address."""
 
     @property
     def name(self) -> str:
-        """What it is called in the table."""
+        """Its name in the table."""
         ...
 
     def kill(self) -> None:
@@ -111,7 +111,7 @@ class RayNode:
         self.cluster.kill_node(self.number)
 
     def start(self) -> None:
-        """A new node in its place."""
+        """Start a new node."""
         self.cluster.start()
 
 
@@ -143,7 +143,7 @@ class Installation:
     workstation: Path
 
     def command(self, *arguments: str) -> Any:
-        """What `kernlore ARGUMENTS --json` prints, in a process of its own. Raises Unavailable."""
+        """The JSON of `kernlore ARGUMENTS --json`, run as a process. Raises Unavailable."""
         ran = subprocess.run(
             [*COMMAND, *arguments, "--json", "--data-dir", str(self.workstation)],
             cwd=ROOT,
@@ -170,8 +170,8 @@ class Installation:
 def installation(
     folder: Path, replicas: int, nodes: int, knowledge: Path | None, model_cache: Path | None
 ) -> Iterator[Installation]:
-    """Start everything in `folder`; stop and remove it at the end. `knowledge` takes the place of
-    what is built in. Raises Unavailable where a server cannot be started."""
+    """Start everything in `folder`; stop and remove it at the end. `knowledge` replaces the
+    built-in knowledge. Raises Unavailable if a server cannot be started."""
     with ExitStack() as stack:
         servers = _servers(stack)
         environment = _environment(*servers, knowledge)
@@ -234,7 +234,7 @@ def _replica(folder: Path, environment: Mapping[str, str], model_cache: Path | N
     return Replica(folder, environment, model_cache)
 
 
-# -- ray nodes: A Ray cluster on this machine: a head without processors of its own, and nodes wit
+# -- a Ray cluster: a head without processors, and nodes
 
 LABEL = "cpu_model=x86-64"
 OBJECT_STORE_BYTES = 80_000_000  # the least that Ray takes is 78.6 MB
@@ -243,7 +243,7 @@ STARTED = "Ray runtime started"  # what `ray start` prints then
 
 
 class _Started:
-    """One `ray start --block` with these arguments; its output lies in `log`."""
+    """One `ray start --block` with these arguments; its output goes to `log`."""
 
     def __init__(self, arguments: Sequence[str], log: Path, folder: Path) -> None:
         self._log = log

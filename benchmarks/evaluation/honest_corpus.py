@@ -185,7 +185,7 @@ def main() -> int:
 
 
 def _share(result: Evaluation, check: int) -> float:
-    """The largest error beside what was allowed."""
+    """The largest error as a share of its bound."""
     errors = result.checks[check].errors
     return max((e.worst / e.allowed for e in errors if e.allowed > 0), default=0.0)
 

@@ -37,7 +37,7 @@ TITLE = "Ingestion"
 
 
 class Counting:
-    """An embedder that counts what it is given."""
+    """An embedder that counts its texts."""
 
     def __init__(self, base: Embedder) -> None:
         self._base = base

@@ -82,12 +82,12 @@ def read_texts(corpus: Corpus, cache: Path) -> Texts:
 
 def _read(parsers: ParserPool, file: CorpusFile, cache: Path) -> str:
     digest = hashlib.sha256(f"{PIPELINE} {file.name}\n".encode() + file.path.read_bytes())
-    kept = cache / f"{digest.hexdigest()}.txt"
-    if not kept.exists():
+    cached = cache / f"{digest.hexdigest()}.txt"
+    if not cached.exists():
         parsed = parsers.parse(file.path, file.name)
         text = "\n\n".join(element.text for element in parsed.elements)
-        kept.write_text(text, encoding="utf-8", errors="replace")
-    return kept.read_text(encoding="utf-8")
+        cached.write_text(text, encoding="utf-8", errors="replace")
+    return cached.read_text(encoding="utf-8")
 
 
 # -- questions
@@ -205,7 +205,7 @@ def excerpt(text: str, scope: str | None) -> dict[str, Any]:
 
 
 class VectorCache:
-    """The default embedding model, with every vector kept in a file: a second run embeds nothing.
+    """The default embedding model with a file of its vectors, so that a second run embeds nothing.
 
     Texts are cut at the model's window, as libraries do.
     """

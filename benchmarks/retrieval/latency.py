@@ -1,4 +1,4 @@
-"""How long a request takes on the loaded store, over HTTP and in process, and the memory for it.
+"""Latency of requests on a loaded store, over HTTP and in process, and the service's memory.
 
 No two requests are equal. Times are the caller's, body read and decoded.
 """
@@ -26,7 +26,7 @@ from retrieval.request import RetrieveRequest
 
 CLIENTS = (1, 4)  # at once
 WARM_UP = 40  # requests that are not counted: the query model loads with the first
-DOCUMENTS = 150  # whose headings are asked for
+DOCUMENTS = 150  # whose headings are questions
 TITLE = "Retrieval latency"
 
 Send = Callable[[Request], object]
@@ -34,7 +34,7 @@ Send = Callable[[Request], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of each answer, the wall clock of all of them, and what was not answered."""
+    """Milliseconds of each answer, seconds of all of them, and failed requests."""
 
     name: str
     milliseconds: Sequence[float]
@@ -213,9 +213,11 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        help="A loaded store: a service is started on it unless one runs; also asked in process.",
+        help="A loaded store: a service is started on it unless one runs; also used in process.",
     )
-    parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
+    parser.add_argument(
+        "--scorer", type=Path, help="Default: score.py in the folder of the gold rows."
+    )
     parser.add_argument("--requests", type=int, default=600, help="Over HTTP; as many in process.")
     parser.add_argument(
         "--clients", type=int, nargs="+", default=CLIENTS, help="At once; each number its share."
@@ -229,14 +231,14 @@ if __name__ == "__main__":
     ended(lambda: run(options_of()))
 
 
-# -- requests: Many different requests of the kinds that a loaded store gets, none equal to anothe
+# -- different requests of every kind, of which no two are equal
 
 DEPTHS = (5, 10, 20, 30, 40)
 
 
 @dataclass(frozen=True)
 class Heading:
-    """A heading of a stored document, and a hardware its document is about."""
+    """A heading of a stored document and one hardware id of the document."""
 
     hardware: str | None
     text: str

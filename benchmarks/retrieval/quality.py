@@ -1,8 +1,7 @@
-"""How good the answers are, beside what a team has without Kernlore.
+"""Quality of answers, compared with plain retrievers.
 
-Loads the corpus into a running service over HTTP, posts the scorer's requests, and lets the scorer
-score what came back. Baselines answer the same requests from the same texts. Nothing depends on the
-ids, file names or rows of one corpus.
+Loads a corpus into a service over HTTP, posts the scorer's requests and scores the answers.
+Baselines answer the same requests from the same texts. Nothing depends on one corpus.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ def ask(service: Service, requests: Mapping[str, Request]) -> Answers:
     for number, (row, body) in enumerate(requests.items(), 1):
         answers[row] = service.call("POST", "/retrieve", json=dict(body))["excerpts"]
         if number % 50 == 0:
-            say(f"asked {number} of {len(requests)}")
+            say(f"sent {number} of {len(requests)}")
     return answers
 
 
@@ -167,7 +166,7 @@ def _baselines(
         read_texts,
     )
 
-    with _kept(options.data_dir) as folder:
+    with _baseline_folder(options.data_dir) as folder:
         texts = read_texts(corpus, folder / "texts")
         for line in texts.unread:
             say(f"not in the baselines: {line}")
@@ -183,7 +182,7 @@ def _baselines(
 
 
 @contextmanager
-def _kept(data_dir: Path | None) -> Iterator[Path]:
+def _baseline_folder(data_dir: Path | None) -> Iterator[Path]:
     """Where baselines keep texts and vectors between runs."""
     if data_dir is not None:
         yield data_dir / "baselines"

@@ -17,8 +17,7 @@ from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import BRIEFLY, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
-from optimizer.search.rough import rough_best
-from optimizer.search.tree import BY_COMMANDS, Tree
+from optimizer.search.tree import BY_COMMANDS, Tree, rough_best
 
 FINALISTS = 2
 UNTRIED = "nothing was tried"  # how the reason begins where there was no candidate

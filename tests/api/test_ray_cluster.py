@@ -34,14 +34,19 @@ from kb.data_dir import private_folder
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.bench import on_cluster, on_node
-from optimizer.search.bench.on_cluster import SimulatedOnCluster
-from optimizer.search.bench.on_node import Work, node_folder
+from optimizer.search.bench import on_cluster
+from optimizer.search.bench import on_cluster as on_node
+from optimizer.search.bench.on_cluster import SimulatedOnCluster, Work, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
-from optimizer.search.runs.cluster_places import PACKAGES, ClusterPlaces, cluster_places
 from optimizer.search.runs.optimize import optimize
-from optimizer.search.runs.places import bench_for, places_for
+from optimizer.search.runs.places import (
+    PACKAGES,
+    ClusterPlaces,
+    bench_for,
+    cluster_places,
+    places_for,
+)
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
 from tests.api.cli_process import BARRIERS, MEMORY, kernlore

@@ -23,8 +23,8 @@ from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
 from optimizer.search.runs.optimize import Finished, optimize
 from optimizer.search.runs.places import places_for
+from optimizer.search.runs.proposers import manual_samples
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.runs.samples import manual_samples
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from retrieval.request import RetrieveRequest

@@ -89,7 +89,7 @@ def _check(settings: Settings) -> bool:
     from ingestion.knowledge_folder import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
-    from skills.shipped import shipped_folders
+    from skills.importing import shipped_folders
 
     check_knowledge_folder(settings.knowledge_dir)
     shipped_folders(settings.skills_dir)

@@ -4,7 +4,7 @@
 
 Needs nvidia-cutlass-dsl, g++ and the CUDA headers (CUDA_HOME), and no GPU. Writes FOLDER/gemm.so,
 some 50 KB, and FOLDER/paged_decode.so, some 300 KB: the kernels and their launchers, which leave
-the CUDA runtime's symbols to whoever loads them. `cute_run.py` beside this file does.
+the CUDA runtime's symbols unresolved. `cute_run.py` provides them.
 """
 
 import importlib.util

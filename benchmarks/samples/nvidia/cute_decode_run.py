@@ -172,13 +172,13 @@ def compare(decode: Decode) -> None:
         off = (out.double() - wanted).flatten(1).norm(dim=1)
         worst = (off / wanted.flatten(1).norm(dim=1).clamp(min=1e-9)).max().item()
         again = all(torch.equal(decode(batch, *inner, each).view_as(out), out) for _ in range(20))
-        kept = all(bool((t[:guard] == 7).all() and (t[-guard:] == 7).all()) for t in guarded)
+        untouched = all(bool((t[:guard] == 7).all() and (t[-guard:] == 7).all()) for t in guarded)
         after = [cache.view(torch.int16) for cache in (batch.keys, batch.values)]
-        kept &= all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+        untouched &= all(torch.equal(old, new) for old, new in zip(before, after, strict=True))
         row = {"page": page, "share": share, "heads": heads, "each": each, "lengths": lengths}
-        row |= {"error": worst, "equal_bits": again, "neighbours_kept": kept}
+        row |= {"error": worst, "equal_bits": again, "neighbours_kept": untouched}
         print(json.dumps(row), flush=True)
-        if not (worst <= BOUND and again and kept):  # NaN is no less either
+        if not (worst <= BOUND and again and untouched):  # NaN is no less either
             raise SystemExit(f"wrong at {row}")
 
 
@@ -204,7 +204,7 @@ def dense_sets(batches: Sequence[Batch]) -> list[tuple[torch.Tensor, ...]]:
 
 
 def graphs_of(decode: Decode, batches: Sequence[Batch], equal: bool) -> dict[str, Any]:
-    """What is timed, by name."""
+    """The timed calls by name."""
     graphs: dict[str, Any] = {}
     for each in STAGES_A_PART:
         calls = [(batch, *room(batch, each)) for batch in batches]

@@ -289,7 +289,7 @@ def problem_text(family: str, seed: int, size: str) -> str:
     return draw.text(f"A foreign problem of the family {family}, seed {seed}.", result)
 
 
-# -- drawing: Choices that every family of the grammar shares: sizes, data types, chains of pointw
+# -- choices that the families share: sizes, types, chains of pointwise functions
 
 UNARY = (
     "torch.sigmoid({x})",
@@ -413,7 +413,7 @@ class Draw:
         return "\n".join(lines)
 
 
-# -- modules: Twenty problems as users have them, one file each in `problems`: a block of a publis
+# -- blocks of published models, one file each in `problems`
 
 # A batch that keeps two cores busy for milliseconds keeps a GPU busy for as long when it is this
 # many times as large.

@@ -27,14 +27,14 @@ AT_ROOF = 90  # per cent of the roofline, from which on there is little left to 
 
 @dataclass(frozen=True)
 class Result:
-    """One searched problem. gain: the winner over eager on values that the search never saw; 1 by
-    dispatch where nothing was certainly faster; None where nothing could be measured. default,
-    best: torch.compile as it comes and its best option over eager, as the search measured them;
-    None where they were not right or not tried. same: whether the winner is that best option, so
-    that its two figures are two measurements of one kernel. first: seconds from the beginning of
-    the run, the reference's evaluation included, to the first right candidate; None where there is
-    none. reason:
-    why there is no gain, or why the run ended."""
+    """One searched problem.
+
+    gain: the winner over eager on values that the search never saw; 1 if nothing was certainly
+    faster, None if nothing was measured. default, best: torch.compile's default and best option
+    over eager in the search, None if not right or not tried. same: the winner is that best
+    option, measured twice. first: seconds from the start of the run to the first right candidate,
+    or None. reason: why there is no gain, or why the run ended.
+    """
 
     name: str
     gain: float | None
@@ -52,7 +52,7 @@ class Result:
 
     @property
     def family(self) -> str:
-        """Of a drawn problem; blocks of published models are a family of their own."""
+        """The family of a drawn problem, or `published block`."""
         return self.name.rpartition("_")[0] if self.drawn else "published block"
 
     @property
@@ -69,7 +69,7 @@ class Result:
 def opened(path: Path) -> Iterator[Path]:
     """A folder with run folders in it: the session's own, or its results.zip, unpacked.
 
-    Raises NotFound or InvalidRequest where there are no runs."""
+    Raises NotFound or InvalidRequest if there are no runs."""
     if not path.exists():
         raise NotFound(f"{path} is not there", hint="Give the --out folder of a portable session.")
     if path.is_dir() and _has_runs(path):
@@ -205,11 +205,11 @@ def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
         f"Problems: {len(chosen)}; without a figure: {len(lost)}{_named(lost)};"
         f" not begun: {len(missing)}{_named(missing)}.",
         f"Below 1.0 after dispatch: {len(slower)}{_named(slower)}. Below 0.97 of torch.compile's"
-        f" best option: {len(behind)}{_named(behind)}, of which {len(same)} are that option itself,"
+        f" best option: {len(behind)}{_named(behind)}; {len(same)} of them are that option itself,"
         f" measured twice{_named(same)}.",
         _first_right(chosen),
         "A gain is the winner's over eager, measured again after the search on other values; 1.00"
-        " where nothing was certainly faster, because the module runs the reference there. Options"
+        " if nothing was certainly faster, because the module runs the reference then. Options"
         " of torch.compile are as the search measured them.",
     ]
     return [

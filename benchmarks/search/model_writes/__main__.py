@@ -1,9 +1,9 @@
-"""A model that has never seen a chip writes kernels for it: what our context is worth.
+"""A model writes kernels for chips that it has never seen, with our context and with others.
 
     python -m benchmarks.search.model_writes --models NAME --api-base URL --family block
 
 Chips are drawn from seeds, so that a model cannot know them. Each cell is a problem on a chip in an
-arm; it ends with its first right kernel. Without --models the stored cells are reported.
+arm; it ends with its first right kernel. Without --models stored cells are reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ TITLE = "A model writes for a chip that it has never seen"
 LEAST_USUAL = 10_000  # tokens of a context; cells with fewer are named after them
 NOTE = (
     "A cell is one problem on one drawn chip in one arm. The model writes until a kernel is right,"
-    " at most as many candidates as given, and sees only what the arm shows. Cycles are the"
+    " at most as many candidates as given, and sees only the context of the arm. Cycles are the"
     " simulator's. `compiled` and `right` at n count cells in which that happened within the first"
     " n candidates."
 )
@@ -43,7 +43,7 @@ def main() -> None:
     parser.add_argument("--among", type=int, default=0, help="words of other documents of the chip")
     parser.add_argument("--others", type=Path, help="folder of those documents")
     parser.add_argument("--model-seconds", type=float, default=900.0, help="of one call")
-    parser.add_argument("--work", type=Path, help="where chips and stores are kept")
+    parser.add_argument("--work", type=Path, help="folder of chips and stores")
     parser.add_argument("--cells", type=Path, required=True, help="folder of the cells")
     parser.add_argument("--out", type=Path, help="write the report here")
     given = parser.parse_args()
@@ -56,7 +56,7 @@ def main() -> None:
 
 
 def run(given: argparse.Namespace, work: Path) -> None:
-    """Every cell that is asked for, one after the other."""
+    """Run the requested cells one after the other."""
     family = FAMILIES[given.family]
     others = other_documents(given.others, given.among) if given.among else []
     size = f"among {given.among} words" if given.among else "manual alone"
@@ -101,7 +101,7 @@ def run(given: argparse.Namespace, work: Path) -> None:
 
 
 def summary(cell: Cell) -> str:
-    """One line for whoever waits."""
+    """One line of progress."""
     return f"  {cell.name}: {' '.join(a.validity for a in cell.attempts)}"
 
 

@@ -1,7 +1,7 @@
 """One cell: a model writes kernels for one problem on one chip in one arm, until one is right.
 
-A cell is a run of the product's own search with models as its only proposers. What is stored makes
-it replayable without a model: the transcripts, and what was measured.
+A cell is a run of the product's own search with models as its only proposers. Its
+transcripts and measurements are stored, so that it can be replayed without a model.
 """
 
 from __future__ import annotations
@@ -152,8 +152,8 @@ def run_cell(
 
 
 def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
-    """The candidates of a stored cell, proposed again from its transcripts and evaluated anew; no
-    model is asked.
+    """The candidates of a stored cell, proposed from its transcripts and evaluated again without a
+    model.
     """
     run = unpack_transcripts(folder, cell, local.services.settings.data_dir)
     goal = Goal(
@@ -234,7 +234,7 @@ def _attempts(finished: Finished, prompts: Mapping[int, str], names: list[str]) 
 
 
 def store(cell: Cell, transcripts: Path, out: Path) -> None:
-    """Keep the result as JSON and the transcripts beside it, packed."""
+    """Write the result as JSON and the transcripts as a gzip file."""
     out.mkdir(parents=True, exist_ok=True)
     rows = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(transcripts.glob("*.json"))
@@ -245,7 +245,7 @@ def store(cell: Cell, transcripts: Path, out: Path) -> None:
 
 
 def load_cells(folder: Path) -> list[Cell]:
-    """All cells that are kept in a folder, by name."""
+    """All cells of a folder, by name."""
     cells = []
     for path in sorted(folder.glob("*.json")):
         row = json.loads(path.read_text(encoding="utf-8"))
@@ -274,17 +274,16 @@ def unpack_transcripts(folder: Path, cell: Cell, data_dir: Path) -> str:
     return run
 
 
-# -- arms: What a model is shown: our context, and what it is compared with.
+# -- arms: our context, and the contexts to compare with
 
-PASSAGES = 200  # of which those are shown that fit into the budget
+PASSAGES = 200  # shown as far as the budget allows
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One way to inform a model. `memory` is whether it sees what became of its earlier attempts,
-    `tools` whether it may call tools, `check` whether its names are held against the chip's before
-    they are compiled, `second` whether another problem was solved on the chip before. `source`
-    makes what it is shown; None for nothing.
+    """One way to inform a model. `memory`: it sees the results of its earlier attempts; `tools`: it
+    may call tools; `check`: its names are checked against the chip's before compiling; `second`:
+    another problem was solved on the chip before. `source` makes the context; None for none.
     """
 
     name: str
@@ -298,7 +297,7 @@ class Arm:
 
 @dataclass
 class Fixed:
-    """A source that shows the same text whatever happens."""
+    """A source with a constant text."""
 
     text: str
 
@@ -312,7 +311,7 @@ class Fixed:
 
 @dataclass
 class Passages:
-    """The best passages for the operator, as many as fit: what a plain retrieval of top-k gives."""
+    """The best passages for the operator, as many as fit: plain top-k retrieval."""
 
     base: KnowledgeBase
     _shown: dict[str, str] = field(default_factory=dict)
@@ -372,7 +371,7 @@ ARMS: Mapping[str, Arm] = {
         Arm("ours", "our context", _ours, check=True),
         Arm(
             "unadapted",
-            "our context of the first attempt, kept",
+            "our context of the first attempt, unchanged",
             lambda base, chip, other: Unadapted(ServiceKnowledge(base)),
             check=True,
         ),

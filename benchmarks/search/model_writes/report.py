@@ -122,5 +122,5 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
 
 
 def about_arms(names: Iterable[str]) -> str:
-    """What the arms are."""
+    """Descriptions of the arms."""
     return "\n".join(f"* `{name}`: {ARMS[name].about}" for name in names)

@@ -17,8 +17,8 @@ from typing import Any
 from kb.cluster import ROOT, source_files
 from optimizer.evaluation.problem.load import SHIPPED
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.knowledge import Snapshot
 from optimizer.search.portable.launch import SESSION
-from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 

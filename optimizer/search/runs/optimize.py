@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from kb import telemetry
+from kb.catalog.knowledge import samples
+from kb.catalog.knowledge.samples import VerifiedKernel
 from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
+from kb.scope import ALL_ACCESS
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -24,35 +27,31 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
 from optimizer.search.attribution import Attribution, attribution
-from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.bench.on_cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.simulated import SimulatedBench, clock_of
 from optimizer.search.confirm import Outcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.loop import INTERRUPTED, Listener, Search
+from optimizer.search.loop import INTERRUPTED, LeftOut, Listener, Search, Stages, why_untried
 from optimizer.search.propose import Task
-from optimizer.search.records import REFERENCE, Cost, Proposal
-from optimizer.search.rough import rough_gain
-from optimizer.search.runs.archive import keep_right_kernels
-from optimizer.search.runs.cluster_places import ClusterPlaces
+from optimizer.search.records import REFERENCE, Cost, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.machine import machine_here, rates_of
-from optimizer.search.runs.model_tools import ModelTools
-from optimizer.search.runs.models import asked_models, check_keys, language_models
-from optimizer.search.runs.places import bench_for, places_for, target_of
-from optimizer.search.runs.proposers import builtin, left_out
+from optimizer.search.runs.models import ModelTools, asked_models, check_keys, language_models
+from optimizer.search.runs.places import ClusterPlaces, bench_for, places_for, target_of
+from optimizer.search.runs.proposers import builtin, compared_with, left_out
 from optimizer.search.runs.run_lock import RunLock
-from optimizer.search.runs.run_store import run_store
-from optimizer.search.runs.samples import compared_with
+from optimizer.search.runs.run_store import CatalogStore, run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner
-from optimizer.search.tree import Tree
-from optimizer.search.untried import LeftOut, Stages, why_untried
+from optimizer.search.tree import Tree, rough_gain
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.layout import load_layout
+from retrieval.symbols import names_in
+from retrieval.target_context import own_symbols
 
 INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
@@ -471,3 +470,65 @@ def _measured_again(stored: Proposal) -> Proposal:
     return replace(
         stored, synthesizer="inherited", parent=REFERENCE, plan=plan, cost=Cost(), model=None
     )
+
+
+# -- archive: Right kernels of a run, kept as samples of their chip: the next problem starts from
+
+
+def keep_right_kernels(
+    base: KnowledgeBase,
+    tree: Tree,
+    problem: ProblemView,
+    hardware: HardwareView,
+    run_id: str,
+) -> list[str]:
+    """Store the best right kernel of each of the chip's own languages; returns the samples' ids."""
+    known = load_layout().known_languages
+    kept = []
+    for language in hardware.languages:
+        best = _best(tree, language)
+        if language not in known and best is not None:
+            kept.append(_keep(base, best, problem, hardware, language, run_id))
+    return kept
+
+
+def _best(tree: Tree, language: str) -> Node | None:
+    """The fastest right node in a language; of unmeasured ones the first."""
+    right = [
+        node
+        for node in tree.nodes[1:]
+        if node.correct and node.proposal is not None and node.proposal.bundle.language == language
+    ]
+    return max(right, key=lambda node: (node.merit, -node.number), default=None)
+
+
+def _keep(
+    base: KnowledgeBase,
+    node: Node,
+    problem: ProblemView,
+    hardware: HardwareView,
+    language: str,
+    run_id: str,
+) -> str:
+    assert node.proposal is not None and node.evaluation is not None
+    source = node.proposal.bundle.source
+    case = problem.main
+    shapes = tuple(f"{t.name} {t.dtype} {list(t.shape)}" for t in case.signature.tensors)
+    cycles = [t.cycles for t in node.evaluation.timings if t.cycles is not None]
+    took = f", {cycles[0]} cycles in the simulator" if cycles else ""
+    with base.catalog.write() as connection:
+        cards = own_symbols(connection, hardware.lineage, language, ALL_ACCESS)
+        return samples.add_verified(
+            connection,
+            VerifiedKernel(
+                title=f"{problem.name}: {problem.summary or problem.op}",
+                operator=problem.op,
+                language=language,
+                hardware=hardware.id,
+                shapes=shapes,
+                symbols=tuple(names_in(source, {card.name for card in cards})),
+                code=source,
+                evidence=f"right in every case of {problem.name}{took}",
+                run_id=run_id,
+            ),
+        )

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import POLICIES, Goal
+from optimizer.search.loop import ReplayBench
 from optimizer.search.records import IN_FLIGHT, Cost, Proposal
 from optimizer.search.synthesizers.base import Context
 from optimizer.search.tree import Tree, seen

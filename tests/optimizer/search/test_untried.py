@@ -10,11 +10,10 @@ import pytest
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import confirm, last_seconds
 from optimizer.search.goal import Goal
-from optimizer.search.loop import Search
+from optimizer.search.loop import LeftOut, Search, Stages, why_untried
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import Context, Synthesizer
 from optimizer.search.tree import Tree
-from optimizer.search.untried import LeftOut, Stages, why_untried
 from tests.optimizer.search.landscape import Nonsense, Steps, TableBench, search
 
 

@@ -23,12 +23,13 @@ from optimizer.search.synthesizers.compiler.configurations import (
     Installed,
     Space,
     Step,
+    configured_bundle,
     installed,
+    rewritten_bundle,
     shipped,
 )
 from optimizer.search.synthesizers.compiler.rewrites.rules import Rewritten, variants
 from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, trace
-from optimizer.search.synthesizers.compiler.source import configured_bundle, rewritten_bundle
 
 NAME = "compiler"
 _log = logging.getLogger(__name__)

@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
-from optimizer.search.portable.launch import SESSION, _minutes
-from optimizer.search.portable.packing import write_session
-from optimizer.search.portable.snapshot import (
+from optimizer.search.knowledge import (
     KEPT_EXCERPTS,
+    Excerpt,
+    Knowledge,
+    Move,
+    Query,
+    ShownSkill,
     Snapshot,
     SnapshotKnowledge,
     take_snapshot,
 )
+from optimizer.search.portable.launch import SESSION, _minutes
+from optimizer.search.portable.packing import write_session
 
 pytestmark = pytest.mark.slow(seconds=10)
 

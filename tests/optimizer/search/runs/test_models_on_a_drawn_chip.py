@@ -19,7 +19,7 @@ from kb.settings import Settings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.runs.model_tools import MAX_DRAFTS, ModelTools
+from optimizer.search.runs.models import MAX_DRAFTS, ModelTools
 from optimizer.search.runs.optimize import Finished, hardware_view_of, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.synthesizers.llm.settings import ModelOptions

@@ -14,16 +14,12 @@ from dataclasses import dataclass
 from torch import fx
 from torch.fx import Node
 
-from optimizer.search.synthesizers.compiler.rewrites import (
-    constants,
-    fuse,
-    layers,
-    products,
-    simplify,
-)
+from optimizer.search.synthesizers.compiler.configurations import Written
+from optimizer.search.synthesizers.compiler.rewrites import fuse, layers, simplify
+from optimizer.search.synthesizers.compiler.rewrites import fuse as products
+from optimizer.search.synthesizers.compiler.rewrites import trace as constants
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, written
-from optimizer.search.synthesizers.compiler.source import Written
 
 MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the rule
 

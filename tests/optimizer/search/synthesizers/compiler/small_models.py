@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from optimizer.search.synthesizers.compiler.configurations import rewritten_bundle
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, Rewritten, rewrite
 from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, trace
-from optimizer.search.synthesizers.compiler.source import rewritten_bundle
 
 MODEL = """
 import math

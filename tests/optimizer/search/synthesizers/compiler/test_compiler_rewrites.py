@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from optimizer.search.synthesizers.compiler.configurations import rewritten_bundle
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, variants
 from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, Traced, trace
-from optimizer.search.synthesizers.compiler.source import rewritten_bundle
 from tests.optimizer.search.synthesizers.compiler.small_models import (
     applied,
     loaded,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from optimizer.search.synthesizers.llm.conversation import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_contexts import MOVE_ID, SOURCE, context
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
 

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.synthesizers.base import CaseView, Context, HardwareView
-from optimizer.search.synthesizers.traced.header import header_for
+from optimizer.search.synthesizers.traced.cpp import header_for
 from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 
