@@ -205,7 +205,7 @@ class Trajectories:
         return self._json(stored.report_key)
 
     def results(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:
-        """The measurements made here; None before it is ready. Raises StoreError as `report` does."""
+        """The measurements of a trajectory; None before it is ready. Raises StoreError."""
         return None if stored.results_key is None else self._json(stored.results_key)
 
     def _json(self, key: str) -> Mapping[str, Any]:
