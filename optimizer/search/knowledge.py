@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.search.records import Node, Shown
+from optimizer.search.records import Node, ShownIds
 
 Number = float | str
 
@@ -110,9 +110,9 @@ class Knowledge:
     situation: str = ""
     parts: tuple[str, ...] = ()
 
-    def shown(self) -> Shown:
+    def shown(self) -> ShownIds:
         """The ids of everything in the answer, as a node records them."""
-        return Shown(
+        return ShownIds(
             self.retrieval_id,
             tuple(dict.fromkeys([*(excerpt.id for excerpt in self.excerpts), *self.parts])),
             tuple(move.id for move in self.moves),
@@ -201,7 +201,7 @@ Ask = Callable[[Query], Knowledge]
 
 
 @dataclass
-class Snapshot:
+class KnowledgeSnapshot:
     """The knowledge that a session takes along.
 
     `excerpts` holds rows by signal. `answers` holds rows by operator, then by signal, without
@@ -219,13 +219,13 @@ class Snapshot:
 
 def take_snapshot(
     consult: Ask, moves: Ask, signals: Sequence[str], operators: Sequence[str], template: Query
-) -> Snapshot:
+) -> KnowledgeSnapshot:
     """Fetch the answers for these signals and operators.
 
     `consult` answers with excerpts too, `moves` with moves and skills alone. `template` is the
     query without signal and operator.
     """
-    snapshot = Snapshot()
+    snapshot = KnowledgeSnapshot()
     for signal in signals:
         excerpts = consult(replace(template, signals=(signal,), op="")).excerpts[:KEPT_EXCERPTS]
         if excerpts:

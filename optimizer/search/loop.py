@@ -27,16 +27,16 @@ from optimizer.search.propose import (
     NOTHING_LEFT,
     SILENT_IN_A_ROW,
     Proposer,
-    Task,
+    SearchTask,
     without_evaluation,
 )
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, NodeState, Proposal
 from optimizer.search.store import RunRow, RunStore
 from optimizer.search.synthesizers.base import (
     Asking,
-    Context,
     HardwareView,
     ProblemView,
+    ProposalContext,
     ProposalFailed,
     SaysWhy,
     Synthesizer,
@@ -93,7 +93,7 @@ class Search:
         if not self.goal.knowledge:
             self.knowledge = NoKnowledge()
         self.tree = Tree(self.store.nodes(self.row.id))
-        task = Task(self.row.id, self.goal, self.problem, self.hardware)
+        task = SearchTask(self.row.id, self.goal, self.problem, self.hardware)
         self._proposer = Proposer(task, self.synthesizers, self.knowledge, self.listener.log)
         self._proposer.recall(self.tree)
         self._known = len(self.tree)
@@ -165,7 +165,7 @@ class Search:
         reserve = last_seconds(tree) if self.goal.minutes is not None else 0.0
         return reason_to_stop(self.goal, counted, self.seconds + self.spent, reserve)
 
-    def first_context(self) -> Context:
+    def first_context(self) -> ProposalContext:
         """What the next candidate from the reference is made from."""
         return self._proposer.context(self.tree, REFERENCE)
 
@@ -433,7 +433,7 @@ class Stages:
 
 
 @dataclass(frozen=True)
-class LeftOut:
+class UnusedProposer:
     """A proposer that the goal leaves out, and what would bring it in."""
 
     synthesizer: Synthesizer
@@ -444,7 +444,7 @@ def why_untried(
     search: Search,
     ended: str,
     stages: Mapping[str, float],
-    left_out: Callable[[], Sequence[LeftOut]] = tuple,
+    left_out: Callable[[], Sequence[UnusedProposer]] = tuple,
 ) -> str:
     """The reason to give for a search that ended, for the reason `ended`, without a candidate.
 
@@ -481,7 +481,7 @@ def _nothing_of(synthesizer: Synthesizer) -> str:
     return f"{synthesizer.name} ({why})" if why else synthesizer.name
 
 
-def _has_one(synthesizer: Synthesizer, context: Context) -> bool:
+def _has_one(synthesizer: Synthesizer, context: ProposalContext) -> bool:
     try:
         return synthesizer.propose(context) is not None
     except ProposalFailed:

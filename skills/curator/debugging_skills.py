@@ -27,7 +27,7 @@ from kb.ids import derived_id, sha256
 from kb.problem_terms import canonical_op
 from kb.scope import ALL_ACCESS
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.symbols import names_in
@@ -222,7 +222,7 @@ def _compiled_drafts(base: KnowledgeBase, whole: Trajectory) -> dict[int, list[C
     return drafts
 
 
-def drafts_in(transcript: Transcript) -> list[CompiledDraft]:
+def drafts_in(transcript: ModelTranscript) -> list[CompiledDraft]:
     """The drafts of a conversation with the compiler's logs, in order."""
     answers = {
         str(message["tool_call_id"]): str(message["content"])

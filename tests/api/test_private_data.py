@@ -12,7 +12,7 @@ import pytest
 from kb.data_dir import ServiceLock, access_of_others, private_files, private_folder
 from kb.settings import Settings
 from optimizer.search.runs.run_lock import RunLock
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from retrieval.knowledge_base import KnowledgeBase
 from tests.api.cli_process import kernlore
 from tests.shared import place_models
@@ -85,7 +85,7 @@ def test_what_a_service_writes_is_private(service_url: str, service_folder: Path
 def test_files_of_runs_and_models_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     FolderTranscripts(tmp_path / "transcripts").write(
-        Transcript("run_1", 1, 1, model="m", prompt="1")
+        ModelTranscript("run_1", 1, 1, model="m", prompt="1")
     )
     base = KnowledgeBase(Settings(data_dir=tmp_path))
     with RunLock(base, "run_1", 0.0), ServiceLock(tmp_path, "http://127.0.0.1:1"):

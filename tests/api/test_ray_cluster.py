@@ -36,7 +36,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench import on_cluster
 from optimizer.search.bench import on_cluster as on_node
-from optimizer.search.bench.on_cluster import SimulatedOnCluster, Work, node_folder
+from optimizer.search.bench.on_cluster import NodeWork, SimulatedOnCluster, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
 from optimizer.search.runs.optimize import optimize
@@ -271,7 +271,7 @@ class TestOneConnection:
             patch.setattr(bench.nodes.environment.__class__, "difference", lambda *_: "other")
             bench.nodes.environment = _other(bench.nodes.environment)
             with pytest.raises(Unavailable, match="no node with npu"):
-                bench.nodes.measure(Work("reference"), "the reference")
+                bench.nodes.measure(NodeWork("reference"), "the reference")
             assert set(bench.nodes.activity.state["left_out"].values()) == {"other"}
 
     def test_a_killed_node_costs_what_it_was_at(

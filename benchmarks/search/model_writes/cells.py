@@ -24,7 +24,7 @@ from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import ServiceKnowledge
-from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.runs.optimize import FinishedRun, optimize
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
@@ -205,7 +205,7 @@ def _prompts(folder: Path) -> dict[int, str]:
     return prompts
 
 
-def _attempts(finished: Finished, prompts: Mapping[int, str], names: list[str]) -> list[Attempt]:
+def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str]) -> list[Attempt]:
     attempts = []
     shown: set[str] = set()
     for node in finished.tree.nodes[1:]:

@@ -40,7 +40,7 @@ from optimizer.evaluation.targets import facts_of
 from optimizer.evaluation.toolchains.base import Availability, Compiled, Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import GOLDENS, SimulatedBench, by_commands
 from optimizer.search.records import Proposal
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
@@ -149,7 +149,7 @@ class Nodes:
         self._log = log
         self.measured_on: Callable[[Ceilings], None] = lambda ceilings: None
 
-    def measure(self, work: Work, name: str, tries: int = 1) -> Evaluation:
+    def measure(self, work: NodeWork, name: str, tries: int = 1) -> Evaluation:
         """The evaluation of a piece of work. Raises WorkLost where a node was lost at the last of
         `tries`, InvalidRequest and Unavailable for what the work itself raised."""
         lost = 0
@@ -194,7 +194,7 @@ class Nodes:
         with self._changing:
             return set(self._without)
 
-    def _answer(self, work: Work, name: str) -> Answer | None:
+    def _answer(self, work: NodeWork, name: str) -> NodeEvaluation | None:
         """The answer of a node; None where it was none of the run's, and is not asked again."""
         sent = self._cluster.send(
             measure,
@@ -209,7 +209,7 @@ class Nodes:
             with self._counted(None, "waiting"):
                 self._wait(sent, None)
                 started = sent.next()
-            assert isinstance(started, Started)
+            assert isinstance(started, WorkStarted)
             with self._counted(started.host, "evaluating"):
                 self._wait(sent, time.monotonic() + LONGEST_SECONDS)
                 answer = sent.next()
@@ -220,7 +220,7 @@ class Nodes:
             return None
         if isinstance(answer, Failed):
             answer.raise_it()
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, NodeEvaluation)
         self.activity.count(started.host, "evaluated", 1)
         return answer
 
@@ -259,7 +259,7 @@ class Nodes:
         without = self._excluded()
         return any(n.id not in without and self.slots.has(n) for n in self._cluster.nodes())
 
-    def _leave_out(self, node: Started, environment: Environment) -> None:
+    def _leave_out(self, node: WorkStarted, environment: Environment) -> None:
         why = environment.difference(self.environment)
         with self._changing:
             known = node.node in self._without
@@ -354,7 +354,7 @@ class ClusterBench:
     context manager; leaving it changes nothing on the nodes."""
 
     problem: Problem
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     nodes: Nodes
     journal: Journal
 
@@ -386,19 +386,19 @@ class ClusterBench:
         opened = open_case(self.problem, timed[0], elsewhere=True)
         files = {"reference.py": opened.source}
         bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
-        work, name = Work("reference"), f"{self.problem.name}: the reference"
+        work, name = NodeWork("reference"), f"{self.problem.name}: the reference"
         return self._stored(bundle, timed[:1], work, name, TRIES)
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         """As that of a single machine. Raises WorkLost where its node was lost."""
         self._check(proposal)
-        work = Work("evaluate", proposal)
+        work = NodeWork("evaluate", proposal)
         return self._stored(proposal.bundle, self.cases(proposal), work, self._name(proposal), 1)
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
         """As that of a single machine; not stored."""
         self._check(proposal)
-        work = Work("confirm", proposal, held_out)
+        work = NodeWork("confirm", proposal, held_out)
         return self.nodes.measure(work, f"{self._name(proposal)}, again", TRIES)
 
     def cases(self, proposal: Proposal | None) -> list[Case]:
@@ -421,7 +421,7 @@ class ClusterBench:
             )
 
     def _stored(
-        self, bundle: Bundle, cases: Sequence[Case], work: Work, name: str, tries: int
+        self, bundle: Bundle, cases: Sequence[Case], work: NodeWork, name: str, tries: int
     ) -> Evaluation:
         place = self.places[bundle.language]
         by = measured_by(place, self.device, self.nodes.environment)
@@ -435,7 +435,7 @@ class ClusterBench:
         )
 
 
-def measured_by(place: Place, device: str, environment: Environment) -> Measured:
+def measured_by(place: TargetToolchain, device: str, environment: Environment) -> Measured:
     """By what nodes of this environment evaluate."""
     chain = place.toolchain
     return Measured(
@@ -462,7 +462,7 @@ class SimulatedOnCluster(SimulatedBench):
                 f"no commands of the nodes run {bundle.language!r}",
                 hint=f"Propose one of {', '.join(self.places)}.",
             )
-        work = Work("run", bundle=bundle, cases=tuple(cases), fresh=fresh)
+        work = NodeWork("run", bundle=bundle, cases=tuple(cases), fresh=fresh)
         name = f"{self.problem.name}: {bundle.sha256[:8]}"
         if fresh:
             return self.nodes.measure(work, f"{name}, again", TRIES)
@@ -507,7 +507,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class Work:
+class NodeWork:
     """One piece of work: the reference, a candidate on the searched cases, a candidate on fresh
     values, or (`run`) a bundle through a chip's own commands on these cases."""
 
@@ -559,7 +559,7 @@ class Surveyed:
 
 
 @dataclass(frozen=True)
-class Started:
+class WorkStarted:
     """The work has begun on this node."""
 
     node: str
@@ -588,7 +588,7 @@ class Failed:
 
 
 @dataclass(frozen=True)
-class Answer:
+class NodeEvaluation:
     """An evaluation, and the ceilings of the device that it was measured on."""
 
     evaluation: Evaluation
@@ -623,11 +623,11 @@ def compile_draft(
 
 
 def measure(
-    setting: Setting, expected: Environment, work: Work
-) -> Iterator[Started | Differs | Failed | Answer]:
+    setting: Setting, expected: Environment, work: NodeWork
+) -> Iterator[WorkStarted | Differs | Failed | NodeEvaluation]:
     """Carry out one piece of work. First yields that it has begun, then what came of it."""
     node, host = _where()
-    yield Started(node, host)
+    yield WorkStarted(node, host)
     try:
         here = _surveyed(setting).environment
         if here != expected:
@@ -635,7 +635,7 @@ def measure(
             return
         bench = _bench_of(setting)
         evaluation = _carried_out(bench, work)
-        yield Answer(evaluation, bench.ceilings if isinstance(bench, LocalBench) else None)
+        yield NodeEvaluation(evaluation, bench.ceilings if isinstance(bench, LocalBench) else None)
     except KernloreError as error:
         yield _failed(error)
     except (OSError, MemoryError) as error:
@@ -646,7 +646,7 @@ def _failed(error: KernloreError) -> Failed:
     return Failed(error.code, error.message, error.hint)
 
 
-def _carried_out(bench: LocalBench | SimulatedBench, work: Work) -> Evaluation:
+def _carried_out(bench: LocalBench | SimulatedBench, work: NodeWork) -> Evaluation:
     if work.kind == "reference":
         return bench.reference()
     if work.kind == "run":
@@ -677,7 +677,7 @@ def _settings(setting: Setting) -> EvaluationSettings:
     return replace(setting.settings, threads=usable_processors())
 
 
-def _places(setting: Setting) -> tuple[dict[str, Place], dict[str, str]]:
+def _places(setting: Setting) -> tuple[dict[str, TargetToolchain], dict[str, str]]:
     """The languages that can be used here, and why others cannot."""
     own = facts_of(_identity(setting.device)) if setting.device is not None else {}
     places, refused = {}, {}
@@ -689,7 +689,7 @@ def _places(setting: Setting) -> tuple[dict[str, Place], dict[str, str]]:
         except (InvalidRequest, Unavailable) as problem:
             refused[language] = problem.message
             continue
-        places[language] = Place(target, toolchain)
+        places[language] = TargetToolchain(target, toolchain)
     return places, refused
 
 

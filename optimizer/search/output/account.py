@@ -11,7 +11,7 @@ from typing import Any
 
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
-from optimizer.search.confirm import Outcome
+from optimizer.search.confirm import RunOutcome
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree, rough_best, rough_of
@@ -19,7 +19,7 @@ from optimizer.search.tree import Tree, rough_best, rough_of
 FORMAT = 1
 
 
-def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict[str, Any]:
+def account(run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem) -> dict[str, Any]:
     """The report of a run as JSON, without the plots."""
     from optimizer.search.output.module import (
         wins,  # loads torch, which the rest here does not need
@@ -66,7 +66,7 @@ def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict
 # -- the result
 
 
-def _result_data(tree: Tree, outcome: Outcome) -> dict[str, Any]:
+def _result_data(tree: Tree, outcome: RunOutcome) -> dict[str, Any]:
     """The gain and what it is over, and how much of it the run started with."""
     inherited = outcome.inherited
     return {
@@ -83,7 +83,7 @@ def _result_data(tree: Tree, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _new(tree: Tree, outcome: Outcome) -> Interval | None:
+def _new(tree: Tree, outcome: RunOutcome) -> Interval | None:
     """Gain over what was inherited; the two measurements are independent. None where the winner is
     itself inherited or there is none."""
     gain, before = outcome.gain, outcome.inherited
@@ -224,7 +224,7 @@ def _values(proposal: Proposal | None) -> dict[str, Any]:
 # -- what is not known
 
 
-def _not_measured(tree: Tree, outcome: Outcome, problem: Problem, device: str) -> list[str]:
+def _not_measured(tree: Tree, outcome: RunOutcome, problem: Problem, device: str) -> list[str]:
     lines = list(outcome.notes)
     for node in tree:
         lines += _unknown(node)

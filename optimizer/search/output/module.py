@@ -32,7 +32,7 @@ from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains import cuda
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.cpp import BASE_FLAGS, CppToolchain, flags_of
-from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.confirm import CaseFigure, RunOutcome
 from optimizer.search.output import shipped
 from optimizer.search.output.shipped.kernels import BESIDE
 from optimizer.search.output.shipped.library import RECORD, digest, machine
@@ -166,7 +166,7 @@ def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
     }
 
 
-def write_module(tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
+def write_module(tree: Tree, outcome: RunOutcome, problem: Problem, folder: Path) -> Path:
     """Write the package `<problem>_kernel` into `folder`, replacing an earlier package, and return
     its path.
 
@@ -197,7 +197,7 @@ def package_name(problem: str) -> str:
     return f"{plain}_kernel"
 
 
-def _chosen(problem: Problem, outcome: Outcome) -> Case | None:
+def _chosen(problem: Problem, outcome: RunOutcome) -> Case | None:
     """The case whose constants the reference gets: the first that was won, searched ones first."""
     cases = {case.name: case for case in problem.cases}
     if outcome.node is None:
@@ -225,7 +225,7 @@ def _write_runtime(folder: Path) -> None:
 def _table(
     tree: Tree,
     node: Node | None,
-    outcome: Outcome,
+    outcome: RunOutcome,
     problem: Problem,
     chosen: Case | None,
     folder: Path,
@@ -294,7 +294,7 @@ def _kernel(
     return {**row, "kind": kind, "parameters": dict(bundle.parameters)}, ""
 
 
-def _plain(figure: Figure) -> dict[str, Any]:
+def _plain(figure: CaseFigure) -> dict[str, Any]:
     row = {**vars(figure), "speedup": vars(figure.speedup)}
     return {**row, "wins": False, "why": "no kernel of the run wins"}
 
@@ -418,19 +418,21 @@ def _files(folder: Path, name: str) -> list[Path]:
     return []
 
 
-def wins(figure: Figure) -> bool:
+def wins(figure: CaseFigure) -> bool:
     """Whether the case is certainly faster than the reference: the interval lies above 1."""
     return figure.speedup.low > 1.0
 
 
-def case_rows(problem: Problem, figures: Sequence[Figure], chosen: Case) -> list[dict[str, Any]]:
+def case_rows(
+    problem: Problem, figures: Sequence[CaseFigure], chosen: Case
+) -> list[dict[str, Any]]:
     """A row of dispatch.json for each figure; `chosen` is the case whose constants the shipped
     reference has."""
     cases = {case.name: case for case in problem.cases}
     return [_row(problem, cases.get(figure.case), figure, chosen) for figure in figures]
 
 
-def _row(problem: Problem, case: Case | None, figure: Figure, chosen: Case) -> dict[str, Any]:
+def _row(problem: Problem, case: Case | None, figure: CaseFigure, chosen: Case) -> dict[str, Any]:
     row = asdict(figure)
     try:
         form = _form(problem, case, chosen) if case is not None else "the problem has it no more"

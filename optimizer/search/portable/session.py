@@ -33,7 +33,7 @@ from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
 from optimizer.evaluation.toolchains.triton.compile import prepare as prepare_triton
-from optimizer.search.bench.local import LocalBench, Place, problem_view
+from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.goal import Goal, goal_from_json
 from optimizer.search.knowledge import SnapshotKnowledge
@@ -239,7 +239,7 @@ def _search(
     store.update(replace(ended, result=outcome.as_json()))
 
 
-def _places(session: Mapping[str, Any]) -> dict[str, Place]:
+def _places(session: Mapping[str, Any]) -> dict[str, TargetToolchain]:
     target = session["target"]
     places = {}
     for language, builtin in {**target["languages"], **EVERYWHERE}.items():
@@ -250,14 +250,14 @@ def _places(session: Mapping[str, Any]) -> dict[str, Place]:
             target["device"],
             target["facts"],
         )
-        places[language] = Place(here, usable_toolchain(language, here, builtin))
+        places[language] = TargetToolchain(here, usable_toolchain(language, here, builtin))
     return places
 
 
 def _synthesizers(
     session: Mapping[str, Any],
     goal: Goal,
-    places: Mapping[str, Place],
+    places: Mapping[str, TargetToolchain],
     log: Callable[[str], None],
 ) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)

@@ -16,7 +16,7 @@ from kb.catalog.knowledge.section_texts import whole_sections
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import ALL_ACCESS, ANY, ScopeFilter
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.bench.local import Place
+from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.loop import Listener
@@ -168,7 +168,7 @@ class ModelTools:
         base: KnowledgeBase,
         hardware: HardwareView,
         problem: ProblemView,
-        places: Mapping[str, Place],
+        places: Mapping[str, TargetToolchain],
     ) -> None:
         self._base = base
         self._hardware = hardware

@@ -27,14 +27,14 @@ from optimizer.evaluation.toolchains.base import Target
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
 from optimizer.search.attribution import Attribution, attribution
-from optimizer.search.bench.local import LocalBench, Place, problem_view
+from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.bench.on_cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.simulated import SimulatedBench, clock_of
-from optimizer.search.confirm import Outcome, best_so_far, confirm, not_confirmed
+from optimizer.search.confirm import RunOutcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.loop import INTERRUPTED, LeftOut, Listener, Search, Stages, why_untried
-from optimizer.search.propose import Task
+from optimizer.search.loop import INTERRUPTED, Listener, Search, Stages, UnusedProposer, why_untried
+from optimizer.search.propose import SearchTask
 from optimizer.search.records import REFERENCE, Cost, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.machine import machine_here, rates_of
@@ -63,19 +63,19 @@ RunBench = LocalBench | SimulatedBench | ClusterBench
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run and what it came to."""
 
     run: RunRow
     tree: Tree
-    outcome: Outcome
+    outcome: RunOutcome
     problem: Problem
 
 
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM ended a run; `finished` is what there is of it by then, stored already."""
 
-    def __init__(self, finished: Finished) -> None:
+    def __init__(self, finished: FinishedRun) -> None:
         super().__init__(finished.run.ended)
         self.finished = finished
 
@@ -95,7 +95,7 @@ def optimize(
     resume: str | None = None,
     run_id: str | None = None,
     elsewhere: ClusterPlaces | None = None,
-) -> Finished:
+) -> FinishedRun:
     """Search until the goal is reached or its budget is spent, then measure the winner again.
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
@@ -144,7 +144,7 @@ def optimize(
 
 
 def _views(
-    problem: Problem, bench: RunBench, places: dict[str, Place], goal: Goal
+    problem: Problem, bench: RunBench, places: dict[str, TargetToolchain], goal: Goal
 ) -> tuple[ProblemView, HardwareView]:
     """Problem and hardware as proposers see them. Raises InvalidRequest, see `check_launch`."""
     view = problem_view(problem, bench.device, _is_elsewhere(bench))
@@ -157,7 +157,7 @@ def _views(
 
 def _places(
     base: KnowledgeBase, hardware: str, goal: Goal, elsewhere: ClusterPlaces | None
-) -> dict[str, Place]:
+) -> dict[str, TargetToolchain]:
     if elsewhere is None:
         return places_for(base, hardware, goal.language)
     return dict(elsewhere.places)
@@ -166,7 +166,7 @@ def _places(
 def _bench(
     base: KnowledgeBase,
     problem: Problem,
-    places: dict[str, Place],
+    places: dict[str, TargetToolchain],
     elsewhere: ClusterPlaces | None,
     listener: Listener,
 ) -> RunBench:
@@ -222,8 +222,8 @@ def _carried_out(
     over: str,
     problem: Problem,
     stages: Stages,
-    others: Callable[[], Sequence[LeftOut]],
-) -> Finished:
+    others: Callable[[], Sequence[UnusedProposer]],
+) -> FinishedRun:
     """Search, then measure the winner again; what came of it is stored. `stages` and `others` serve
     to say why nothing was tried. Raises RunInterrupted."""
     tree, store = search.tree, search.store
@@ -244,11 +244,11 @@ def _carried_out(
         store.update(ended)
         if isinstance(interrupt, SystemExit):
             raise
-        raise RunInterrupted(Finished(ended, tree, outcome, problem)) from interrupt
+        raise RunInterrupted(FinishedRun(ended, tree, outcome, problem)) from interrupt
     outcome = _with_clock(outcome, bench, over)
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
-    return Finished(ended, tree, outcome, problem)
+    return FinishedRun(ended, tree, outcome, problem)
 
 
 def _compared_with(
@@ -286,7 +286,7 @@ def _resumed(
     return run
 
 
-def _with_clock(outcome: Outcome, bench: RunBench, over: str) -> Outcome:
+def _with_clock(outcome: RunOutcome, bench: RunBench, over: str) -> RunOutcome:
     """The outcome with the clock that its figures are by."""
     if not isinstance(bench, SimulatedBench):
         return outcome
@@ -313,7 +313,7 @@ def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
 
 def hardware_view_of(
     target: Target,
-    places: Mapping[str, Place],
+    places: Mapping[str, TargetToolchain],
     language: str | None = None,
     here: bool = True,
     ceilings: Ceilings | None = None,
@@ -365,7 +365,7 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
     places = places_for(base, row.hardware, row.goal.language)
     target = target_of(places)
     view = problem_view(problem, target.device or "cpu")
-    task = Task(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
+    task = SearchTask(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
     proposers = builtin(base, row.goal, places)
     return attribution(Tree(store.nodes(run_id)), task, proposers, ServiceKnowledge(base))
 
@@ -440,7 +440,7 @@ def _inherited(
     problem: Problem,
     view: ProblemView,
     hardware: HardwareView,
-    places: dict[str, Place],
+    places: dict[str, TargetToolchain],
 ) -> list[Proposal]:
     """The best stored candidates of the same op family, dtype and lineage that fit this problem
     and can be built here. Whether one is right for it is for its evaluation to say. Where none of

@@ -36,7 +36,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, target_for
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.registry import toolchain_for, usable_toolchain
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.on_cluster import (
     LOOK_SECONDS,
     TRIES,
@@ -58,7 +58,7 @@ LANGUAGES = ("torch", "triton", "cpp", "cuda")
 
 
 def bench_for(
-    base: KnowledgeBase, problem: Problem, places: dict[str, Place]
+    base: KnowledgeBase, problem: Problem, places: dict[str, TargetToolchain]
 ) -> LocalBench | SimulatedBench:
     """What evaluates candidates in these places: this machine's devices, or a chip's own
     commands."""
@@ -73,14 +73,16 @@ def bench_for(
     return LocalBench(problem, places, settings, journal, ceilings, signatures, rules)
 
 
-def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Place]:
+def places_for(
+    base: KnowledgeBase, hardware: str, language: str | None
+) -> dict[str, TargetToolchain]:
     """Where candidates of each language are built and run: target and toolchain by language.
 
     With `language`, that one and torch, in which the reference is written; else every language that
     works here. Languages whose times come from a chip's own program or simulator are never mixed
     with others: their times do not compare. Raises Unavailable with what is missing.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, TargetToolchain] = {}
     problems: dict[str, KernloreError] = {}
     own = own_languages(base, hardware)
     known = (*LANGUAGES, *own)
@@ -94,7 +96,7 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
             problems[name] = problem
             continue
         if chosen.target.device is not None or by_commands(toolchain):
-            places[name] = Place(chosen.target, toolchain)
+            places[name] = TargetToolchain(chosen.target, toolchain)
     places = of_one_clock(places, language)
     if not places:
         raise _nothing_runs(hardware, {n: p for n, p in problems.items() if n in own} or problems)
@@ -125,12 +127,14 @@ def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> N
         places_for(base, hardware, language)
 
 
-def target_of(places: Mapping[str, Place]) -> Target:
+def target_of(places: Mapping[str, TargetToolchain]) -> Target:
     """The hardware of these places, which they have in common."""
     return next(iter(places.values())).target
 
 
-def of_one_clock(places: Mapping[str, Place], language: str | None) -> dict[str, Place]:
+def of_one_clock(
+    places: Mapping[str, TargetToolchain], language: str | None
+) -> dict[str, TargetToolchain]:
     """The languages whose times compare: of what this harness times itself, unless a language of
     another clock is asked for."""
     clocks = {name: clock_of(place.toolchain) for name, place in places.items()}
@@ -169,7 +173,7 @@ class ClusterPlaces:
     chosen: Surveyed
     hosts: Sequence[str]
     others: Sequence[str]
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     activity: Activity
 
     def bench(
@@ -377,7 +381,7 @@ def _alike(slots: Slots, surveyed: Sequence[Surveyed]) -> tuple[Surveyed, list[s
     return chosen, [node.id for node in slots.nodes if node.id not in same]
 
 
-def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str, Place]:
+def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str, TargetToolchain]:
     """The languages that the nodes can use and whose times are by one clock. Raises Unavailable."""
     versions = dict(node.environment.versions)
     if language is not None and language not in versions:
@@ -385,7 +389,7 @@ def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str,
             f"{node.host}: {node.refused.get(language, f'{language} cannot be used')}",
             hint="Install it on the nodes, or leave --language out.",
         )
-    places: dict[str, Place] = {}
+    places: dict[str, TargetToolchain] = {}
     for name, offered in setting.offered.items():
         if name not in versions:
             continue
@@ -393,7 +397,7 @@ def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str,
         target = replace(offered.target, device=setting.device, facts=facts)
         chain = _toolchain(name, offered, versions[name])
         if target.device is not None or by_commands(chain):
-            places[name] = Place(target, chain)
+            places[name] = TargetToolchain(target, chain)
     places = of_one_clock(places, language)
     if not places:
         reasons = "; ".join(f"{name}: {why}" for name, why in node.refused.items())

@@ -29,9 +29,9 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import problem_view
-from optimizer.search.confirm import Outcome, outcome_from_json, so_far
+from optimizer.search.confirm import RunOutcome, outcome_from_json, so_far
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Query, Snapshot, take_snapshot
+from optimizer.search.knowledge import KnowledgeSnapshot, Query, take_snapshot
 from optimizer.search.loop import Listener, Search
 from optimizer.search.output.account import model_costs
 from optimizer.search.output.module import write_module
@@ -42,7 +42,7 @@ from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.machine import keep_rates, kept_rates
 from optimizer.search.runs.models import ModelTools, asked_models, check_keys, language_models
-from optimizer.search.runs.optimize import CANCELLED_EARLY, Finished
+from optimizer.search.runs.optimize import CANCELLED_EARLY, FinishedRun
 from optimizer.search.runs.places import LANGUAGES
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
@@ -69,7 +69,7 @@ def pack_session(
     """
     problems, identity = packable(base, paths, hardware, goal)
     target = session_target(base, identity)
-    knowledge = Snapshot()
+    knowledge = KnowledgeSnapshot()
     if goal.knowledge:
         knowledge = _snapshot(base, [p.op for p in problems], identity, goal)
     recipes = [recipe for recipe in library_recipes(base) if recipe.language in target["languages"]]
@@ -140,7 +140,9 @@ def session_target(base: KnowledgeBase, hardware: str) -> dict[str, Any]:
     }
 
 
-def _snapshot(base: KnowledgeBase, operators: Sequence[str], hardware: str, goal: Goal) -> Snapshot:
+def _snapshot(
+    base: KnowledgeBase, operators: Sequence[str], hardware: str, goal: Goal
+) -> KnowledgeSnapshot:
     template = Query((), {}, "", hardware, "", goal.language, None, "", 0, 2_000)
     signals = [signal.id for signal in load_signals()]
     source = ServiceKnowledge(base)
@@ -333,7 +335,7 @@ def exported_zip(base: KnowledgeBase, run_id: str) -> bytes:
         return packed.getvalue()
 
 
-def outcome_of(run: RunRow, tree: Tree) -> Outcome:
+def outcome_of(run: RunRow, tree: Tree) -> RunOutcome:
     """The outcome of a stored run; of one that has not ended, what there is so far."""
     if not run.result:
         return so_far(tree, WHY_NOT.get(run.state, "the run did not end"))
@@ -342,7 +344,7 @@ def outcome_of(run: RunRow, tree: Tree) -> Outcome:
     return outcome_from_json(run.result)
 
 
-def write_result(finished: Finished, output: Path | None = None) -> dict[str, Any]:
+def write_result(finished: FinishedRun, output: Path | None = None) -> dict[str, Any]:
     """Write the module and the report of a finished run, and describe them.
 
     `output` is the folder; the default is a new one in the working directory, named after the run.
@@ -376,11 +378,11 @@ def write_result(finished: Finished, output: Path | None = None) -> dict[str, An
     }
 
 
-def _speedup(outcome: Outcome) -> float:
+def _speedup(outcome: RunOutcome) -> float:
     return outcome.gain.value if outcome.gain is not None else 1.0
 
 
-def _held(outcome: Outcome) -> int:
+def _held(outcome: RunOutcome) -> int:
     """The number of the node that the module holds."""
     numbers = (outcome.node, outcome.best_so_far)
     return next((number for number in numbers if number is not None), REFERENCE)
@@ -409,7 +411,7 @@ AT_ONCE = 8  # runs whose models are asked side by side
 
 
 @dataclass(frozen=True)
-class Proposed:
+class RunDrafts:
     """The candidates of one run in a batch. `problem` is why there are fewer than were asked for,
     empty where there are as many.
     """
@@ -479,7 +481,7 @@ def propose_round(
     drafts: int,
     listener: Listener,
     output: Path,
-) -> list[Proposed]:
+) -> list[RunDrafts]:
     """Ask models for `drafts` candidates of each run and pack them as the session `output`; several
     runs are asked side by side, and the session is written anew after each that is answered. The
     runs wait until the results are imported, and remember which models were asked.
@@ -522,7 +524,7 @@ def propose_round(
     finally:
         pool.shutdown(cancel_futures=True)  # after an interruption no further model is asked
     proposed = [
-        Proposed(packed.run.id, packed.problem.name, _in_flight(packed), why)
+        RunDrafts(packed.run.id, packed.problem.name, _in_flight(packed), why)
         for packed, why in (asked[run.id] for run in runs)
     ]
     if not any(row.drafts for row in proposed):
@@ -544,7 +546,7 @@ def _write_batch(
         goal=drafted[0].run.goal.as_json(),
         target=target,
         drafted=drafted,
-        knowledge=Snapshot(),
+        knowledge=KnowledgeSnapshot(),
         recipes=[],
     )
 

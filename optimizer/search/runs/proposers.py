@@ -9,11 +9,11 @@ from dataclasses import replace
 
 from kb.catalog.knowledge.samples import StoredRecipe, list_recipes
 from kb.errors import InvalidRequest
-from optimizer.search.bench.local import Place
+from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench, by_commands
 from optimizer.search.confirm import FIRST_RIGHT
 from optimizer.search.goal import Goal
-from optimizer.search.loop import LeftOut
+from optimizer.search.loop import UnusedProposer
 from optimizer.search.runs.knowledge import library_recipes
 from optimizer.search.store import RunStore
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
@@ -31,7 +31,9 @@ REQUIRES = {
 BUILTIN = tuple(REQUIRES)
 
 
-def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+def builtin(
+    base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
+) -> list[Synthesizer]:
     """The synthesizers that need no key: recipes, samples of manuals, torch's compiler.
 
     If the goal names some of them, only those. Raises InvalidRequest for one that is unavailable.
@@ -51,7 +53,9 @@ def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[S
     return chosen
 
 
-def _available(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+def _available(
+    base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
+) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     proposers: list[Synthesizer] = []
     recipes = library_recipes(base)
@@ -72,17 +76,20 @@ def _available(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> lis
 
 
 def left_out(
-    base: KnowledgeBase, goal: Goal, places: dict[str, Place], asked: Sequence[Synthesizer]
-) -> list[LeftOut]:
+    base: KnowledgeBase,
+    goal: Goal,
+    places: dict[str, TargetToolchain],
+    asked: Sequence[Synthesizer],
+) -> list[UnusedProposer]:
     """The built-in synthesizers that the goal leaves out although they could run here."""
     names = {synthesizer.name for synthesizer in asked}
     available = _available(base, replace(goal, language=None), places)
     left = []
     for synthesizer in (s for s in available if s.name not in names):
         if goal.synthesizers and synthesizer.name not in goal.synthesizers:
-            left.append(LeftOut(synthesizer, "add it to --synthesizers"))
+            left.append(UnusedProposer(synthesizer, "add it to --synthesizers"))
         elif goal.language is not None:
-            left.append(LeftOut(synthesizer, "leave --language out"))
+            left.append(UnusedProposer(synthesizer, "leave --language out"))
     return left
 
 
@@ -92,7 +99,9 @@ AS_IT_STANDS = "the manual's sample as it stands"
 CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
 
 
-def manual_samples(base: KnowledgeBase, places: Mapping[str, Place]) -> list[ManualSample]:
+def manual_samples(
+    base: KnowledgeBase, places: Mapping[str, TargetToolchain]
+) -> list[ManualSample]:
     """Samples of the chip's own manuals that nobody rejected, in languages whose toolchain is given
     by command templates.
     """

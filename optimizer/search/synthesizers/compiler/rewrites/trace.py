@@ -33,7 +33,7 @@ from torch.fx import Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.utils import _pytree as pytree
 
-from optimizer.search.synthesizers.compiler.configurations import Written
+from optimizer.search.synthesizers.compiler.configurations import ForwardText
 from optimizer.search.synthesizers.compiler.rewrites.pattern import (
     KEPT,
     called,
@@ -76,7 +76,7 @@ _FUNCTIONAL = re.compile(r"torch\._C\._nn\.(\w+)")
 
 
 @dataclass(frozen=True)
-class Traced:
+class SymbolicGraph:
     """A graph with what fake tensors know of each node in `meta["val"]`."""
 
     graph: fx.GraphModule
@@ -84,7 +84,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class NotTraced:
+class NoSymbolicGraph:
     """Why there is no graph."""
 
     reason: str
@@ -144,18 +144,18 @@ class _Tracer(fx.Tracer):
 
 
 @lru_cache(maxsize=8)
-def trace(source: str) -> Traced | NotTraced:
+def trace(source: str) -> SymbolicGraph | NoSymbolicGraph:
     """The forward of the `Model` in a problem file, in evaluation mode."""
     try:
         return _traced(source)
     # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
     except Exception as error:
-        return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")
+        return NoSymbolicGraph(f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def _traced(source: str) -> Traced | NotTraced:
+def _traced(source: str) -> SymbolicGraph | NoSymbolicGraph:
     if _adds_in_place(source):
-        return NotTraced("it writes in place")
+        return NoSymbolicGraph("it writes in place")
     module = _module(source)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         model: torch.nn.Module = module.Model(*module.get_init_inputs()).eval()
@@ -166,10 +166,10 @@ def _traced(source: str) -> Traced | NotTraced:
         traced = fx.GraphModule(model, graph)
         unfit = _unfit(traced)
         if unfit:
-            return NotTraced(unfit)
+            return NoSymbolicGraph(unfit)
         inputs = module.get_inputs()
     FakeTensorProp(traced, mode).propagate_dont_convert_inputs(*inputs)
-    return Traced(traced, model)
+    return SymbolicGraph(traced, model)
 
 
 def _adds_in_place(source: str) -> bool:
@@ -225,7 +225,7 @@ def _module(source: str) -> types.ModuleType:
 # -- back to Python
 
 
-def written(graph: fx.Graph) -> Written | None:
+def written(graph: fx.Graph) -> ForwardText | None:
     """None where the graph calls something that cannot be written by name."""
     text = _named(graph.python_code("self").src)
     folded = {name: _named(module.text(name)) for name, module in folded_in(graph).items()}
@@ -235,7 +235,7 @@ def written(graph: fx.Graph) -> Written | None:
     imports = [_IMPORTS[name] for name in sorted(free | {"torch"}, key=list(_IMPORTS).index)]
     lines = [f"    {line.rstrip()}" if line.strip() else "" for line in text.splitlines()]
     functions = "\n\n\n".join([SUPPORT.strip("\n"), *folded.values()]) + "\n\n" if folded else ""
-    return Written("\n".join(lines), "\n".join(imports) + "\n", functions, tuple(folded))
+    return ForwardText("\n".join(lines), "\n".join(imports) + "\n", functions, tuple(folded))
 
 
 def _named(text: str) -> str:
