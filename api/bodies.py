@@ -29,7 +29,7 @@ from kb.errors import InvalidRequest, invalid_fields
 from kb.hardware.facts import SubjectKind
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS
 from retrieval.request import MAX_TOKENS
-from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
+from skills.trajectories.external import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 MAX_SOURCE = 4_000_000
 

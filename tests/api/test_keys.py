@@ -25,7 +25,7 @@ from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from skills.trajectories.accept import trajectory_store
+from skills.trajectories.reading import trajectory_store
 from tests.api.conftest import URL, assert_error, finished, upload
 from tests.shared import copy_knowledge, place_models
 

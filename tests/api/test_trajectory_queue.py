@@ -17,8 +17,8 @@ from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
 from kb.workers import keep_lease
 from optimizer.evaluation.queue import EvaluationQueue
-from skills.trajectories.accept import requeue, trajectory_store
-from skills.trajectories.queue import TrajectoryQueue
+from skills.trajectories.queue import TrajectoryQueue, requeue
+from skills.trajectories.reading import trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
 from api.cli.output import note
-from kb.data_dir import open_to_others, running_service
+from kb.data_dir import access_of_others, running_service
 from kb.errors import PayloadTooLarge, StoreAway, StoreError, Unavailable
 from kb.plain import plain
 from kb.scope import ALL_ACCESS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.symbols import SymbolStatus
     from kb.cluster import Cluster
-    from skills.exporting import Exported
+    from skills.format.skillfile import Exported
     from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
@@ -191,7 +191,7 @@ class LocalTarget:
         """Read and embed what is queued in threads, while the caller watches the jobs: in one, or
         on a cluster in as many as files are read there at once.
         """
-        if (wide := open_to_others(self.settings.data_dir)) is not None:
+        if (wide := access_of_others(self.settings.data_dir)) is not None:
             note(f"Warning: {wide}.")
         stop = threading.Event()
         workers = self._workers = []
@@ -463,7 +463,7 @@ class LocalTarget:
     def revise_skill(self, name: str, change: Json) -> Json:
         from api.bodies import validated
         from api.skill_bodies import RevisionBody
-        from skills.revising import Revision
+        from skills.skill_library import Revision
 
         body = validated(RevisionBody, dict(change))
         revision = Revision(body.description, body.predicate, body.body)
@@ -472,7 +472,7 @@ class LocalTarget:
         return {**plain(stored)}
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
-        from skills.exporting import write_export
+        from skills.format.skillfile import write_export
 
         chosen = names or [skill["name"] for skill in self.skills(filters)]
         library = self._library()

@@ -19,12 +19,12 @@ from api.http.openapi import json_request
 from api.http.routes.evaluations import from_this_machine
 from api.services import RUN_COMMAND
 from kb.errors import NotFound
-from optimizer.search.runs.processes import RunProcesses
+from optimizer.search.runs.processes import ServiceRuns
 
 
-def _processes(request: Request, parts: Parts) -> RunProcesses:
+def _processes(request: Request, parts: Parts) -> ServiceRuns:
     """Raises NotFound where the request is about a run that its caller may not see."""
-    runs: RunProcesses = request.app.state.runs
+    runs: ServiceRuns = request.app.state.runs
     run_id = request.path_params.get("run_id")
     if run_id is not None and parts.access.restricted:
         from optimizer.search.runs.run_store import run_store
@@ -36,7 +36,7 @@ def _processes(request: Request, parts: Parts) -> RunProcesses:
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
-    app.state.runs = RunProcesses(app.state.services, RUN_COMMAND)
+    app.state.runs = ServiceRuns(app.state.services, RUN_COMMAND)
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 router = api_router("runs")
-Processes = Annotated[RunProcesses, Depends(_processes)]
+Processes = Annotated[ServiceRuns, Depends(_processes)]
 
 
 @router.get("/runs", summary="List runs, newest first")
@@ -142,7 +142,7 @@ def flagged(run_id: str, parts: Parts, access: Access) -> dict[str, Any]:
     run, or of an external trajectory that is ready. `decision` is the newest decision, and null
     while there is none: until then nothing is learned from the candidate, and it is left out of
     training data."""
-    from skills.trajectories.reviews import flagged_nodes
+    from skills.trajectories.reading import flagged_nodes
 
     nodes = flagged_nodes(parts, run_id, access)
     return {"run": run_id, "flagged": [node.as_json() for node in nodes]}
@@ -163,7 +163,7 @@ def review(
 ) -> dict[str, Any]:
     """Every decision is kept, and the newest counts. 409 where no flag of the candidate waits for a
     person, or where a check rejected it, which nobody can overrule."""
-    from skills.trajectories.reviews import flagged_nodes, review_node
+    from skills.trajectories.reading import flagged_nodes, review_node
 
     if not (number.isascii() and number.isdigit() and len(number) < 10):
         flagged_nodes(parts, run_id, access)  # an unknown run is reported first

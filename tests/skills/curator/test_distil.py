@@ -15,9 +15,9 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
-from skills.curator.distil import parameter_roles
-from skills.curator.match import ALIKE_COSINE, KeptVectors, Known, Texts
-from skills.curator.storing import snapshot
+from skills.curator.distil import StoredVectors, parameter_roles, snapshot
+from skills.curator.match import ALIKE_COSINE, TextSimilarity
+from skills.curator.records import KnownSkill
 from skills.skill_library import SkillLibrary
 from tests.skills.curator.planted import RECIPE, ROLES, VALUES, distil, step, trajectory, tuned
 
@@ -119,14 +119,16 @@ def test_no_text_is_embedded_twice(catalog: Catalog, embedder: LocalEmbedder) ->
 
 def test_kept_vectors_are_the_models_own(catalog: Catalog, embedder: LocalEmbedder) -> None:
     counting = Counting(embedder, embedder.fingerprint)
-    kept = KeptVectors(catalog, counting)
+    kept = StoredVectors(catalog, counting)
     for _ in range(2):
         assert np.array_equal(kept.encode_query("load wider"), embedder.encode_query("load wider"))
     assert counting.asked == ["load wider"]
     other = Counting(embedder, "another-model")
-    KeptVectors(catalog, other).encode_query("load wider")
+    StoredVectors(catalog, other).encode_query("load wider")
     assert other.asked == ["load wider"]  # never the vector of another model
-    similarity = Texts(KeptVectors(catalog, counting)).similarity("load wider", "load wider")
+    similarity = TextSimilarity(StoredVectors(catalog, counting)).similarity(
+        "load wider", "load wider"
+    )
     assert similarity.cosine is not None and similarity.cosine > ALIKE_COSINE
 
 
@@ -138,4 +140,4 @@ def test_a_text_is_normalised_once_for_all_drafts(
     key = known.body_key
     monkeypatch.setattr("skills.curator.match.body_key", None)  # a second call would fail
     assert known.body_key == key
-    assert known == Known(known.row, known.evidence)
+    assert known == KnownSkill(known.row, known.evidence)

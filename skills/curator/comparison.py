@@ -1,18 +1,20 @@
-"""Source code and texts compared: without what does not matter, and by what they share.
+"""Kernels compared as code and skill texts compared as words: equality, the lines that differ, and
+spans that were copied.
 
-Code loses comments, spacing (in strings too) and the numbering of generated names. Skill texts lose
-figures and sources. Renaming is one to one, so two kernels are equal here only if they differ in
-nothing else.
+Code is compared without comments, spacing (in strings too) and the numbering of generated names;
+renaming is one to one, so kernels with equal keys differ in nothing else. Skill texts are compared
+without figures and sources.
 
-What came out of the store is not distilled back into it: texts that a step was shown are recognised
-in what it made, by runs of eight tokens. Eight words in the same order are rarely chance: shorter
-runs would take out common phrases.
+Texts from the store must not be learned again from the steps that were shown them. They are
+recognised by runs of eight tokens: eight words in the same order are rarely chance, and shorter
+runs would match common phrases.
 """
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kb.ids import sha256
@@ -27,12 +29,12 @@ _PY_TOKEN = re.compile(
 _C_TOKEN = re.compile(
     r"(?P<text>\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*')|(?P<note>//[^\n]*|/\*[\s\S]*?\*/)"
 )
-# What code generators number: `arg0_1`, `buf12`, `in_ptr0`, `tmp7`, `xindex` is left alone.
+# Names that code generators number: `arg0_1`, `buf12`, `in_ptr0`, `tmp7`, but not `xindex`.
 _GENERATED = re.compile(
     r"\b(?:arg|buf|tmp|in_ptr|out_ptr|in_out_ptr|primals|param|var|fn|r|x|y|p|v)_?\d+(?:_\d+)?\b"
 )
 _SPACED = re.compile(r"\s*([^\w\s])\s*")
-_CONTINUES = frozenset("([{=,+%*|&")  # before a long string: it is a value, no docstring
+_CONTINUES = frozenset("([{=,+%*|&")  # a long string after one of these is a value
 _REFERENCE = re.compile(r"\{\{ev:[^}]*\}\}")
 _FIGURE = re.compile(r"(?<![A-Za-z_])\d+(?:[.,]\d+)*")
 _SOURCES = re.compile(r"^## Sources\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -40,14 +42,14 @@ _FENCED = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
 
 
 def is_python(language: str, name: str = "") -> bool:
-    """Whether a file is Python, by its name or else by the language of its kernel."""
+    """Whether a file is Python, by its name, or without a suffix by the language of its kernel."""
     return name.endswith(".py") or (language in PYTHON and "." not in name)
 
 
 def without_comments(text: str, *, python: bool) -> str:
     """The same code without comments and docstrings; strings that are values stay."""
 
-    def kept(token: re.Match[str]) -> str:
+    def replacement(token: re.Match[str]) -> str:
         if token.lastgroup == "note":
             return "" if python else " "
         if python and token.group("long") is not None:
@@ -56,23 +58,23 @@ def without_comments(text: str, *, python: bool) -> str:
             return token.group() if line.strip() or continued else ""
         return token.group()
 
-    return (_PY_TOKEN if python else _C_TOKEN).sub(kept, text)
+    return (_PY_TOKEN if python else _C_TOKEN).sub(replacement, text)
 
 
 def shown_lines(text: str, *, python: bool) -> tuple[str, ...]:
-    """Lines with content as a reader sees them, without comments."""
+    """The lines of a text that have content, without comments."""
     bare = without_comments(text, python=python).expandtabs(4)
     return tuple(line.rstrip() for line in bare.splitlines() if line.strip())
 
 
 def canonical(line: str) -> str:
-    """A line without spacing that means nothing; its depth stays."""
+    """A line without meaningless spacing; its indentation stays."""
     depth = len(line) - len(line.lstrip())
     return " " * depth + _SPACED.sub(r"\1", " ".join(line.split()))
 
 
 def code(text: str, *, python: bool) -> str:
-    """The code that is compared: canonical lines, with generated names numbered as they appear."""
+    """Code in its compared form: canonical lines, generated names numbered as they appear."""
     lines = [canonical(line) for line in shown_lines(text, python=python)]
     joined = "\n".join(lines) if python else _SPACED.sub(r"\1", " ".join(" ".join(lines).split()))
     names: dict[str, str] = {}
@@ -80,12 +82,56 @@ def code(text: str, *, python: bool) -> str:
 
 
 def kernel_key(kernel: Bundle) -> str:
-    """A hash that is equal for two kernels that are the same code."""
+    """A hash that is equal for kernels of the same code."""
     codes = [
         code(text, python=is_python(kernel.language, name))
         for name, text in sorted(kernel.files.items())
     ]
     return sha256("\x1f".join([kernel.language, kernel.entry, *codes]))
+
+
+@dataclass(frozen=True)
+class LineDifference:
+    """Lines without comments that only the parent has (`gone`), and that only the child has
+    (`came`), in the order of the files."""
+
+    gone: tuple[str, ...]
+    came: tuple[str, ...]
+
+
+def code_lines(kernel: Bundle) -> list[str]:
+    """The lines of a kernel without comments, file after file."""
+    return [
+        line
+        for name, text in sorted(kernel.files.items())
+        for line in shown_lines(text, python=is_python(kernel.language, name))
+    ]
+
+
+def difference(parent: Bundle, child: Bundle) -> LineDifference:
+    """The lines in which two kernels differ, spacing and comments aside."""
+    old, new = code_lines(parent), code_lines(child)
+    gone: list[str] = []
+    came: list[str] = []
+    for tag, i, j, k, m in _matcher(old, new).get_opcodes():
+        if tag != "equal":
+            gone += old[i:j]
+            came += new[k:m]
+    return LineDifference(tuple(gone), tuple(came))
+
+
+def likeness(kernel: Bundle, other: Bundle) -> float:
+    """The share of lines that two kernels have in common, from 0 to 1."""
+    return _matcher(code_lines(kernel), code_lines(other)).ratio()
+
+
+def _matcher(old: Sequence[str], new: Sequence[str]) -> difflib.SequenceMatcher[str]:
+    return difflib.SequenceMatcher(
+        None, [canonical(line) for line in old], [canonical(line) for line in new], autojunk=False
+    )
+
+
+# -- skill texts
 
 
 def prose(body: str) -> str:
@@ -95,22 +141,24 @@ def prose(body: str) -> str:
 
 
 def body_key(body: str) -> str:
-    """Equal for two skill texts that differ only in figures, spacing, case and sources. Code
-    counts."""
+    """A hash that is equal for skill texts that differ only in figures, spacing, case and
+    sources."""
     text = _FIGURE.sub("#", _REFERENCE.sub("#", _SOURCES.sub("", body + "\n")))
     return sha256(" ".join(text.lower().split()))
 
 
-SHINGLE = 8
-# Share of what a change added that a shown text has too before the change counts as its use.
+# -- copied spans
+
+SHINGLE = 8  # tokens of a span
+# A change is a use of a shown text that has at least this share of the lines that came.
 APPLIED = 0.5
 _TOKEN = re.compile(r"\w+|[^\w\s]")
 _WORD = re.compile(r"\w+")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """Texts that a step was shown, by id: excerpts of documents and bodies of skills."""
+class ShownTexts:
+    """Texts that a step was shown, by id: excerpts and bodies of skills."""
 
     texts: Mapping[str, str] = field(default_factory=dict)
 
@@ -119,10 +167,8 @@ class Shown:
         return frozenset(s for text in self.texts.values() for s in _shingles(_words(text)))
 
     def source_of(self, text: str) -> tuple[str, float]:
-        """The shown text that has most of this one, and its share; ("", 0.0) where none has any.
-
-        Compared as code, so punctuation counts.
-        """
+        """The id of the shown text that has most of this one, and its share, or ("", 0.0).
+        Punctuation counts, as in code."""
         wanted = set(_shingles(_TOKEN.findall(text)))
         shares = {
             id_: len(wanted & set(_shingles(_TOKEN.findall(other)))) / len(wanted)
@@ -135,13 +181,14 @@ class Shown:
 
 @dataclass(frozen=True)
 class Stripped:
-    """A text without its echo. `share` is that of its words that were removed, from 0 to 1."""
+    """A text without copied spans. `share` is the share of its words that was removed, from 0 to
+    1."""
 
     text: str
     share: float
 
 
-def strip(text: str, shown: Shown) -> Stripped:
+def strip(text: str, shown: ShownTexts) -> Stripped:
     """Drop every span of at least eight words that a shown text has too."""
     known = shown.shingles()
     places = [match.span() for match in _WORD.finditer(text)]
@@ -152,13 +199,13 @@ def strip(text: str, shown: Shown) -> Stripped:
             taken[start : start + SHINGLE] = [True] * SHINGLE
     if not any(taken):
         return Stripped(text, 0.0)
-    kept, last = [], 0
+    parts, last = [], 0
     for (start, end), gone in zip(places, taken, strict=True):
         if gone:
-            kept.append(text[last:start])
+            parts.append(text[last:start])
             last = end
-    kept.append(text[last:])
-    return Stripped(" ".join("".join(kept).split()), sum(taken) / len(words))
+    parts.append(text[last:])
+    return Stripped(" ".join("".join(parts).split()), sum(taken) / len(words))
 
 
 def _words(text: str) -> list[str]:

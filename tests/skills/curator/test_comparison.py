@@ -6,7 +6,15 @@ import random
 
 import pytest
 
-from skills.curator.texts import Shown, body_key, code, kernel_key, prose, strip, without_comments
+from skills.curator.comparison import (
+    ShownTexts,
+    body_key,
+    code,
+    kernel_key,
+    prose,
+    strip,
+    without_comments,
+)
 from tests.skills.curator.planted import SEEDS, free
 
 CPP = 'int f(int a) { return a + 1; } // add\n/* more\n lines */ const char *s = "// kept";\n'
@@ -59,19 +67,21 @@ def test_spans_of_eight_words_are_dropped_and_nothing_else(seed: int) -> None:
     start, length = chance.randrange(40), chance.randrange(8, 20)
     echo, short = stored[start : start + length], stored[:7]
     mixed = " ".join([*own[:10], *echo, *own[10:20], *short, *own[20:]])
-    stripped = strip(mixed, Shown({"sk_1": " ".join(stored)}))
+    stripped = strip(mixed, ShownTexts({"sk_1": " ".join(stored)}))
     assert stripped.text.split() == [*own[:20], *short, *own[20:]]
     assert stripped.share == pytest.approx(len(echo) / (30 + len(echo) + 7))
 
 
 def test_case_and_punctuation_hide_nothing() -> None:
-    stored = Shown({"a": "Load a row once, keep it on the chip, then write."})
+    stored = ShownTexts({"a": "Load a row once, keep it on the chip, then write."})
     assert strip("load A row once keep it ON the chip then write", stored).text == ""
     assert strip("Something else entirely, in other words than those.", stored).share == 0
 
 
 def test_code_is_traced_to_the_text_that_has_most_of_it() -> None:
     code = "for (int i = 0; i < n; i++) y[i] = a * x[i] + y[i];"
-    shown = Shown({"one": f"## Before\n{code}\nmore();", "two": "nothing of the kind at all here"})
+    shown = ShownTexts(
+        {"one": f"## Before\n{code}\nmore();", "two": "nothing of the kind at all here"}
+    )
     assert shown.source_of(code) == ("one", 1.0)
     assert shown.source_of("int other(void) { return strange(thing, with, names); }") == ("", 0.0)
