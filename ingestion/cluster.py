@@ -25,7 +25,7 @@ from ingestion.findings.tags import Tagger
 from ingestion.parse_process import ParseLimits, ParserProcess, error_from_json, error_to_json
 from ingestion.passages import encode_whole
 from ingestion.read import DocumentFile, LocalReader, ReadDocument, pipeline_parts
-from kb.cluster import NODE_ID, Cluster, Sent, WorkLost
+from kb.cluster import NODE_ID, Cluster, SentTask, WorkLost
 from kb.embedding import LocalEmbedder, open_embedder
 from kb.errors import KernloreError, Unavailable
 from kb.hardware.spec import HardwareSpec
@@ -77,7 +77,7 @@ class ClusterReader:
         """The content of a file. Raises the error of its parser, and Unavailable."""
         sent_specs = self._sent(specs)
 
-        def send() -> Sent:
+        def send() -> SentTask:
             return self._send(read_file, sent_specs, file, name=f"read {file.name[:60]}")
 
         result = self._result(send, send())
@@ -97,10 +97,10 @@ class ClusterReader:
                 vectors += self._result(send, first)
         finally:
             for first in sent:
-                self._cluster.forget(first)
+                self._cluster.finish(first)
         return vectors
 
-    def _sender(self, texts: list[str]) -> Callable[[], Sent]:
+    def _sender(self, texts: list[str]) -> Callable[[], SentTask]:
         return lambda: self._send(embed, texts, name=f"embed {len(texts)} texts")
 
     def _sent(self, specs: Mapping[str, HardwareSpec]) -> Any:
@@ -110,7 +110,7 @@ class ClusterReader:
                 self._specs = specs, self._cluster.put(dict(specs))
             return self._specs[1]
 
-    def _send(self, work: Callable[..., Any], *arguments: Any, name: str) -> Sent:
+    def _send(self, work: Callable[..., Any], *arguments: Any, name: str) -> SentTask:
         options: dict[str, Any] = {"num_cpus": 1}
         with self._changing:
             if self._excluded:
@@ -118,7 +118,7 @@ class ClusterReader:
                 options["label_selector"] = {NODE_ID: f"!in({excluded})"}
         return self._cluster.send(work, self._pipeline, *arguments, name=name, options=options)
 
-    def _result(self, send: Callable[[], Sent], sent: Sent) -> Any:
+    def _result(self, send: Callable[[], SentTask], sent: SentTask) -> Any:
         """The result of a task, which is sent again if its node is lost or reads differently."""
         lost = 0
         while True:
@@ -135,12 +135,12 @@ class ClusterReader:
                     return result
                 self._exclude(result)
             finally:
-                self._cluster.forget(sent)
+                self._cluster.finish(sent)
             sent = send()
 
-    def _wait(self, sent: Sent) -> None:
+    def _wait(self, sent: SentTask) -> None:
         waited = without_node = 0.0
-        while not sent.answered(LOOK_SECONDS):
+        while not sent.wait_for_value(LOOK_SECONDS):
             waited += LOOK_SECONDS
             without_node = 0.0 if self._has_nodes() else without_node + LOOK_SECONDS
             if self._cluster.closed or without_node > NO_NODE_SECONDS or waited > LONGEST_SECONDS:

@@ -17,7 +17,7 @@ from ingestion.findings.subjects import FactSource, proposals
 from ingestion.hardware import outdated_remarks
 from ingestion.read import ReadDocument
 from kb.catalog import tables as t
-from kb.catalog.facts import Fact, outdated, withdraw_proposals
+from kb.catalog.facts import Fact, outdated_facts, withdraw_proposals
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import corrections, likeness, versions
 from kb.catalog.knowledge.moves import replace_document_moves
@@ -63,7 +63,7 @@ def store_version(
     remarks = likeness.remarks(connection, version.id, earlier) if earlier and current else []
     if current and not first:
         remarks += corrections.remarks(corrections.unfit(connection, version.document_id))
-        remarks += outdated_remarks(outdated(connection, document_id=version.document_id))
+        remarks += outdated_remarks(outdated_facts(connection, document_id=version.document_id))
     return _progress(read, remarks, passages, proposed)
 
 

@@ -36,9 +36,9 @@ class Asked:
 @contextmanager
 def cluster_at(address: str, packages: tuple[str, ...]) -> Iterator[Cluster]:
     """A connection to the cluster, whose dashboard is named."""
-    from kb.cluster import connected
+    from kb.cluster import connect_to_cluster
 
-    with connected(address, packages) as cluster:
+    with connect_to_cluster(address, packages) as cluster:
         note(f"dashboard of the cluster: {cluster.dashboard or 'none is running'}")
         yield cluster
 

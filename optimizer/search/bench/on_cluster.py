@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 import torch
 
-from kb.cluster import Cluster, Sent, Slots, WorkLost
+from kb.cluster import Cluster, SentTask, Slots, WorkLost
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.abi import Signature
@@ -184,7 +184,7 @@ class Nodes:
             self._wait(sent, time.monotonic() + LONGEST_SECONDS)
             answer = sent.next()
         finally:
-            self._cluster.forget(sent)
+            self._cluster.finish(sent)
         if isinstance(answer, Failed):
             answer.raise_it()
         assert isinstance(answer, Compiled)
@@ -214,7 +214,7 @@ class Nodes:
                 self._wait(sent, time.monotonic() + LONGEST_SECONDS)
                 answer = sent.next()
         finally:
-            self._cluster.forget(sent)
+            self._cluster.finish(sent)
         if isinstance(answer, Differs):
             self._leave_out(started, answer.environment)
             return None
@@ -232,11 +232,11 @@ class Nodes:
         finally:
             self.activity.count(host, what, -1)
 
-    def _wait(self, sent: Sent, until: float | None) -> None:
+    def _wait(self, sent: SentTask, until: float | None) -> None:
         """Wait for the next value of the work, by `until` if it has begun; without one, as long as
         there is a node that could do it. Raises Unavailable."""
         seen = time.monotonic()
-        while not sent.answered(LOOK_SECONDS):
+        while not sent.wait_for_value(LOOK_SECONDS):
             self.activity.show()
             now = time.monotonic()
             if self._cluster.closed:

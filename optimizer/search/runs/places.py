@@ -13,7 +13,7 @@ from kb.cluster import (
     NODE_ID,
     Cluster,
     ClusterNode,
-    Sent,
+    SentTask,
     Slots,
     WorkLost,
     only_hardware,
@@ -312,7 +312,7 @@ def _survey(
     """How each of the nodes measures, and why others have no answer. Raises Unavailable where none
     has one."""
 
-    def send(node: ClusterNode) -> Sent:
+    def send(node: ClusterNode) -> SentTask:
         return cluster.send(
             survey,
             setting,
@@ -341,15 +341,15 @@ def _survey(
 def _surveyed(
     cluster: Cluster,
     node: ClusterNode,
-    work: Sent,
-    send: Callable[[ClusterNode], Sent],
+    work: SentTask,
+    send: Callable[[ClusterNode], SentTask],
     deadline: float,
 ) -> Surveyed:
     """How a node measures. It is asked again where the process that was asked is lost and the node
     is not, which happens on busy machines. Raises WorkLost and InternalError."""
     for left in reversed(range(TRIES)):
         try:
-            while not work.answered(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+            while not work.wait_for_value(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
                 if time.monotonic() >= deadline or not _lives(cluster, node):
                     raise WorkLost(f"no answer within {SURVEY_SECONDS:.0f} s, or the node is gone")
             answer: Surveyed = work.next()
@@ -358,7 +358,7 @@ def _surveyed(
             if not left or time.monotonic() >= deadline or not _lives(cluster, node):
                 raise
         finally:
-            cluster.forget(work)
+            cluster.finish(work)
         work = send(node)
     raise AssertionError("the last try answers or raises")
 

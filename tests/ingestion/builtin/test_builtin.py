@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow(seconds=5)
 if TYPE_CHECKING:
     from tests.fixtures import Store
 
-SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
 DOCUMENT = "---\ntitle: {title}\nlanguages: [triton]\nsources: []\n---\n# {title}\n\n{text}\n"
 
 

@@ -11,7 +11,7 @@ from ingestion.builtin.linter import lint_folder
 
 pytestmark = pytest.mark.slow(seconds=3)
 
-SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
 WORDS = " ".join(["word"] * 80)
 MOVE = """
   - id: wider

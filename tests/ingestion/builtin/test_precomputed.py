@@ -294,14 +294,12 @@ def test_every_passage_that_ships_has_its_vector(tmp_path_factory: pytest.TempPa
 
 
 def test_the_command_writes_them_for_a_folder(tmp_path: Path) -> None:
-    folder = tmp_path / "knowledge"
-    (folder / "guidance").mkdir(parents=True)
-    (folder / "guidance" / "a.md").write_text(
+    (tmp_path / "guidance").mkdir(parents=True)
+    (tmp_path / "guidance" / "a.md").write_text(
         '---\ntitle: "A"\nsources:\n  - title: "T"\n    url: "https://example.org"\n---\n' + MANUAL
     )
-    done = kernlore("knowledge", "vectors", folder, "--json")
+    done = kernlore("knowledge", "vectors", tmp_path, "--json")
     assert done.code == 0, done.err
-    assert done.json["passages"] == 2 and Path(done.json["path"]) == folder / VECTORS_FILE
-    assert (
-        len(read_vectors(folder / VECTORS_FILE, str(np.load(folder / VECTORS_FILE)["model"]))) == 2
-    )
+    path = tmp_path / VECTORS_FILE
+    assert done.json["passages"] == 2 and Path(done.json["path"]) == path
+    assert len(read_vectors(path, str(np.load(path)["model"]))) == 2

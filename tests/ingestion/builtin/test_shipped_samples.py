@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow(seconds=3)
 if TYPE_CHECKING:
     from tests.fixtures import Store
 
-SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
 KERNEL = """\
 extern "C" __global__ void twice(const float* x, float* y, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
