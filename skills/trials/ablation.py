@@ -1,17 +1,17 @@
-"""A skill measured by leaving it out: two searches of the same problem with the same seed and
-budget; the kernels that they stood at are then measured anew.
+"""Trials by ablation. A skill to use: two searches of one problem with the same seed and budget,
+with it and without it, whose best kernels are measured anew. A warning: the best kernel of a search
+without it, measured with and without the change that it warns of.
 
-Recipes propose in both, so it needs no model. Candidates that both arms make are evaluated once.
+Recipes propose in every search, so no model is needed. Equal candidates are evaluated once.
 
-After each candidate a search stands at the best it has so far, or at the reference before it has
-any. The advantage is the geometric mean, over the candidates of the budget, of one search's
-standing over the other's:
+The standing of a search after a candidate is its best kernel so far, or the reference before it has
+one. The advantage of a search is the geometric mean of the ratios of standings over the candidates
+of the budget:
 
     advantage = product over k = 1..K of (standing with / standing without, after k) ^ (1 / K)
 
-so finding the same kernel sooner counts as finding a better one does: a search that is cut off
-anywhere has the better of it. The logarithm of this mean is the normalised area between the two
-anytime curves.
+so finding a kernel sooner counts, as finding a better one does. Its logarithm is the normalised
+area between the two anytime curves.
 """
 
 from __future__ import annotations
@@ -53,15 +53,19 @@ from skills.trials.trial import (
     HeldOutCase,
     Trial,
     TrialContext,
-    admitted,
     case_sizes,
-    no_held_out_case,
-    targets,
+    check_supported,
+    no_trial_case,
+    trial_cases,
 )
 
+ROUNDS = 2  # of fresh processes for each kernel that is measured anew
+MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all
+UNTRIED = Arm(0, 0, None)
 
-class LacksSkill(Exception):
-    """A trial is without result: the skill made none of its candidates."""
+
+class UnusedSkill(Exception):
+    """A search in which the skill made no candidate gives no trial."""
 
 
 class Ablation:
@@ -76,14 +80,14 @@ class Ablation:
         """At most MAX_TRIALS trials of a skill, each as it ends.
 
         `budget` counts the candidates of each search. `apart_from` holds (sha256 of a problem,
-        case) pairs that were tried before. Raises Unavailable where there is nothing here to try
-        it on, or where it took no part in as many searches.
+        case) pairs that were tried before. Raises Unavailable if nothing here can try the skill, or
+        if it made no candidate in MAX_TRIALS searches.
         """
-        searches = Searches(self._context, budget)
+        searches = TrialSearches(self._context, budget)
         if skill.polarity == AVOID:
-            yield from ForcedTrials(searches).of(skill, apart_from)
+            yield from _warning_trials(searches, skill, apart_from)
             return
-        admitted(self._context, skill)
+        check_supported(self._context, skill)
         recipe = recipe_of(skill)
         if recipe is None and not skill.moves:
             raise Unavailable(
@@ -91,10 +95,11 @@ class Ablation:
                 hint="Advice in words needs a model that reads it; approve it by hand.",
             )
         ended, idle, seed = 0, list[str](), self._context.seed + len(apart_from)
-        for target in targets(self._context, skill, apart_from):
+        for target in trial_cases(self._context, skill, apart_from):
             try:
-                trial = self._trial(searches, skill, recipe, target, seed + ended)
-            except LacksSkill:
+                # Another seed for each trial, so that one lucky order does not decide all.
+                trial = _use_trial(searches, skill, recipe, target, seed + ended)
+            except UnusedSkill:
                 idle.append(f"{target.problem.name} {target.case.name}")
                 if len(idle) == MAX_TRIALS:
                     break  # each took as long as a trial
@@ -103,175 +108,20 @@ class Ablation:
             yield trial
             if ended == MAX_TRIALS:
                 return
-        if not ended:
-            raise _no_part(skill, idle, budget) if idle else no_held_out_case(skill)
-
-    def _trial(
-        self,
-        searches: Searches,
-        skill: SkillRow,
-        recipe: Recipe | None,
-        target: HeldOutCase,
-        seed: int,
-    ) -> Trial:
-        """`seed` differs for each trial, so that one lucky order does not decide all."""
-        began = time.time()
-        languages = searches.languages(skill)
-        with self._context.bench(target.problem) as bench:
-            with_tree = searches.run(bench, target, seed, languages, skill, recipe)
-            if not any(_by(skill, node) for node in with_tree):
-                raise LacksSkill
-            without_tree = searches.run(bench, target, seed, languages, without=skill.name)
-            measured, note = _advantage(bench, with_tree, without_tree, searches.budget)
-        reference = with_tree.root.evaluation
-        assert reference is not None
-        wrong = [n for n in with_tree if _by(skill, n) and n.evaluation and not n.correct]
-        best = with_tree.best
-        return Trial(
-            problem=target.problem.name,
-            problem_sha256=target.problem.sha256,
-            case=target.case.name,
-            unseen=target.why,
-            seed=seed,
-            without=_arm(without_tree),
-            with_skill=_arm(with_tree),
-            gain=measured.over,
-            end=measured.end,
-            wrong=len(wrong),
-            hardware=self._context.hardware.id,
-            device=reference.device,
-            toolchain=best.evaluation.toolchain
-            if best and best.evaluation
-            else reference.toolchain,
-            note=note or f"{time.time() - began:.0f} s",
-            sizes=case_sizes(target.problem, target.case),
-        )
-
-
-def _advantage(
-    bench: LocalBench, with_tree: Tree, without_tree: Tree, budget: int
-) -> tuple[Advantage, str]:
-    """Of every kernel that either search stood at, measured anew."""
-    if with_tree.best is None:
-        return Advantage(None, None), "the search with it found nothing correct"
-    ours, theirs = (standings(tree.nodes[1:], budget) for tree in (with_tree, without_tree))
-    try:
-        measured = advantage(ours, theirs, lambda node: _again(bench, node))
-    except KernloreError as problem:
-        return Advantage(None, None), problem.message
-    if measured.over is None:
-        return measured, "the machine was too busy to measure the winners again"
-    same = measured.over.low == measured.over.high
-    return measured, "both arms stand at the same kernels" if same else ""
-
-
-def _again(bench: LocalBench, node: Node) -> Interval | None:
-    """Of the reference over it."""
-    assert node.proposal is not None  # the reference is nobody's candidate
-    return figure_of(confirmed(bench, node.proposal))
-
-
-def _no_part(skill: SkillRow, idle: Sequence[str], budget: int) -> Unavailable:
-    return Unavailable(
-        f"{skill.name} made no candidate in searches of {budget} on {', '.join(idle)}",
-        hint="Give a larger --budget, or see with `kernlore skills show` when it is offered.",
-    )
-
-
-def _by(skill: SkillRow, node: Node) -> bool:
-    """Whether the skill made the candidate: its recipe, or one of its moves."""
-    proposal = node.proposal
-    if proposal is None:
-        return False
-    named = any(skill_of(identity) == skill.name for identity in proposal.attributed)
-    return named or proposal.recipe == skill.name
-
-
-def _arm(tree: Tree) -> Arm:
-    return arm_of(tree, tree.best)
-
-
-REFERENCE_KEY = ""
-REFERENCE_FIGURE = Interval(1.0, 1.0, 1.0, 1)  # of the reference over itself
+        if ended:
+            return
+        if idle:
+            raise Unavailable(
+                f"{skill.name} made no candidate in searches of {budget} on {', '.join(idle)}",
+                hint="Give a larger --budget, or see with `kernlore skills show` when it is"
+                " offered.",
+            )
+        raise no_trial_case(skill)
 
 
 @dataclass(frozen=True)
-class Advantage:
-    """How far one search stands above another, over the budget and at its `end` alone. Both are 1
-    without any doubt where the kernels that count are the same; None where one of the kernels has
-    no figure, as on a busy machine."""
-
-    over: Interval | None
-    end: Interval | None
-
-
-def standings(nodes: Sequence[Node], budget: int) -> list[Node | None]:
-    """The best node after each candidate of the budget; None for the reference. `nodes` are the
-    candidates in their order. A search that ended early keeps what it had."""
-    return [best_of(nodes[: count + 1]) for count in range(budget)]
-
-
-def advantage(
-    ours: Sequence[Node | None],
-    theirs: Sequence[Node | None],
-    figure: Callable[[Node], Interval | None],
-) -> Advantage:
-    """The advantage of our standings over theirs. `figure` measures the reference over a kernel
-    anew; it is called once for each kernel that counts, and not for one that both have for as
-    long."""
-    nodes = {_key(node): node for node in (*ours, *theirs) if node is not None}
-    over = _weights(ours, theirs)
-    end = _weights(ours[-1:], theirs[-1:])
-    figures: dict[str, Interval | None] = {REFERENCE_KEY: REFERENCE_FIGURE}
-    for key in (*over, *end):
-        if key not in figures:
-            figures[key] = figure(nodes[key])
-    return Advantage(_product(over, figures), _product(end, figures))
-
-
-def _weights(ours: Sequence[Node | None], theirs: Sequence[Node | None]) -> dict[str, float]:
-    """Of each kernel, by which its logarithm counts; without those that cancel."""
-    counts: dict[str, int] = {}
-    for side, sign in ((ours, 1), (theirs, -1)):
-        for node in side:
-            counts[_key(node)] = counts.get(_key(node), 0) + sign
-    return {key: count / len(ours) for key, count in counts.items() if count}
-
-
-def _product(
-    weights: Mapping[str, float], figures: Mapping[str, Interval | None]
-) -> Interval | None:
-    """Of powers of independent figures: their errors add as squares on the log scale, for each side
-    by itself, as in `statistics.independent_ratio`."""
-    centre, down, up, counts = 0.0, 0.0, 0.0, list[int]()
-    for key, weight in weights.items():
-        figure = figures[key]
-        if figure is None or not bounded(figure):
-            return None
-        below, above = math.log(figure.value / figure.low), math.log(figure.high / figure.value)
-        if weight < 0:
-            below, above = above, below
-        centre += weight * math.log(figure.value)
-        down, up = math.hypot(down, weight * below), math.hypot(up, weight * above)
-        if key != REFERENCE_KEY:
-            counts.append(figure.n)
-    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
-    return Interval(value, low, high, min(counts, default=1))
-
-
-def _key(node: Node | None) -> str:
-    """Of the kernel: the same text is the same kernel, whichever search wrote it."""
-    return REFERENCE_KEY if node is None or node.proposal is None else node.proposal.bundle.sha256
-
-
-# -- searching: One side of a trial: a search with a skill or without it, and its kernels measured
-
-ROUNDS = 2  # of fresh processes for each winner
-
-
-@dataclass(frozen=True)
-class Searches:
-    """Searches of one budget, counted in candidates, in one context."""
+class TrialSearches:
+    """Searches of one budget, counted in candidates."""
 
     context: TrialContext
     budget: int
@@ -291,11 +141,10 @@ class Searches:
         recipe: Recipe | None = None,
         without: str = "",
     ) -> Tree:
-        """The tree of one search, with a skill and its recipe or `without` the skill of a name."""
+        """The tree of one search, with a skill and its recipe, or `without` the skill of a name."""
         recipes = [other for other in self.context.recipes if other.name != without]
         if recipe is not None:
             recipes = [recipe, *(other for other in recipes if other.name != recipe.name)]
-        knowledge = WithSkill(self.context.knowledge, skill, without)
         with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
             run = RunRow(
                 id="arm",
@@ -311,7 +160,7 @@ class Searches:
                 store=store,
                 bench=bench,
                 synthesizers=[RecipeSynthesizer(recipes, languages)],
-                knowledge=knowledge,
+                knowledge=WithSkill(self.context.knowledge, skill, without),
                 problem=problem_view(target.problem, bench.device),
                 hardware=self.context.hardware,
                 listener=_Silent(),
@@ -321,7 +170,7 @@ class Searches:
 
 
 class WithSkill:
-    """Knowledge with one skill among it, or without one of that name."""
+    """Knowledge with one skill in it, or without the skill of a name."""
 
     def __init__(self, source: KnowledgeSource, skill: SkillRow | None, without: str) -> None:
         self._source = source
@@ -329,8 +178,8 @@ class WithSkill:
         self._without = without or (skill.name if skill is not None else "")
 
     def consult(self, query: Query) -> Knowledge:
-        """What the source answers, with the skill in it or without it. It is consulted as if nobody
-        ran: nothing is withheld by chance, and both arms see the same."""
+        """The answer of the source, with the skill or without it. It is asked without a run id, so
+        that no skill is withheld by chance and both arms get the same."""
         knowledge = self._source.consult(replace(query, run_id=""))
         skills = tuple(s for s in knowledge.skills if s.name != self._without)
         remedies = tuple(r for r in knowledge.moves if skill_of(r.id) != self._without)
@@ -341,24 +190,31 @@ class WithSkill:
         return replace(knowledge, skills=(own, *skills), moves=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
-        """Trials say nothing of how useful an answer was to a run."""
+        """Outcomes of trials are not recorded."""
 
 
-def confirmed(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
-    """Measure a proposal anew, in ROUNDS of fresh processes."""
+class _Silent:
+    """A listener that prints nothing."""
+
+    def node(self, node: Node, tree: Tree) -> None: ...
+
+    def asking(self, asking: Asking) -> None: ...
+
+    def log(self, message: str) -> None: ...
+
+
+def _measured_again(bench: LocalBench, proposal: Proposal) -> list[Evaluation]:
+    """Evaluations of a proposal in ROUNDS of fresh processes."""
     return [bench.confirm(proposal, held_out=False) for _ in range(ROUNDS)]
 
 
-def figure_of(evaluations: Sequence[Evaluation]) -> Interval | None:
-    """The reference over a kernel, from several evaluations of it; None where none has a figure."""
-    intervals = [
-        (evaluation.speedup, 1.0) for evaluation in evaluations if evaluation.speedup is not None
-    ]
+def _figure(evaluations: Sequence[Evaluation]) -> Interval | None:
+    """The reference over a kernel, from several evaluations; None if none has a figure."""
+    intervals = [(e.speedup, 1.0) for e in evaluations if e.speedup is not None]
     return combined(intervals) if intervals else None
 
 
-def arm_of(tree: Tree, best: Node | None) -> Arm:
-    """One side of a trial: its tree, and the best node of it."""
+def _arm(tree: Tree, best: Node | None) -> Arm:
     return Arm(
         tried=len(tree) - 1,
         correct=sum(node.correct for node in tree.nodes[1:]),
@@ -367,148 +223,288 @@ def arm_of(tree: Tree, best: Node | None) -> Arm:
     )
 
 
-class _Silent:
-    def node(self, node: Node, tree: Tree) -> None:
-        """A trial is reported as a whole."""
-
-    def asking(self, asking: Asking) -> None: ...
-
-    def log(self, message: str) -> None:
-        """A trial is reported as a whole."""
+# -- skills to use
 
 
-# -- forced: Trials of a skill to avoid something: one search without it, whose best instance is m
+def _use_trial(
+    searches: TrialSearches,
+    skill: SkillRow,
+    recipe: Recipe | None,
+    target: HeldOutCase,
+    seed: int,
+) -> Trial:
+    began = time.time()
+    languages = searches.languages(skill)
+    with searches.context.bench(target.problem) as bench:
+        with_tree = searches.run(bench, target, seed, languages, skill, recipe)
+        if not any(_made_by(skill, node) for node in with_tree):
+            raise UnusedSkill
+        without_tree = searches.run(bench, target, seed, languages, without=skill.name)
+        measured, note = _measured_advantage(bench, with_tree, without_tree, searches.budget)
+    best = with_tree.best
+    reference = with_tree.root.evaluation
+    assert reference is not None
+    measured_kernel = best.evaluation if best and best.evaluation else reference
+    wrong = [n for n in with_tree if _made_by(skill, n) and n.evaluation and not n.correct]
+    return Trial(
+        problem=target.problem.name,
+        problem_sha256=target.problem.sha256,
+        case=target.case.name,
+        unseen=target.why,
+        seed=seed,
+        without=_arm(without_tree, without_tree.best),
+        with_skill=_arm(with_tree, best),
+        gain=measured.over,
+        end=measured.end,
+        wrong=len(wrong),
+        hardware=searches.context.hardware.id,
+        device=reference.device,
+        toolchain=measured_kernel.toolchain,
+        note=note or f"{time.time() - began:.0f} s",
+        sizes=case_sizes(target.problem, target.case),
+    )
 
-MAX_PAIRS = 2 * MAX_TRIALS  # looked at: the change cannot be made on every one
 
-UNTRIED = Arm(0, 0, None)
+def _made_by(skill: SkillRow, node: Node) -> bool:
+    """Whether the skill's recipe or one of its moves made the candidate."""
+    proposal = node.proposal
+    if proposal is None:
+        return False
+    named = any(skill_of(identity) == skill.name for identity in proposal.attributed)
+    return named or proposal.recipe == skill.name
 
 
-class ForcedTrials:
-    """Trials of warnings. `searches` have the budget that finds the kernel which heeds the
-    skill."""
+def _measured_advantage(
+    bench: LocalBench, with_tree: Tree, without_tree: Tree, budget: int
+) -> tuple[Advantage, str]:
+    """The advantage of the search with the skill, and a note. Each best kernel of either search is
+    measured anew."""
 
-    def __init__(self, searches: Searches) -> None:
-        self._searches = searches
-        self._context = searches.context
+    def figure(node: Node) -> Interval | None:
+        assert node.proposal is not None  # the reference is not measured anew
+        return _figure(_measured_again(bench, node.proposal))
 
-    def of(self, skill: SkillRow, apart_from: Collection[tuple[str, str]]) -> Iterator[Trial]:
-        """The trials of one skill. Those on which the change cannot be made say why, and are not
-        counted. Raises Unavailable where it names no parameter to change or there is nothing to try
-        it on."""
-        knobs = knobs_of(skill)
-        if not knobs:
-            raise Unavailable(
-                f"{skill.name} says what to avoid, and not as a parameter role and a direction:"
-                " only what to do can be left out",
-                hint="A person can approve it once it has been measured.",
-            )
-        admitted(self._context, skill)
-        looked_at = changed = 0
-        for target in islice(targets(self._context, skill, apart_from), MAX_PAIRS):
-            trial = self._trial(skill, knobs, target, self._context.seed + looked_at)
-            looked_at += 1
-            changed += bool(trial.without.tried)
-            yield trial
-            if changed == MAX_TRIALS:
-                return
-        if not looked_at:
-            raise no_held_out_case(skill)
+    if with_tree.best is None:
+        return Advantage(None, None), "the search with it found nothing correct"
+    ours, theirs = (standings(tree.nodes[1:], budget) for tree in (with_tree, without_tree))
+    try:
+        measured = advantage(ours, theirs, figure)
+    except KernloreError as problem:
+        return Advantage(None, None), problem.message
+    if measured.over is None:
+        return measured, "the machine was too busy to measure the winners again"
+    same = measured.over.low == measured.over.high
+    return measured, "both searches have the same best kernels" if same else ""
 
-    def _trial(
-        self, skill: SkillRow, knobs: Sequence[Knob], target: HeldOutCase, seed: int
-    ) -> Trial:
-        """The best instance of a search without the skill, with the avoided change and as it is."""
-        missing = Trial(
-            problem=target.problem.name,
-            problem_sha256=target.problem.sha256,
-            case=target.case.name,
-            unseen=target.why,
-            seed=seed,
-            without=UNTRIED,
-            with_skill=UNTRIED,
-            gain=None,
-            wrong=0,
-            hardware=self._context.hardware.id,
-            device="",
-            toolchain="",
+
+# -- the advantage of a search
+
+REFERENCE_KEY = ""
+REFERENCE_FIGURE = Interval(1.0, 1.0, 1.0, 1)  # of the reference over itself
+
+
+@dataclass(frozen=True)
+class Advantage:
+    """The advantage of one search over another, over the budget and at its `end` alone. It is
+    exactly 1 if the kernels that count are the same, and None if one of them has no figure, as on a
+    busy machine."""
+
+    over: Interval | None
+    end: Interval | None
+
+
+def standings(nodes: Sequence[Node], budget: int) -> list[Node | None]:
+    """The best node after each candidate of the budget; None for the reference. `nodes` are the
+    candidates in order. A search that ended early keeps its last standing."""
+    return [best_of(nodes[: count + 1]) for count in range(budget)]
+
+
+def advantage(
+    ours: Sequence[Node | None],
+    theirs: Sequence[Node | None],
+    figure: Callable[[Node], Interval | None],
+) -> Advantage:
+    """The advantage of our standings over theirs. `figure` measures the reference over a kernel; it
+    is called once for each kernel that counts, and not for one that both had equally long."""
+    nodes = {_key(node): node for node in (*ours, *theirs) if node is not None}
+    over = _weights(ours, theirs)
+    end = _weights(ours[-1:], theirs[-1:])
+    figures: dict[str, Interval | None] = {REFERENCE_KEY: REFERENCE_FIGURE}
+    for key in (*over, *end):
+        if key not in figures:
+            figures[key] = figure(nodes[key])
+    return Advantage(_product(over, figures), _product(end, figures))
+
+
+def _weights(ours: Sequence[Node | None], theirs: Sequence[Node | None]) -> dict[str, float]:
+    """The weight of each kernel's logarithm, without those that cancel."""
+    counts: dict[str, int] = {}
+    for side, sign in ((ours, 1), (theirs, -1)):
+        for node in side:
+            counts[_key(node)] = counts.get(_key(node), 0) + sign
+    return {key: count / len(ours) for key, count in counts.items() if count}
+
+
+def _product(
+    weights: Mapping[str, float], figures: Mapping[str, Interval | None]
+) -> Interval | None:
+    """The product of powers of independent figures. Their errors add as squares on the log scale,
+    separately above and below, as in `statistics.independent_ratio`."""
+    centre, down, up, counts = 0.0, 0.0, 0.0, list[int]()
+    for key, weight in weights.items():
+        figure = figures[key]
+        if figure is None or not bounded(figure):
+            return None
+        below, above = math.log(figure.value / figure.low), math.log(figure.high / figure.value)
+        if weight < 0:
+            below, above = above, below
+        centre += weight * math.log(figure.value)
+        down, up = math.hypot(down, weight * below), math.hypot(up, weight * above)
+        if key != REFERENCE_KEY:
+            counts.append(figure.n)
+    value, low, high = (math.exp(centre + shift) for shift in (0.0, -down, up))
+    return Interval(value, low, high, min(counts, default=1))
+
+
+def _key(node: Node | None) -> str:
+    """The kernel of a node: equal bundles are one kernel in both searches."""
+    return REFERENCE_KEY if node is None or node.proposal is None else node.proposal.bundle.sha256
+
+
+# -- warnings
+
+
+def _warning_trials(
+    searches: TrialSearches, skill: SkillRow, apart_from: Collection[tuple[str, str]]
+) -> Iterator[Trial]:
+    """The trials of a warning. Those on which the change cannot be made say why and are not
+    counted. Raises Unavailable if it names no parameter to change, or has no case to try it on."""
+    context = searches.context
+    knobs = knobs_of(skill)
+    if not knobs:
+        raise Unavailable(
+            f"{skill.name} does not name the change to avoid as a parameter role and a direction,"
+            " so it cannot be made on purpose",
+            hint="A person can approve it once it has been measured.",
         )
-        languages = self._searches.languages(skill)
-        with self._context.bench(target.problem) as bench:
-            view = problem_view(target.problem, bench.device)
-            recipes = {
-                recipe.name: recipe
-                for recipe in self._context.recipes
-                if recipe.language in languages
-                and {knob.role for knob in knobs} <= {p.role for p in recipe.parameters}
-                and fit(recipe, view, self._context.hardware.facts) is not None
-            }
-            if not recipes:
-                roles = " and ".join(knob.role for knob in knobs)
-                return replace(missing, note=f"no recipe that fits here has the role {roles}")
-            tree = self._searches.run(bench, target, seed, languages, without=skill.name)
-            best = _instance(tree, recipes)
-            if best is None or best.proposal is None or best.evaluation is None:
-                return replace(missing, note=f"no instance of {', '.join(recipes)} was correct")
-            trial = replace(
-                missing,
-                with_skill=arm_of(tree, best),
-                device=best.evaluation.device,
-                toolchain=best.evaluation.toolchain,
-            )
-            try:
-                changed = self._changed(best, recipes[best.proposal.recipe or ""], knobs, view)
-            except NoStep as reason:
-                return replace(trial, note=str(reason))
-            return _with_change(bench, trial, best.proposal, changed)
+    check_supported(context, skill)
+    looked_at = changed = 0
+    for target in islice(trial_cases(context, skill, apart_from), MAX_PAIRS):
+        trial = _warning_trial(searches, skill, knobs, target, context.seed + looked_at)
+        looked_at += 1
+        changed += bool(trial.without.tried)
+        yield trial
+        if changed == MAX_TRIALS:
+            return
+    if not looked_at:
+        raise no_trial_case(skill)
 
-    def _changed(
-        self, best: Node, recipe: Recipe, knobs: Sequence[Knob], view: ProblemView
-    ) -> Proposal:
-        """One step of each knob away. Raises NoStep."""
-        facts = self._context.hardware.facts
-        fitting = fit(recipe, view, facts)
-        assert fitting is not None and best.proposal is not None
-        before = best.proposal.values
-        values = turned(recipe, before, knobs)
-        steps = ", ".join(
-            f"{n} from {before[n]} to {v}" for n, v in values.items() if v != before[n]
+
+def _warning_trial(
+    searches: TrialSearches,
+    skill: SkillRow,
+    knobs: Sequence[Knob],
+    target: HeldOutCase,
+    seed: int,
+) -> Trial:
+    """The best instance of a search without the skill, with the avoided change and without it."""
+    context = searches.context
+    trial = Trial(
+        problem=target.problem.name,
+        problem_sha256=target.problem.sha256,
+        case=target.case.name,
+        unseen=target.why,
+        seed=seed,
+        without=UNTRIED,
+        with_skill=UNTRIED,
+        gain=None,
+        wrong=0,
+        hardware=context.hardware.id,
+        device="",
+        toolchain="",
+    )
+    languages = searches.languages(skill)
+    with context.bench(target.problem) as bench:
+        view = problem_view(target.problem, bench.device)
+        recipes = {
+            recipe.name: recipe
+            for recipe in context.recipes
+            if recipe.language in languages
+            and {knob.role for knob in knobs} <= {p.role for p in recipe.parameters}
+            and fit(recipe, view, context.hardware.facts) is not None
+        }
+        if not recipes:
+            roles = " and ".join(knob.role for knob in knobs)
+            return replace(trial, note=f"no recipe that fits here has the role {roles}")
+        tree = searches.run(bench, target, seed, languages, without=skill.name)
+        instances = [
+            node
+            for node in tree.nodes[1:]
+            if node.correct and node.proposal is not None and node.proposal.recipe in recipes
+        ]
+        best = best_of(instances) or next(iter(instances), None)
+        if best is None or best.proposal is None or best.evaluation is None:
+            return replace(trial, note=f"no instance of {', '.join(recipes)} was correct")
+        trial = replace(
+            trial,
+            with_skill=_arm(tree, best),
+            device=best.evaluation.device,
+            toolchain=best.evaluation.toolchain,
         )
-        if not allowed(recipe, values, fitting.binding, facts):
-            raise NoStep(f"{recipe.name} does not allow {steps} here")
-        return Proposal(
-            instantiate(recipe, values, fitting.binding, view.source),
-            NAME,
-            parent=best.number,
-            plan=f"{recipe.name}: {steps}",
-            recipe=recipe.name,
-            values=values,
-            cases=fitting.cases,
-        )
+        try:
+            recipe = recipes[best.proposal.recipe or ""]
+            changed = _with_change(best, recipe, knobs, view, context.hardware.facts)
+        except NoStep as reason:
+            return replace(trial, note=str(reason))
+        return _compared(bench, trial, best.proposal, changed)
 
 
-def _with_change(bench: LocalBench, trial: Trial, kept: Proposal, changed: Proposal) -> Trial:
-    """Both measured anew, where the changed one is correct."""
+def _with_change(
+    best: Node,
+    recipe: Recipe,
+    knobs: Sequence[Knob],
+    view: ProblemView,
+    facts: Mapping[str, float | str],
+) -> Proposal:
+    """The instance one step of each parameter away. Raises NoStep."""
+    fitting = fit(recipe, view, facts)
+    assert fitting is not None and best.proposal is not None
+    before = best.proposal.values
+    values = turned(recipe, before, knobs)
+    steps = ", ".join(f"{n} from {before[n]} to {v}" for n, v in values.items() if v != before[n])
+    if not allowed(recipe, values, fitting.binding, facts):
+        raise NoStep(f"{recipe.name} does not allow {steps} here")
+    return Proposal(
+        instantiate(recipe, values, fitting.binding, view.source),
+        NAME,
+        parent=best.number,
+        plan=f"{recipe.name}: {steps}",
+        recipe=recipe.name,
+        values=values,
+        cases=fitting.cases,
+    )
+
+
+def _compared(bench: LocalBench, trial: Trial, own: Proposal, changed: Proposal) -> Trial:
+    """The trial with both kernels measured anew, if the changed one is correct."""
     try:
         evaluation = bench.evaluate(changed)
     except (KernloreError, OSError) as problem:
         return replace(trial, note=f"{changed.plan}; {problem}")
-    figure = evaluation.speedup
-    trial = replace(
-        trial, without=Arm(1, int(evaluation.correct), figure, evaluation.key), note=changed.plan
-    )
+    arm = Arm(1, int(evaluation.correct), evaluation.speedup, evaluation.key)
+    trial = replace(trial, without=arm, note=changed.plan)
     if not evaluation.correct:
         return _failed(trial, evaluation)
     try:
-        mine, other = (confirmed(bench, evaluated) for evaluated in (kept, changed))
+        mine, other = (_measured_again(bench, proposal) for proposal in (own, changed))
     except (KernloreError, OSError) as problem:
         return replace(trial, note=f"{changed.plan}; {problem}")
     wrong = next((evaluated for evaluated in other if not evaluated.correct), None)
     if wrong is not None:
-        return _failed(replace(trial, without=replace(trial.without, correct=0)), wrong)
+        return _failed(replace(trial, without=replace(arm, correct=0)), wrong)
     if not all(evaluated.correct for evaluated in mine):
         return replace(trial, note=f"{changed.plan}; without the change it fails on new values")
-    over, under = figure_of(mine), figure_of(other)
+    over, under = _figure(mine), _figure(other)
     if over is None or under is None:
         return replace(trial, note=f"{changed.plan}; the machine was too busy to measure both")
     gain = independent_ratio(over, under)
@@ -516,20 +512,9 @@ def _with_change(bench: LocalBench, trial: Trial, kept: Proposal, changed: Propo
     return replace(trial, gain=gain, note=note)
 
 
-def _instance(tree: Tree, recipes: Mapping[str, Recipe]) -> Node | None:
-    """The best correct instance of these; the first one where none could be timed."""
-    own = [
-        node
-        for node in tree.nodes[1:]
-        if node.correct and node.proposal is not None and node.proposal.recipe in recipes
-    ]
-    return best_of(own) or next(iter(own), None)
-
-
 def _failed(trial: Trial, evaluation: Evaluation) -> Trial:
-    """Only a failure of the kernel itself says something of the change."""
-    if evaluation.validity in FAILURES:
-        return replace(
-            trial, failed=evaluation.validity, note=f"{trial.note}: {evaluation.validity}"
-        )
-    return replace(trial, note=f"{trial.note}; it was {evaluation.validity}: {evaluation.message}")
+    """Only a failure of the kernel itself counts against the change."""
+    validity = evaluation.validity
+    if validity in FAILURES:
+        return replace(trial, failed=validity, note=f"{trial.note}: {validity}")
+    return replace(trial, note=f"{trial.note}; it was {validity}: {evaluation.message}")

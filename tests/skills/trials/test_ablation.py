@@ -83,7 +83,7 @@ def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
         assert (trial.with_skill.tried, trial.without.tried) == (1, 1)
         if trial.gain is not None:
             assert (trial.gain.low, trial.gain.value, trial.gain.high) == (1.0, 1.0, 1.0)
-            assert trial.note == "both arms stand at the same kernels"
+            assert trial.note == "both searches have the same best kernels"
     assert not classify_trials(trials).helps
 
 
@@ -110,7 +110,7 @@ def test_what_cannot_be_left_out_is_said(
     words = skill_in(catalog, tmp_path, "", name="words", files={})
     other = skill_in(catalog, tmp_path, TEMPLATE, name="other", metadata={"kb.ops": "softmax"})
     for skill, message in (
-        (avoid, "what to avoid"),
+        (avoid, "does not name the change to avoid"),
         (words, "neither a recipe nor moves"),
         (other, "no unseen problem or case"),
         # No recipe here that it could move.

@@ -246,7 +246,7 @@ def test_what_names_no_direction_cannot_be_done_on_purpose(
 ) -> None:
     for transformation in ("set-dtype", "use-recipe-row-total", "vectorize-loads"):
         skill = warning(catalog, tmp_path, transformation)
-        with pytest.raises(Unavailable, match="says what to avoid"):
+        with pytest.raises(Unavailable, match="does not name the change to avoid"):
             list(ablation(problem, known(lanes)).trials(skill, 1))
 
 
