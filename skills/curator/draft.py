@@ -93,17 +93,17 @@ class DraftedSkill:
         """The body with references in place of figures."""
         words = self.words
         parts = [
-            (WHEN[self.polarity], _listed(words.when)),
-            ("When not", _listed(words.when_not)),
+            (WHEN[self.polarity], listed(words.when)),
+            ("When not", listed(words.when_not)),
             ("Steps", "\n".join(f"{n}. {step}" for n, step in enumerate(words.steps, 1))),
-            ("Before", _fenced(self.code, self.before)),
-            ("After", _fenced(self.code, self.after)),
+            ("Before", fenced(self.code, self.before)),
+            ("After", fenced(self.code, self.after)),
             ("Expected effect", "\n".join(self.effect)),
-            ("How to check", _listed(words.check)),
-            ("Failure signs", _listed(words.failure_signs)),
-            ("Sources", _listed(self.sources)),
+            ("How to check", listed(words.check)),
+            ("Failure signs", listed(words.failure_signs)),
+            ("Sources", listed(self.sources)),
         ]
-        return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
+        return sections(parts)
 
     def skill(self) -> SkillDraft:
         """The skill as it is stored: figures in place, a learned candidate of its run."""
@@ -141,11 +141,18 @@ class DraftedSkill:
         return with_content_hash(draft)
 
 
-def _listed(lines: Sequence[str]) -> str:
+def sections(parts: Sequence[tuple[str, str]]) -> str:
+    """The (title, text) pairs that have a text, as Markdown sections."""
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
+
+
+def listed(lines: Sequence[str]) -> str:
+    """The lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _fenced(code: str, lines: Sequence[str]) -> str:
+def fenced(code: str, lines: Sequence[str]) -> str:
+    """The lines as a code block of a language; empty without lines."""
     return "\n".join([f"```{code}", *lines, "```"]) if lines else ""
 
 
@@ -189,11 +196,16 @@ def compose(
 
 
 def slug(hardware: str, transformation: str, op: str, polarity: str = "use") -> str:
-    """`<hardware>-<transformation>-<op>` in the characters of a skill's name."""
+    """`<hardware>-<transformation>-<op>` as the name of a skill."""
     avoid = "avoid-" if polarity == "avoid" else ""
-    text = f"{hardware}-{avoid}{transformation}-{canonical_op(op)}".lower()
-    words = "".join(c if c.isascii() and c.isalnum() else "-" for c in text).split("-")
-    return "-".join(w for w in words if w)[:MAX_NAME].strip("-")
+    text = f"{hardware}-{avoid}{transformation}-{canonical_op(op)}"
+    return slugged(text)[:MAX_NAME].strip("-")
+
+
+def slugged(text: str) -> str:
+    """The text in the characters of a skill's name: lower-case words with hyphens."""
+    words = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).split("-")
+    return "-".join(word for word in words if word)
 
 
 # -- conditions
