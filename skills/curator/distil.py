@@ -233,10 +233,7 @@ def _whole_kernels(base: KnowledgeBase, search: StoredSearch, whole: Trajectory)
 
 
 def snapshot(
-    catalog: Catalog,
-    trajectory: Trajectory,
-    *,
-    before: LibrarySnapshot | None = None,
+    catalog: Catalog, trajectory: Trajectory, *, before: LibrarySnapshot | None = None
 ) -> LibrarySnapshot:
     """The skills that a trajectory can concern: those about its op family or any, and those that a
     step names. `before` is the library after another trajectory, whose deltas are not stored
@@ -303,10 +300,7 @@ class StoredVectors:
 
 
 def store_deltas(
-    catalog: Catalog,
-    distillations: Sequence[Distillation],
-    *,
-    record: str = "",
+    catalog: Catalog, distillations: Sequence[Distillation], *, record: str = ""
 ) -> tuple[Distillation, ...]:
     """Store the deltas of all distillations in order, or none; returns them with the results.
     `record` is the key of the blob, for the events. Raises Conflict if the library is no longer the
@@ -325,10 +319,7 @@ def store_deltas(
 
 
 def store_delta(
-    connection: Connection,
-    delta: Delta,
-    trajectory: str,
-    record: str = "",
+    connection: Connection, delta: Delta, trajectory: str, record: str = ""
 ) -> StoredDelta:
     """Store one delta of the trajectory with this id, with its event. Raises Conflict if the skill
     is no longer the one that was judged."""

@@ -10,7 +10,7 @@ verified.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
@@ -326,7 +326,7 @@ def _lifted(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> Draft
         reason = "a whole kernel against the reference: nothing to compare, and no recipe of it"
         return _as_text(run, change, draft, reason)
     lifted = run.lift(run.trajectory, change)
-    run.lifted[str(node)] = lifted if isinstance(lifted, str) else lifted.as_json()
+    run.lifted[str(node)] = lifted if isinstance(lifted, str) else asdict(lifted)
     if isinstance(lifted, str):
         return _as_text(run, change, draft, f"it cannot be lifted to a recipe: {lifted}")
     before = tuple(lifted.signals) or change.before

@@ -177,10 +177,7 @@ def _skill_md(folder: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise PayloadTooLarge(
-            f"{path.name} is over {MAX_FILE_BYTES} bytes",
-            hint=LARGE_HINT,
-        )
+        raise PayloadTooLarge(f"{path.name} is over {MAX_FILE_BYTES} bytes", hint=LARGE_HINT)
     return path.read_bytes()
 
 

@@ -155,10 +155,7 @@ def _siblings(samples: Sequence[TrainingSample]) -> Iterator[list[TrainingSample
 
 def messages(prompt: TrainingPrompt) -> list[Message]:
     """A prompt as the two messages of a conversation."""
-    return [
-        {"role": "system", "content": prompt.system},
-        {"role": "user", "content": prompt.user},
-    ]
+    return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
 
 
 def _answer(text: str) -> list[Message]:

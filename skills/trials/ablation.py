@@ -227,11 +227,7 @@ def _arm(tree: Tree, best: Node | None) -> Arm:
 
 
 def _use_trial(
-    searches: TrialSearches,
-    skill: SkillRow,
-    recipe: Recipe | None,
-    target: HeldOutCase,
-    seed: int,
+    searches: TrialSearches, skill: SkillRow, recipe: Recipe | None, target: HeldOutCase, seed: int
 ) -> Trial:
     began = time.time()
     languages = searches.languages(skill)
@@ -401,11 +397,7 @@ def _warning_trials(
 
 
 def _warning_trial(
-    searches: TrialSearches,
-    skill: SkillRow,
-    knobs: Sequence[Knob],
-    target: HeldOutCase,
-    seed: int,
+    searches: TrialSearches, skill: SkillRow, knobs: Sequence[Knob], target: HeldOutCase, seed: int
 ) -> Trial:
     """The best instance of a search without the skill, with the avoided change and without it."""
     context = searches.context

@@ -339,11 +339,7 @@ class Verifier:
 
 
 def _report(
-    name: str,
-    state: str,
-    reason: str,
-    gain: Interval | None = None,
-    trials: Collection[Trial] = (),
+    name: str, state: str, reason: str, gain: Interval | None = None, trials: Collection[Trial] = ()
 ) -> dict[str, Any]:
     return {
         "skill": name,
