@@ -26,7 +26,7 @@ from skills.curator.comparison import kernel_key
 from skills.curator.contrast import contrast, matching_rules, rule_named, rules_in
 from skills.curator.evidence import render
 from skills.curator.gate import GatePass
-from skills.curator.records import UNNAMED, WRITTEN, KernelChange, ParameterChange, Roles
+from skills.curator.records import UNNAMED, WRITTEN, KernelChange, Roles
 from skills.format.schema import MAX_NAME, TEXT, sources_of
 from skills.format.skillfile import with_content_hash
 from skills.trajectories.records import Trajectory, TrajectoryStep
@@ -78,16 +78,17 @@ class DraftedSkill:
     predicate: str
     moves: tuple[Mapping[str, Any], ...]
     sources: tuple[str, ...]
-    compatibility: str
     evidence: tuple[EvidenceRow, ...]
     family: str
-    language: str
-    run_id: str
-    toolchain_id: str | None = None
     recipe: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     written_by: str = "curator"
     kind: str = ""
+
+    @property
+    def language(self) -> str:
+        """The language of the kernel."""
+        return self.scopes.languages[0]
 
     def template(self) -> str:
         """The body with references in place of figures."""
@@ -107,7 +108,8 @@ class DraftedSkill:
 
     def skill(self) -> SkillDraft:
         """The skill as it is stored: figures in place, a learned candidate of its run."""
-        body = render(self.template(), self.evidence)
+        template, row = self.template(), self.evidence[0]
+        body = render(template, self.evidence)
         draft = SkillDraft(
             name=self.name,
             tier="learned",
@@ -128,15 +130,15 @@ class DraftedSkill:
                 "files": dict(self.files),
                 **({"kind": self.kind} if self.kind else {}),
                 "curator": {
-                    "template": self.template(),
+                    "template": template,
                     "evidence": [[row.evaluation_id, row.case_id] for row in self.evidence],
                     "family": self.family,
                     "written_by": self.written_by,
                 },
             },
-            compatibility=self.compatibility,
-            origin_run_id=self.run_id,
-            toolchain_id=self.toolchain_id,
+            compatibility="; ".join([self.language, self.scopes.hardware[0], *self.scopes.dtypes]),
+            origin_run_id=row.details["run"],
+            toolchain_id=row.toolchain_id,
         )
         return with_content_hash(draft)
 
@@ -161,8 +163,6 @@ def compose(
 ) -> DraftedSkill:
     """The draft of a change with at least one evidence row, without a model."""
     subject = trajectory.subject
-    evaluation = change.step.child.evaluation
-    assert evaluation is not None  # the gate passes no other
     scopes = SkillScopes(
         hardware=(trajectory.hardware,),
         languages=(change.language,),
@@ -171,10 +171,9 @@ def compose(
         signals=tuple(sorted(_leading_signals(change))),
     )
     predicate = predicate_of(scopes.ops, _required_signals(change), evidence)
-    name = slug(trajectory.hardware, change.transformation, subject.op, change.polarity)
     before, after, code = _snippet(change)
     return DraftedSkill(
-        name=name,
+        name=slug(trajectory.hardware, change.transformation, subject.op, change.polarity),
         transformation=change.transformation,
         polarity=change.polarity,
         words=_sentences(trajectory, change),
@@ -186,12 +185,8 @@ def compose(
         predicate=predicate,
         moves=_moves(change, predicate),
         sources=_sources(trajectory, change),
-        compatibility="; ".join([change.language, trajectory.hardware, *scopes.dtypes]),
         evidence=tuple(evidence),
         family=subject.family,
-        language=change.language,
-        run_id=trajectory.id,
-        toolchain_id=evaluation.toolchain or None,
     )
 
 
@@ -258,27 +253,28 @@ def _moves(change: KernelChange, predicate: str) -> tuple[Mapping[str, Any], ...
     if change.polarity == "avoid":
         return ()
     if change.parameters:
-        return tuple(_move(p, predicate) for p in change.parameters)
+        return tuple(
+            _move(
+                f"{direction}-{p.role}",
+                predicate,
+                p.role,
+                direction,
+                p.after if direction == "set" else None,
+            )
+            for p in change.parameters
+            for direction in [direction_of(p.before, p.after)]
+        )
     rule = rule_named(change.transformation, change.language)
     if rule is None or not rule.role:
         return ()
-    moved = {"role": rule.role, "direction": rule.direction}
-    return (
-        {"id": rule.name, "when": predicate, "change": moved, "why": reason_for(*moved.values())},
-    )
+    return (_move(rule.name, predicate, rule.role, rule.direction),)
 
 
-def _move(parameter: ParameterChange, predicate: str) -> Mapping[str, Any]:
-    direction = direction_of(parameter.before, parameter.after)
-    changed: dict[str, Any] = {"role": parameter.role, "direction": direction}
-    if direction == "set":
-        changed["to"] = parameter.after
-    return {
-        "id": f"{direction}-{parameter.role}",
-        "when": predicate,
-        "change": changed,
-        "why": reason_for(parameter.role, direction),
-    }
+def _move(
+    name: str, predicate: str, role: str, direction: str, to: Any = None
+) -> Mapping[str, Any]:
+    changed = {"role": role, "direction": direction, **({} if to is None else {"to": to})}
+    return {"id": name, "when": predicate, "change": changed, "why": reason_for(role, direction)}
 
 
 # -- sentences
@@ -347,17 +343,14 @@ def _description(change: KernelChange, place: str, seen: str) -> str:
             f"Use when tuning {place}{seen}. {what[:1].upper()}{what[1:]}. Measured in one search;"
             " do not use for sizes, element types or hardware far from those measured."
         )
-    fate = "slower" if change.gain is not None else _fate(change)
+    evaluation = change.step.child.evaluation
+    validity = evaluation.validity if evaluation is not None else ""
+    fates = {"not_compiled": "fail to compile", "incorrect": "incorrect"}
+    fate = "slower" if change.gain is not None else fates.get(validity, "fail")
     return (
         f"Avoid on {place}{seen}: to {what} made the kernel {fate}. Measured in one search; it says"
         " nothing about other sizes, element types or hardware."
     )
-
-
-def _fate(change: KernelChange) -> str:
-    evaluation = change.step.child.evaluation
-    validity = evaluation.validity if evaluation is not None else ""
-    return {"not_compiled": "fail to compile", "incorrect": "incorrect"}.get(validity, "fail")
 
 
 def _phrase(change: KernelChange) -> str:
