@@ -251,7 +251,8 @@ class LineAction(BaseModel, strict=True):
 
     def bundle(self) -> Bundle | None:
         """The bundle with the stated hash, or None. Raises InvalidRequest for a bad path."""
-        for parameters in (self.parameters, self.values, {}):
+        candidates: tuple[Any, ...] = (self.parameters, self.values, {})
+        for parameters in candidates:
             if isinstance(parameters, dict):
                 bundle = Bundle(self.source, self.main, self.language, self.entry, parameters)
                 if bundle.sha256 == self.bundle_sha256:
