@@ -45,19 +45,16 @@ def draft_of(
     """The skill as it will be stored. Raises UnknownHardware, UnknownSignal and InvalidKnowledge
     for ids that are not registered here."""
     skill = unmarked(skill)
-    signals = load_signals()
-    scopes = skill.scopes
-    hardware = {registry.resolve(name) for name in scopes.hardware}
-    for signal in scopes.signals:
-        signals.get(signal)
-    _check_predicate(skill)
+    for _, check in _checks(skill, registry):
+        check()
+    hardware = {registry.resolve(name) for name in skill.scopes.hardware}
     draft = SkillDraft(
         name=skill.name,
         tier=tier,
         transformation=skill.transformation,
         description=skill.description,
         body=skill.body,
-        scopes=replace(scopes, hardware=tuple(sorted(hardware))),
+        scopes=replace(skill.scopes, hardware=tuple(sorted(hardware))),
         content_sha256="",
         origin=origin,
         polarity=skill.metadata.get("kb.polarity", "use"),
@@ -82,7 +79,14 @@ def read_checked(folder: Path, registry: HardwareRegistry) -> SkillFile:
     """The skill of a folder. One error names all problems, those of the format and unknown ids; a
     single unknown id has its own error."""
     skill, problems = parse_skill(folder)
-    errors = list(_errors(skill, registry))
+    errors: list[tuple[str, KernloreError]] = []
+    for path, check in _checks(skill, registry):
+        try:
+            check()
+        except InvalidPredicate:  # reported by the format's own check
+            continue
+        except KernloreError as error:
+            errors.append((path, error))
     if problems.entries or len(errors) > 1:
         for path, error in errors:
             near = error.details.get("nearest")
@@ -91,38 +95,24 @@ def read_checked(folder: Path, registry: HardwareRegistry) -> SkillFile:
     return skill
 
 
-def _errors(skill: SkillFile, registry: HardwareRegistry) -> Iterator[tuple[str, KernloreError]]:
-    """The errors of `draft_of`, each with its place."""
+def _checks(
+    skill: SkillFile, registry: HardwareRegistry
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Checks of ids, moves and recipe against what is registered here, each with its place in the
+    file. A check raises; there is one for each id, so that all unknown ones can be named."""
     signals = load_signals()
-    checks: list[tuple[str, Callable[[], object]]] = [
-        *(("metadata.kb.hardware", partial(registry.resolve, n)) for n in skill.scopes.hardware),
-        *(("metadata.kb.signals", partial(signals.get, name)) for name in skill.scopes.signals),
-        *(("metadata.kb.predicate", check) for check in _predicate_checks(skill)),
-        (MOVES_JSON, partial(_moves, skill)),
-        (RECIPE_JSON, partial(_recipe, skill)),
-    ]
-    for path, check in checks:
-        try:
-            check()
-        except InvalidPredicate:  # reported by the format's own check
-            continue
-        except KernloreError as error:
-            yield path, error
-
-
-def _predicate_checks(skill: SkillFile) -> Iterator[Callable[[], object]]:
-    """A check for each signal of the predicate, so that all unknown ones are named, and one for its
-    metrics."""
+    for name in skill.scopes.hardware:
+        yield "metadata.kb.hardware", partial(registry.resolve, name)
+    for name in skill.scopes.signals:
+        yield "metadata.kb.signals", partial(signals.get, name)
     with suppress(InvalidPredicate):
         names = compile_predicate(skill.predicate).names() if skill.predicate else None
+        for name in names.signals if names is not None else ():
+            yield "metadata.kb.predicate", partial(signals.get, name)
         if names is not None:
-            yield from (partial(load_signals().get, name) for name in names.signals)
-            yield partial(_check_metrics, skill.name, names.metrics)
-
-
-def _check_predicate(skill: SkillFile) -> None:
-    for check in _predicate_checks(skill):
-        check()
+            yield "metadata.kb.predicate", partial(_check_metrics, skill.name, names.metrics)
+    yield MOVES_JSON, partial(_moves, skill)
+    yield RECIPE_JSON, partial(_recipe, skill)
 
 
 def _check_metrics(name: str, read: Iterable[str]) -> None:

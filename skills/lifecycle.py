@@ -113,7 +113,6 @@ def change_state(
 def _state_before(
     connection: Connection, skill: SkillHead, access_scope: AccessScope
 ) -> str | None:
-    """The state from which the skill came into its present one."""
     events = store.events(connection, skill.id, access_scope)
     moves = [e for e in events if e.event == "state" and e.to_state == skill.state]
     return moves[-1].from_state if moves else None
@@ -360,7 +359,6 @@ def narrow(
     reason: str,
     details: Mapping[str, Any] | None = None,
 ) -> None:
-    """Narrow a skill by a part of its scope."""
     left = outside(known_uses(connection, skill), part)
     lost = [part]
     if part.key == "hardware" and part.value not in skill.scopes.hardware:

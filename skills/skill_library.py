@@ -121,7 +121,6 @@ class SkillSummary:
     updated_at: str
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields by name."""
         return asdict(self)
 
 
@@ -152,7 +151,6 @@ class SkillDetail:
     changes: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """Its fields by name, those of the summary among them."""
         fields = asdict(self)
         return {**fields.pop("summary"), "measured": fields.pop("evidence"), **fields}
 
@@ -252,7 +250,6 @@ class SkillLibrary:
         return sets
 
     def languages(self, *, access_scope: AccessScope = ALL_ACCESS) -> Sequence[str]:
-        """The languages that skills name, sorted."""
         with self._catalog.read() as connection:
             heads = store.heads(connection, access_scope=access_scope)
         return sorted({language for head in heads for language in head.scopes.languages})
@@ -592,7 +589,6 @@ def _store_revision(
 
 
 def _changes(revision: SkillRow, skill: SkillRow) -> str:
-    """A revision's text against the skill's as a unified diff."""
     before, after = (
         render(advice(row)).splitlines(keepends=True)
         for row in (skill, replace(revision, name=skill.name))

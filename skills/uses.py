@@ -92,12 +92,10 @@ class UseRecord:
 
     @property
     def uses(self) -> int:
-        """Both together."""
         return self.wins + self.losses
 
     @property
     def wins_half(self) -> bool:
-        """Whether at least half of the uses helped."""
         return self.wins >= self.losses
 
     def __str__(self) -> str:
@@ -158,18 +156,15 @@ def _log_half_beta(a: int, b: int) -> float:
 
 
 def record_of(uses: Iterable[SkillUse]) -> UseRecord:
-    """How many of the uses helped."""
     outcomes = [use.helped for use in uses]
     return UseRecord(sum(outcomes), len(outcomes) - sum(outcomes))
 
 
 def inside(uses: Iterable[SkillUse], part: ScopePart) -> list[SkillUse]:
-    """The uses in a part of the scope."""
     return [use for use in uses if part.holds(use.situation)]
 
 
 def outside(uses: Iterable[SkillUse], part: ScopePart) -> list[SkillUse]:
-    """The uses outside of a part of the scope."""
     return [use for use in uses if not part.holds(use.situation)]
 
 

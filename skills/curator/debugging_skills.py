@@ -138,7 +138,6 @@ class Mend:
 
     @property
     def language(self) -> str:
-        """The language of both kernels."""
         return self.before.language
 
     @property
@@ -178,7 +177,6 @@ class MendedErrors:
     stored: tuple[StoredDelta, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The printed form."""
         return {
             **vars(self),
             "decisions": [{"run": run, **asdict(decision)} for run, decision in self.decisions],
@@ -385,7 +383,6 @@ def _failed(kernel: MeasuredKernel) -> bool:
 
 
 def _written(kernel: MeasuredKernel) -> bool:
-    """Whether a model or a person wrote the kernel."""
     return kernel.bundle is not None and kernel.bundle.origin in WRITERS
 
 
@@ -647,7 +644,6 @@ def debugging_skill(lesson: Lesson, card: Symbol | None) -> SkillDraft:
 
 
 def _findings(lesson: Lesson, draft: SkillDraft, names: NameIndex) -> list[str]:
-    """The linter's findings in the text; empty for a clean one."""
     numbers = {str(n) for mend in lesson.mends for n in (mend.failed, mend.draft, mend.node)}
     search = lesson.shown[0].search
     hardware = frozenset({search.hardware, *search.lineage})
@@ -779,7 +775,6 @@ def _sources(lesson: Lesson, card: Symbol | None) -> list[str]:
 
 
 def _signals(lesson: Lesson) -> tuple[str, ...]:
-    """Signals of both failed kernels' verdicts."""
     known = load_signals()
     mine, theirs = (mend.signals for mend in lesson.shown)
     return tuple(sorted(s for s in mine if s in theirs and s in known))

@@ -87,7 +87,6 @@ class DraftedSkill:
 
     @property
     def language(self) -> str:
-        """The language of the kernel."""
         return self.scopes.languages[0]
 
     def template(self) -> str:
@@ -149,7 +148,6 @@ def sections(parts: Sequence[tuple[str, str]]) -> str:
 
 
 def listed(lines: Sequence[str]) -> str:
-    """The lines as a Markdown list."""
     return "\n".join(f"- {line}" for line in lines)
 
 
@@ -249,7 +247,6 @@ def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
 
 
 def _moves(change: KernelChange, predicate: str) -> tuple[Mapping[str, Any], ...]:
-    """The change as moves. A failure gives none, as moves say what to do."""
     if change.polarity == "avoid":
         return ()
     if change.parameters:
@@ -282,7 +279,6 @@ def _move(
 
 @lru_cache(maxsize=1)
 def roles() -> Mapping[str, Mapping[str, str]]:
-    """The sentences about each parameter role."""
     path = Path(__file__).with_name("roles.toml")
     sentences: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
     return sentences
@@ -354,7 +350,6 @@ def _description(change: KernelChange, place: str, seen: str) -> str:
 
 
 def _phrase(change: KernelChange) -> str:
-    """The change in words."""
     if change.parameters:
         return " and ".join(
             f"{direction_of(p.before, p.after)} the {roles()[p.role]['knob']} (`{p.name}`)"

@@ -83,7 +83,6 @@ class DraftTask:
 
     @property
     def system(self) -> str:
-        """The instructions."""
         return _instructions()
 
     @property
@@ -263,7 +262,6 @@ def model_drafter(name: str) -> ModelDrafter:
 
 
 def _bare(text: str) -> str:
-    """The text without a fence around it."""
     lines = text.strip().splitlines()
     if len(lines) > 2 and lines[0].startswith("```") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])

@@ -138,7 +138,6 @@ FIELDS = tuple(_FIELDS)
 
 
 def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
-    """References of a text that have no figure."""
     missing = []
     for match in _ANY_REFERENCE.finditer(template):
         exact = REFERENCE.fullmatch(match.group())

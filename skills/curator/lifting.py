@@ -107,7 +107,6 @@ class KernelLifter:
             return problem.message
 
     def _tested(self, lifted: LiftedRecipe, constants: Sequence[NamedConstant]) -> LiftedRecipe:
-        """The recipe with the tested domains. Raises NotLifted for a wrong instance."""
         recipe = recipe_from(lifted)
         unseen = held_out_cases(self.problem, self.device, self.seed)
         cases = list(islice(unseen, HELD_OUT_CASES))
@@ -140,7 +139,6 @@ class KernelLifter:
     def _check(
         self, bench: LocalBench, recipe: Recipe, values: Mapping[str, Value], where: str
     ) -> None:
-        """Raise NotLifted if the instance is wrong on the bench's problem."""
         view = problem_view(bench.problem, self.device)
         fitting = fit(recipe, view, {})
         if fitting is None:

@@ -179,7 +179,6 @@ class CuratorRun:
     text_node: int | None = None
 
     def decide(self, stage: str, node: int, passed: bool, reason: str, **details: Any) -> None:
-        """Record a decision."""
         self.decisions.append(Decision(stage, node, passed, reason, details))
 
     def add(self, delta: Delta, known: KnownSkill) -> None:
@@ -190,7 +189,6 @@ class CuratorRun:
 
 
 def _judge(run: CuratorRun, step: TrajectoryStep, gate_pass: GatePass) -> None:
-    """The steps after the gate."""
     cause = _attributed(run, step)
     change, decision = contrast(step, gate_pass, run.context.roles, attributed=cause is not None)
     run.decisions.append(decision)
@@ -475,7 +473,6 @@ def draft_findings(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -
 
 
 def _allowed(run: CuratorRun, change: KernelChange) -> Allowed:
-    """The parameter values and hardware names that a text about this change may contain."""
     values = {str(v) for p in change.parameters for v in (p.before, p.after) if v is not None}
     if change.adopted:
         values |= {str(value) for value in change.step.proposal.values.values()}
@@ -489,7 +486,6 @@ def _allowed(run: CuratorRun, change: KernelChange) -> Allowed:
 def _add_skill(
     run: CuratorRun, node: int, draft: DraftedSkill, *, conflicts_with: str = ""
 ) -> None:
-    """Propose a new candidate. `conflicts_with` names the skill of opposite effect."""
     skill = draft.skill()
     reason = f"learned from {run.trajectory.id}, node {node}"
     delta = Delta("ADD", node, skill.name, reason, skill, draft.evidence, conflicts_with)

@@ -68,12 +68,10 @@ class KernelChange:
 
     @property
     def node(self) -> int:
-        """Number of the child's node."""
         return self.step.child.number
 
     @property
     def language(self) -> str:
-        """Language of the child."""
         return self.step.proposal.bundle.language
 
     @property

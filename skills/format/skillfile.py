@@ -145,7 +145,6 @@ def content_sha256(skill: SkillFile) -> str:
 
 
 def with_content_hash(draft: SkillDraft) -> SkillDraft:
-    """The draft with the hash of its own content."""
     return replace(draft, content_sha256=content_sha256(advice(draft)))
 
 

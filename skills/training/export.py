@@ -168,7 +168,6 @@ class ExportedSearch:
 
     @property
     def tree(self) -> Tree:
-        """The nodes, with people's decisions."""
         return self.search.tree
 
     @property

@@ -35,7 +35,6 @@ class TrainingRows:
 
 
 def shaped(samples: Sequence[TrainingSample], shape: Shape) -> TrainingRows:
-    """Samples as rows of a shape."""
     return _SHAPES[shape](samples)
 
 
@@ -154,7 +153,6 @@ def _siblings(samples: Sequence[TrainingSample]) -> Iterator[list[TrainingSample
 
 
 def messages(prompt: TrainingPrompt) -> list[Message]:
-    """A prompt as the two messages of a conversation."""
     return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
 
 

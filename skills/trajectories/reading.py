@@ -69,7 +69,6 @@ class StoredSearch:
 
 
 def trajectory_store(base: KnowledgeBase) -> Trajectories:
-    """The external trajectories of a knowledge base."""
     return Trajectories(base.catalog, base.blobs, base.access)
 
 
@@ -330,7 +329,6 @@ def open_flags(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def review_sentence(review: Review) -> str:
-    """Decision, person, day and reason."""
     return f"{review.decision} by {review.actor} on {review.created_at[:10]}: {review.reason}"
 
 

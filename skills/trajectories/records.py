@@ -85,7 +85,6 @@ class MeasuredKernel:
 
     @property
     def bundle(self) -> Bundle | None:
-        """The kernel's files; None for the reference."""
         return self.proposal.bundle if self.proposal is not None else None
 
     @property
@@ -119,7 +118,6 @@ class TrajectoryStep:
 
     @property
     def proposal(self) -> Proposal:
-        """The proposal of the child."""
         assert self.child.proposal is not None  # the reference is never a child
         return self.child.proposal
 
@@ -279,7 +277,6 @@ def _step_as_json(step: TrajectoryStep) -> dict[str, Any]:
 
 
 def kernel_as_json(kernel: MeasuredKernel) -> dict[str, Any]:
-    """The stored form of a kernel."""
     proposal, summary = kernel.proposal, kernel.evaluation
     return {
         "number": kernel.number,
@@ -369,7 +366,6 @@ def _kernel_from_json(
 
 
 def summary_from_json(row: Mapping[str, Any]) -> EvaluationSummary:
-    """The summary of its stored form."""
     return EvaluationSummary(
         **{
             **row,

@@ -127,7 +127,6 @@ class TrialSearches:
     budget: int
 
     def languages(self, skill: SkillRow) -> list[str]:
-        """Languages of the hardware that the skill is about."""
         about = skill.scopes.languages
         return [n for n in self.context.hardware.languages if not about or n in about]
 
@@ -262,7 +261,6 @@ def _use_trial(
 
 
 def _made_by(skill: SkillRow, node: Node) -> bool:
-    """Whether the skill's recipe or one of its moves made the candidate."""
     proposal = node.proposal
     if proposal is None:
         return False

@@ -102,7 +102,6 @@ class Trial:
 
     @property
     def named(self) -> str:
-        """The problem and the case."""
         return f"{self.problem} {self.case}"
 
     @property
@@ -112,7 +111,6 @@ class Trial:
 
     @property
     def helps(self) -> bool:
-        """Whether it is certainly faster with the skill."""
         return not self.harms and self.gain is not None and self.gain.low > 1.0
 
 
@@ -130,7 +128,6 @@ class TrialVerdict:
 
     @property
     def helps(self) -> bool:
-        """Whether the effect is certainly a gain."""
         return self.effect == "helps"
 
 

@@ -171,7 +171,6 @@ def _figure_of_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Ar
 def _moved(
     connection: Connection, skill: SkillRow, verdict: TrialVerdict, budget: int, actor: str
 ) -> str:
-    """Change the state if the verdict is certain; returns the state afterwards."""
     details = {"budget": budget, "gain": _interval(verdict.gain)}
     to: State | None = None
     if verdict.effect == "helps" and skill.state != "active":
