@@ -10,22 +10,25 @@ drafted as a text with its key lines.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
+from kb.errors import InvalidKnowledge
+from kb.ids import derived_id
 from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from optimizer.evaluation.problem.shapes import SIZES
+from optimizer.evaluation.records import CaseTiming, Interval
 from retrieval.diagnose.signals import load_signals
 from skills.curator.comparison import kernel_key
 from skills.curator.contrast import contrast, matching_rules, rule_named, rules_in
-from skills.curator.evidence import render
-from skills.curator.gate import GatePass
+from skills.curator.gate import GatePass, gain_of
 from skills.curator.records import UNNAMED, WRITTEN, KernelChange, Roles
 from skills.format.schema import MAX_NAME, TEXT, sources_of
 from skills.format.skillfile import with_content_hash
@@ -46,6 +49,7 @@ CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hi
 WRITERS = frozenset({"llm", "external"})  # origins of kernels that a model or a person wrote
 AROUND = 1  # lines shown before and after one that a rule names
 CHANGED = "change-kernel"
+EvidenceKind = Literal["pair", "simulator"]
 
 
 @dataclass(frozen=True)
@@ -546,3 +550,156 @@ def key_lines(change: KernelChange) -> tuple[str, ...]:
 
 def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+# -- evidence rows, and the figures of a text as references to them
+#
+# `{{ev:2.speedup_low}}` is a field of the second row, `{{ev:all.speedup_low}}` the lowest bound of
+# all rows. Texts are stored rendered, with their template. Bounds are rounded outwards.
+
+REFERENCE = re.compile(r"\{\{ev:([A-Za-z0-9]+)\.([a-z_]+)\}\}")
+_ANY_REFERENCE = re.compile(r"\{\{[^}]*\}\}")
+
+
+def rows_of(
+    trajectory: Trajectory, change: KernelChange, kind: EvidenceKind
+) -> tuple[EvidenceRow, ...]:
+    """One row for each case that both kernels were timed on; otherwise one for the whole change.
+    created_at is empty until the rows are stored."""
+    parent, child = change.step.parent, change.step.child
+    assert child.evaluation is not None
+    rows = []
+    for timing in child.evaluation.cases:
+        gain = gain_of(parent, child, timing.case)
+        if gain is not None:
+            rows.append(_evidence_row(trajectory, change, kind, timing, gain))
+    return tuple(rows) or (_evidence_row(trajectory, change, kind, None, change.gain),)
+
+
+def _evidence_row(
+    trajectory: Trajectory,
+    change: KernelChange,
+    kind: EvidenceKind,
+    timing: CaseTiming | None,
+    gain: Interval | None,
+) -> EvidenceRow:
+    parent, child, subject = change.step.parent, change.step.child, trajectory.subject
+    evaluation, proposal = child.evaluation, change.step.proposal
+    assert evaluation is not None
+    name = timing.case if timing is not None else None
+    before = None  # the parent's time; the parent may be the reference
+    if timing is not None and parent.proposal is None:
+        before = timing.baseline_us
+    elif timing is not None and (own := parent.timing(timing.case)) is not None:
+        before = own.candidate_us
+    searched = subject.cases.get("searched", ())
+    # A failure names no case, but if one alone is searched, it was that.
+    sized = name or (searched[0] if len(searched) == 1 else "")
+    details = {
+        "run": trajectory.id,
+        "parent": parent.number,
+        "node": child.number,
+        "parent_evaluation": parent.evaluation.key if parent.evaluation is not None else None,
+        "transformation": change.transformation,
+        "polarity": change.polarity,
+        "validity": evaluation.validity,
+        "problem": subject.name,
+        "op": canonical_op(subject.op),
+        "dtype": canonical_dtype(subject.dtype) if subject.dtype else None,
+        "language": change.language,
+        "recipe": proposal.recipe if change.parameters else None,
+        "sizes": dict(subject.sizes.get(sized, {})),
+        "synthesizer": proposal.synthesizer,
+        "origin": proposal.origin,
+        **({"reviewed": evaluation.reviewed} if evaluation.reviewed else {}),
+    }
+    return EvidenceRow(
+        id=derived_id("ev", trajectory.id, child.number, name, evaluation.key),
+        hardware_id=trajectory.hardware,
+        device_id=evaluation.device or None,
+        toolchain_id=evaluation.toolchain or None,
+        problem_id=subject.sha256 or None,
+        case_id=name,
+        evaluation_id=evaluation.key,
+        kind=kind,
+        n=gain.n if gain is not None else 1,
+        baseline_us=before,
+        measured_us=timing.candidate_us if timing is not None else None,
+        speedup=gain.value if gain is not None else None,
+        speedup_low=gain.low if gain is not None else None,
+        speedup_high=gain.high if gain is not None else None,
+        details=details,
+        created_at="",
+    )
+
+
+def _down(value: float | None) -> str | None:
+    return None if value is None else f"{math.floor(value * 100) / 100:.2f}"
+
+
+def _up(value: float | None) -> str | None:
+    return None if value is None else f"{math.ceil(value * 100) / 100:.2f}"
+
+
+def _sizes(details: Mapping[str, Any]) -> str:
+    sizes = [f"{name}={value:.12g}" for name, value in sorted(details.get("sizes", {}).items())]
+    return ", ".join(sizes) or "sizes not recorded"
+
+
+_FIGURES: Mapping[str, Callable[[EvidenceRow], str | None]] = {
+    "speedup": lambda row: None if row.speedup is None else f"{row.speedup:.2f}",
+    "speedup_low": lambda row: _down(row.speedup_low),
+    "speedup_high": lambda row: _up(row.speedup_high),
+    "baseline_us": lambda row: None if row.baseline_us is None else f"{row.baseline_us:.1f}",
+    "measured_us": lambda row: None if row.measured_us is None else f"{row.measured_us:.1f}",
+    "n": lambda row: str(row.n),
+    "case_id": lambda row: row.case_id or "all cases",
+    "hardware_id": lambda row: row.hardware_id,
+    "kind": lambda row: row.kind,
+    "validity": lambda row: str(row.details.get("validity", "")).replace("_", " ") or None,
+    "sizes": lambda row: _sizes(row.details),
+}
+# Over all rows there are bounds and counts; figures are never averaged.
+_FIGURES_OF_ALL: Mapping[str, Callable[[Sequence[EvidenceRow]], str | None]] = {
+    "speedup_low": lambda rows: _down(
+        min((row.speedup_low for row in rows if row.speedup_low is not None), default=None)
+    ),
+    "speedup_high": lambda rows: _up(
+        max((row.speedup_high for row in rows if row.speedup_high is not None), default=None)
+    ),
+    "n": lambda rows: str(sum(row.n for row in rows)) if rows else None,
+}
+FIELDS = tuple(_FIGURES)
+
+
+def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
+    missing = []
+    for match in _ANY_REFERENCE.finditer(template):
+        exact = REFERENCE.fullmatch(match.group())
+        if exact is None or _figure_of(exact.group(1), exact.group(2), evidence) is None:
+            missing.append(match.group())
+    return missing
+
+
+def render(template: str, evidence: Sequence[EvidenceRow]) -> str:
+    """The text with figures in place of references. Raises InvalidKnowledge for a reference without
+    one."""
+
+    def figure(match: re.Match[str]) -> str:
+        value = _figure_of(match.group(1), match.group(2), evidence)
+        if value is None:
+            raise InvalidKnowledge(
+                f"{match.group()} refers to no figure",
+                hint=f"There are {len(evidence)} rows with the fields {', '.join(FIELDS)}.",
+            )
+        return value
+
+    return REFERENCE.sub(figure, template)
+
+
+def _figure_of(row: str, name: str, evidence: Sequence[EvidenceRow]) -> str | None:
+    if row == "all":
+        return _FIGURES_OF_ALL[name](evidence) if name in _FIGURES_OF_ALL else None
+    if name not in _FIGURES or not row.isdigit() or not 1 <= int(row) <= len(evidence):
+        return None
+    return _FIGURES[name](evidence[int(row) - 1])

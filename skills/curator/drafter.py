@@ -22,8 +22,7 @@ from optimizer.search.synthesizers.llm.asker import (
     load,
 )
 from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, models_from
-from skills.curator.draft import DraftedSkill, SkillSentences
-from skills.curator.evidence import FIELDS
+from skills.curator.draft import FIELDS, DraftedSkill, SkillSentences
 from skills.curator.records import OPERATIONS, UNNAMED, KernelChange, Operation
 from skills.format.lint import sentences
 

@@ -26,8 +26,11 @@ from skills.curator.draft import (
     SkillSentences,
     as_text,
     compose,
+    dangling,
     is_written,
     predicate_of,
+    render,
+    rows_of,
     slug,
     text_node,
 )
@@ -39,7 +42,6 @@ from skills.curator.drafter import (
     ReplayedDrafter,
     parse_delta,
 )
-from skills.curator.evidence import dangling, render, rows_of
 from skills.curator.gate import GatePass, gate
 from skills.curator.match import (
     Match,
