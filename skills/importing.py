@@ -88,9 +88,9 @@ def read_checked(folder: Path, registry: HardwareRegistry) -> SkillFile:
         except KernloreError as error:
             errors.append((path, error))
     if problems.entries or len(errors) > 1:
-        for path, error in errors:
-            near = error.details.get("nearest")
-            problems.add(path, error.message, f"did you mean {near[0]}?" if near else error.hint)
+        for path, found in errors:
+            near = found.details.get("nearest")
+            problems.add(path, found.message, f"did you mean {near[0]}?" if near else found.hint)
     problems.raise_if_any()
     return skill
 
