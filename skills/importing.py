@@ -1,5 +1,5 @@
 """Skill files on their way into the catalog: their ids, predicate, moves and recipe are checked
-against what is registered here; and the shipped skills are kept in step with their folders.
+against the registries, and the shipped skills are brought up to their folders.
 
 Shipped skills are curated and active. A state that another actor set stays.
 """
@@ -98,8 +98,8 @@ def read_checked(folder: Path, registry: HardwareRegistry) -> SkillFile:
 def _checks(
     skill: SkillFile, registry: HardwareRegistry
 ) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Checks of ids, moves and recipe against what is registered here, each with its place in the
-    file. A check raises; there is one for each id, so that all unknown ones can be named."""
+    """Checks of ids, moves and recipe against the registries, each with its place in the file. A
+    check raises; each id has its own, so that all unknown ones can be named."""
     signals = load_signals()
     for name in skill.scopes.hardware:
         yield "metadata.kb.hardware", partial(registry.resolve, name)

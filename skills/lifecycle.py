@@ -9,7 +9,7 @@ ones, with the reason of their last event.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection
@@ -51,13 +51,11 @@ FROM: Mapping[Wanted, tuple[str, ...]] = {
     "retired": ("candidate", "active", "suspect", "quarantined"),
     "restored": ("retired", "quarantined"),
 }
-# The commands that are possible in each state.
-COMMANDS: Mapping[str, tuple[str, ...]] = {
-    "candidate": ("approve", "quarantine", "retire"),
-    "active": ("quarantine", "retire"),
-    "suspect": ("approve", "quarantine", "retire"),
-    "retired": ("restore", "quarantine"),
-    "quarantined": ("restore", "retire"),
+COMMANDS: Mapping[str, Wanted] = {
+    "approve": "active",
+    "restore": "restored",
+    "quarantine": "quarantined",
+    "retire": "retired",
 }
 
 
@@ -127,27 +125,15 @@ def _impossible(skill: SkillHead, wanted: Wanted) -> Conflict:
         message = f"{skill.name} is {wanted} already"
     else:
         message = f"{skill.name} is {skill.state} and cannot become {wanted} in one step"
-    possible = [f"kernlore skills {command} {skill.name}" for command in COMMANDS[skill.state]]
+    commands = [command for command, state in COMMANDS.items() if skill.state in FROM[state]]
+    possible = [f"kernlore skills {command} {skill.name}" for command in commands]
     hint = f"Possible now: {', '.join(possible)}."
-    if "restore" in COMMANDS[skill.state]:
+    if "restore" in commands:
         hint += " If it comes back as a candidate, approve it then."
     return Conflict(message, hint=hint, details={"skill": skill.name, "state": skill.state})
 
 
 # -- by a change of the toolchain
-
-
-@dataclass(frozen=True)
-class QueuedSkill:
-    """A skill to be measured again. `hardware`, `was` and `now` are those of the toolchain that
-    changed; None if something else made it suspect."""
-
-    name: str
-    since: str
-    reason: str
-    hardware: str | None
-    was: str | None
-    now: str | None
 
 
 def prepare_library(
@@ -221,16 +207,15 @@ def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
     return None
 
 
-def queue(catalog: Catalog) -> list[QueuedSkill]:
-    """Skills to be measured again, the longest waiting first."""
+def queue(catalog: Catalog) -> list[str]:
+    """Names of the suspect skills, which are to be measured again, the longest waiting first."""
     waiting = []
     with catalog.read() as connection:
         for skill in store.heads(connection, states=("suspect",), access_scope=ALL_ACCESS):
-            events = store.events(connection, skill.id, ALL_ACCESS)
-            last = [event for event in events if event.to_state == "suspect"][-1]
-            toolchain = [last.details.get(name) for name in ("hardware", "was", "now")]
-            waiting.append(QueuedSkill(skill.name, last.created_at, last.reason, *toolchain))
-    return sorted(waiting, key=lambda queued: (queued.since, queued.name))
+            events = store.events(connection, skill.id)
+            since = [e.created_at for e in events if e.to_state == "suspect"][-1]
+            waiting.append((since, skill.name))
+    return [name for _, name in sorted(waiting)]
 
 
 # -- by the outcomes of uses

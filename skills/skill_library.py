@@ -57,7 +57,7 @@ CARRIED = (store.REVISES, store.REVISES_VERSION, store.REVISES_SHA256)
 
 
 class SkillFilter(TypedDict, total=False):
-    """What a list of skills is narrowed to.
+    """The filter of a list of skills.
 
     `hardware`: skills that hold for it, so also those of its lineage and of any, in languages that
     its kernels can be written in. `language`: skills of this language and of any.

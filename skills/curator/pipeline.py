@@ -18,7 +18,7 @@ from kb.embedding import Embedder
 from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id
 from optimizer.search.runs.skill_moves import skill_of
-from skills.curator.comparison import APPLIED, ShownTexts, body_key, kernel_key, strip
+from skills.curator.comparison import APPLIED, body_key, copied_from, kernel_key, without_copies
 from skills.curator.contrast import contrast
 from skills.curator.draft import (
     WHEN,
@@ -290,7 +290,7 @@ def _applied(run: CuratorRun, change: KernelChange) -> Match | None:
             row = run.known[name].row
             files = row.metadata.get("files", {})
             texts[name] = "\n".join([row.body, *(files[key] for key in sorted(files))])
-    name, share = ShownTexts(texts).source_of("\n".join(change.came))
+    name, share = copied_from("\n".join(change.came), texts)
     if not name or share < APPLIED:
         return None
     known = run.known[name]
@@ -341,8 +341,8 @@ def _as_text(
 def _without_excerpts(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill:
     """The draft without code of a document: the store has the passage already."""
     ids = change.step.shown.get("excerpts", ())
-    shown = ShownTexts({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
-    source, share = shown.source_of("\n".join(draft.after))
+    texts = {id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown}
+    source, share = copied_from("\n".join(draft.after), texts)
     if not change.pattern or share < APPLIED:
         return draft
     run.decide("draft", True, f"its code is that of {source} and is left out", share=share)
@@ -402,12 +402,11 @@ def _without_copies(run: CuratorRun, change: KernelChange, words: SkillSentences
     ids = {id_ for shown in change.step.shown.values() for id_ in shown}
     texts = {id_: text for id_, text in run.context.shown.items() if id_ in ids}
     texts |= {n: k.row.body for n, k in run.known.items() if n in ids or k.row.id in ids}
-    shown = ShownTexts(texts)
     fields: dict[str, Any] = {}
     for name, value in vars(words).items():
         lines = (value,) if isinstance(value, str) else value
-        stripped = [strip(line, shown) for line in lines]
-        left = tuple(s.text for s in stripped if s.text and s.share <= MOST_COPIED)
+        stripped = [without_copies(line, texts.values()) for line in lines]
+        left = tuple(text for text, share in stripped if text and share <= MOST_COPIED)
         if not left:
             raise BadDelta(f"{name} says what the store says already")
         fields[name] = left[0] if isinstance(value, str) else left
@@ -493,8 +492,8 @@ def _support(run: CuratorRun, draft: DraftedSkill, matched: Match, *, refine: bo
 
 
 def _contradict(run: CuratorRun, draft: DraftedSkill, matched: Match) -> None:
-    """Propose what follows from two opposite effects. If the measurements differ in something, both
-    conditions are narrowed by it; otherwise a person decides."""
+    """Propose the consequence of two opposite effects. If the measurements differ in a quality,
+    both conditions are narrowed by it; otherwise a person decides."""
     known, row = matched.known, matched.known.row
     separated = separation(draft, known)
     if separated is None:

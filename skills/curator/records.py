@@ -148,8 +148,7 @@ class LibrarySnapshot:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What an existing skill no longer claims: its new precondition, and the parts of its scope
-    that this leaves out."""
+    """A new precondition of an existing skill, and the parts of its scope that it leaves out."""
 
     predicate: str | None
     parts: tuple[ScopePart, ...]

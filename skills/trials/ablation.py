@@ -177,8 +177,8 @@ class WithSkill:
         self._without = without or (skill.name if skill is not None else "")
 
     def consult(self, query: Query) -> Knowledge:
-        """The answer of the source, with the skill or without it. It is asked without a run id, so
-        that no skill is withheld by chance and both arms get the same."""
+        """The source's answer, with the skill or without it. The query has no run id, so that no
+        skill is withheld by chance and both arms get the same."""
         knowledge = self._source.consult(replace(query, run_id=""))
         skills = tuple(s for s in knowledge.skills if s.name != self._without)
         remedies = tuple(r for r in knowledge.moves if skill_of(r.id) != self._without)

@@ -66,7 +66,7 @@ def verify(
     If it certainly helps on some sizes and certainly harms on others, it is narrowed to where it
     helps and tried again on further cases there; only these decide then. `budget` counts the
     candidates of each search. Raises Conflict for a skill that is out of use or changed meanwhile,
-    and Unavailable if nothing can be measured here; its history says so.
+    and Unavailable if nothing can be measured here, which its history records.
     """
     with catalog.read() as connection:
         skill = store.get(connection, name)
@@ -158,8 +158,8 @@ def _add_evidence(connection: Connection, skill: SkillRow, trial: Trial, actor: 
 
 
 def _figure_of_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Arm]:
-    """The speed-up of what the skill is about, and the arm that has it. For a warning that is the
-    avoided change, so the figure is the inverse of the gain."""
+    """The speed-up that the skill claims, and the arm that has it. A warning is about the avoided
+    change, so its figure is the inverse of the gain."""
     gain = trial.gain
     if skill.polarity != AVOID:
         return gain, trial.with_skill
@@ -232,7 +232,7 @@ def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> ScopePart |
 def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
     """Names of skills to verify: the suspect ones if `queued`, else learned candidates."""
     if queued:
-        return [skill.name for skill in queue(base.catalog)]
+        return queue(base.catalog)
     with base.catalog.read() as connection:
         rows = store.heads(
             connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
