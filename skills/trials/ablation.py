@@ -20,6 +20,7 @@ import math
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
@@ -27,6 +28,8 @@ from pathlib import Path
 from kb.catalog.skills import FAILURES, SkillRow
 from kb.catalog.skills.evidence import AVOID
 from kb.errors import KernloreError, Unavailable
+from kb.problem_terms import canonical_dtype, op_family
+from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import bounded, combined, independent_ratio
 from optimizer.search.bench.local import LocalBench, problem_view
@@ -42,24 +45,24 @@ from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.runs.skill_moves import knobs_of, recipe_of, remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Asking, ProblemView
+from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
 from optimizer.search.synthesizers.recipe.steps import Knob, NoStep, turned
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer, fit
 from optimizer.search.tree import Tree
 from skills.trials.trial import (
-    MAX_TRIALS,
     Arm,
     HeldOutCase,
     Trial,
-    TrialContext,
+    as_only,
+    can_be_offered,
     case_sizes,
-    check_supported,
-    no_trial_case,
-    trial_cases,
+    held_out_cases,
 )
 
 ROUNDS = 2  # of fresh processes for each kernel that is measured anew
+MAX_TRIALS = 3  # of a skill
+MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, some of which the skill's precondition excludes
 MAX_PAIRS = 2 * MAX_TRIALS  # cases of a warning: the change cannot be made on all
 UNTRIED = Arm(0, 0, None)
 
@@ -68,11 +71,22 @@ class UnusedSkill(Exception):
     """A search in which the skill made no candidate gives no trial."""
 
 
+@dataclass
 class Ablation:
-    """Runs trials of skills, of either polarity."""
+    """Runs trials of skills.
 
-    def __init__(self, context: TrialContext) -> None:
-        self._context = context
+    `problems` are those that may be searched here. `bench` opens a bench for one of them on the
+    local device. `recipes` are those of active skills, `knowledge` is that of a run. `seen` holds
+    the (sha256 of a problem, case) pairs that the skill was made from.
+    """
+
+    problems: Sequence[Problem]
+    bench: Callable[[Problem], AbstractContextManager[LocalBench]]
+    recipes: Sequence[Recipe]
+    knowledge: KnowledgeSource
+    hardware: HardwareView
+    seen: frozenset[tuple[str, str]]
+    seed: int = 0
 
     def trials(
         self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]] = ()
@@ -83,22 +97,20 @@ class Ablation:
         case) pairs that were tried before. Raises Unavailable if nothing here can try the skill, or
         if it made no candidate in MAX_TRIALS searches.
         """
-        searches = TrialSearches(self._context, budget)
         if skill.polarity == AVOID:
-            yield from _warning_trials(searches, skill, apart_from)
+            yield from self._warning_trials(skill, budget, apart_from)
             return
-        check_supported(self._context, skill)
-        recipe = recipe_of(skill)
-        if recipe is None and not skill.moves:
+        self._check_supported(skill)
+        if recipe_of(skill) is None and not skill.moves:
             raise Unavailable(
                 f"{skill.name} has neither a recipe nor moves",
                 hint="Advice in words needs a model that reads it; approve it by hand.",
             )
-        ended, idle, seed = 0, list[str](), self._context.seed + len(apart_from)
-        for target in trial_cases(self._context, skill, apart_from):
+        ended, idle, seed = 0, list[str](), self.seed + len(apart_from)
+        for target in self._cases(skill, apart_from):
             try:
                 # Another seed for each trial, so that one lucky order does not decide all.
-                trial = _use_trial(searches, skill, recipe, target, seed + ended)
+                trial = self._use_trial(skill, budget, target, seed + ended)
             except UnusedSkill:
                 idle.append(f"{target.problem.name} {target.case.name}")
                 if len(idle) == MAX_TRIALS:
@@ -116,41 +128,28 @@ class Ablation:
                 hint="Give a larger --budget, or see with `kernlore skills show` when it is"
                 " offered.",
             )
-        raise no_trial_case(skill)
+        raise _no_case(skill)
 
-
-@dataclass(frozen=True)
-class TrialSearches:
-    """Searches of one budget, counted in candidates."""
-
-    context: TrialContext
-    budget: int
-
-    def languages(self, skill: SkillRow) -> list[str]:
-        about = skill.scopes.languages
-        return [n for n in self.context.hardware.languages if not about or n in about]
-
-    def run(
+    def _search(
         self,
         bench: LocalBench,
         target: HeldOutCase,
+        budget: int,
         seed: int,
-        languages: Sequence[str],
-        skill: SkillRow | None = None,
-        recipe: Recipe | None = None,
-        without: str = "",
+        skill: SkillRow,
+        *,
+        with_it: bool,
     ) -> Tree:
-        """The tree of one search, with a skill and its recipe, or `without` the skill of a name."""
-        recipes = [other for other in self.context.recipes if other.name != without]
-        if recipe is not None:
-            recipes = [recipe, *(other for other in recipes if other.name != recipe.name)]
+        """The tree of one search, with the skill and its recipe or without it."""
+        recipes = [other for other in self.recipes if other.name != skill.name]
+        own = recipe_of(skill) if with_it else None
         with tempfile.TemporaryDirectory(prefix="kernlore-ablation-") as folder:
             run = RunRow(
                 id="arm",
                 problem=str(target.problem.path),
                 problem_sha256=target.problem.sha256,
-                hardware=self.context.hardware.id,
-                goal=Goal(candidates=self.budget, seed=seed),
+                hardware=self.hardware.id,
+                goal=Goal(candidates=budget, seed=seed),
             )
             store = FileStore(Path(folder))
             store.begin(run)
@@ -158,14 +157,188 @@ class TrialSearches:
                 row=run,
                 store=store,
                 bench=bench,
-                synthesizers=[RecipeSynthesizer(recipes, languages)],
-                knowledge=WithSkill(self.context.knowledge, skill, without),
+                synthesizers=[
+                    RecipeSynthesizer([*([own] if own else []), *recipes], self._languages(skill))
+                ],
+                knowledge=WithSkill(self.knowledge, skill if with_it else None, skill.name),
                 problem=problem_view(target.problem, bench.device),
-                hardware=self.context.hardware,
+                hardware=self.hardware,
                 listener=_Silent(),
             )
             search.run()
             return search.tree
+
+    def _languages(self, skill: SkillRow) -> list[str]:
+        about = skill.scopes.languages
+        return [name for name in self.hardware.languages if not about or name in about]
+
+    # -- the cases
+
+    def _check_supported(self, skill: SkillRow) -> None:
+        """Raise Unavailable for a skill about another chip or language than those here."""
+        here = self.hardware
+        chips, languages = set(skill.scopes.hardware), set(skill.scopes.languages)
+        if chips and not chips & set(here.lineage):
+            raise Unavailable(
+                f"{skill.name} is about {', '.join(sorted(chips))}, and this is {here.id}",
+                hint="Verify it on that hardware, or in a portable session.",
+            )
+        if languages and not languages & set(here.languages):
+            raise Unavailable(
+                f"{skill.name} is about {', '.join(sorted(languages))}, which nothing here builds",
+                hint="Install the toolchain, or verify it on a machine that has it.",
+            )
+
+    def _cases(
+        self, skill: SkillRow, apart_from: Collection[tuple[str, str]]
+    ) -> Iterator[HeldOutCase]:
+        """The cases on which a skill is tried, without those whose precondition would exclude it.
+        `apart_from` holds (sha256 of a problem, case) pairs that were tried before."""
+        facts = self.hardware.facts
+        for target in islice(self._unseen(skill), MAX_LOOKED_AT):
+            if (target.problem.sha256, target.case.name) in apart_from:
+                continue
+            if can_be_offered(skill, target.problem, target.case, facts):
+                yield target
+
+    def _unseen(self, skill: SkillRow) -> Iterator[HeldOutCase]:
+        """Other problems of its op families first: they differ most from those it was made from."""
+        device = self.hardware.device or "cpu"
+        families = {op_family(op) for op in skill.scopes.ops}
+        own = {sha256 for sha256, _ in self.seen}
+        fitting = [p for p in self.problems if not families or op_family(p.op) in families]
+        for problem in fitting:
+            main = next((c for c in problem.searched if _timed_for(skill, c, device)), None)
+            if problem.sha256 not in own and main is not None:
+                yield as_only(problem, main, "another problem")
+        for problem in fitting:
+            if problem.sha256 in own:
+                known = [case for sha256, case in self.seen if sha256 == problem.sha256]
+                yield from held_out_cases(problem, device, self.seed, known)
+
+    # -- one trial
+
+    def _use_trial(self, skill: SkillRow, budget: int, target: HeldOutCase, seed: int) -> Trial:
+        began = time.time()
+        with self.bench(target.problem) as bench:
+            with_tree = self._search(bench, target, budget, seed, skill, with_it=True)
+            if not any(_made_by(skill, node) for node in with_tree):
+                raise UnusedSkill
+            without_tree = self._search(bench, target, budget, seed, skill, with_it=False)
+            measured, note = _measured_advantage(bench, with_tree, without_tree, budget)
+        best = with_tree.best
+        reference = with_tree.root.evaluation
+        assert reference is not None
+        measured_kernel = best.evaluation if best and best.evaluation else reference
+        wrong = [n for n in with_tree if _made_by(skill, n) and n.evaluation and not n.correct]
+        return Trial(
+            problem=target.problem.name,
+            problem_sha256=target.problem.sha256,
+            case=target.case.name,
+            unseen=target.why,
+            seed=seed,
+            without=_arm(without_tree, without_tree.best),
+            with_skill=_arm(with_tree, best),
+            gain=measured.over,
+            end=measured.end,
+            wrong=len(wrong),
+            hardware=self.hardware.id,
+            device=reference.device,
+            toolchain=measured_kernel.toolchain,
+            note=note or f"{time.time() - began:.0f} s",
+            sizes=case_sizes(target.problem, target.case),
+        )
+
+    def _warning_trials(
+        self, skill: SkillRow, budget: int, apart_from: Collection[tuple[str, str]]
+    ) -> Iterator[Trial]:
+        """The trials of a warning. If the change cannot be made on a case, the trial says why and
+        does not count. Raises Unavailable without a parameter to change or a case."""
+        knobs = knobs_of(skill)
+        if not knobs:
+            raise Unavailable(
+                f"{skill.name} does not name the change to avoid as a parameter role and a"
+                " direction, so it cannot be made on purpose",
+                hint="A person can approve it once it has been measured.",
+            )
+        self._check_supported(skill)
+        looked_at = changed = 0
+        for target in islice(self._cases(skill, apart_from), MAX_PAIRS):
+            trial = self._warning_trial(skill, budget, knobs, target, self.seed + looked_at)
+            looked_at += 1
+            changed += bool(trial.without.tried)
+            yield trial
+            if changed == MAX_TRIALS:
+                return
+        if not looked_at:
+            raise _no_case(skill)
+
+    def _warning_trial(
+        self, skill: SkillRow, budget: int, knobs: Sequence[Knob], target: HeldOutCase, seed: int
+    ) -> Trial:
+        """The best instance of a search without the skill, with and without the change."""
+        trial = Trial(
+            problem=target.problem.name,
+            problem_sha256=target.problem.sha256,
+            case=target.case.name,
+            unseen=target.why,
+            seed=seed,
+            without=UNTRIED,
+            with_skill=UNTRIED,
+            gain=None,
+            wrong=0,
+            hardware=self.hardware.id,
+            device="",
+            toolchain="",
+        )
+        languages = self._languages(skill)
+        with self.bench(target.problem) as bench:
+            view = problem_view(target.problem, bench.device)
+            recipes = {
+                recipe.name: recipe
+                for recipe in self.recipes
+                if recipe.language in languages
+                and {knob.role for knob in knobs} <= {p.role for p in recipe.parameters}
+                and fit(recipe, view, self.hardware.facts) is not None
+            }
+            if not recipes:
+                roles = " and ".join(knob.role for knob in knobs)
+                return replace(trial, note=f"no recipe that fits here has the role {roles}")
+            tree = self._search(bench, target, budget, seed, skill, with_it=False)
+            instances = [
+                node
+                for node in tree.nodes[1:]
+                if node.correct and node.proposal is not None and node.proposal.recipe in recipes
+            ]
+            best = best_of(instances) or next(iter(instances), None)
+            if best is None or best.proposal is None or best.evaluation is None:
+                return replace(trial, note=f"no instance of {', '.join(recipes)} was correct")
+            trial = replace(
+                trial,
+                with_skill=_arm(tree, best),
+                device=best.evaluation.device,
+                toolchain=best.evaluation.toolchain,
+            )
+            try:
+                recipe = recipes[best.proposal.recipe or ""]
+                changed = _with_change(best, recipe, knobs, view, self.hardware.facts)
+            except NoStep as reason:
+                return replace(trial, note=str(reason))
+            return _compared(bench, trial, best.proposal, changed)
+
+
+def _no_case(skill: SkillRow) -> Unavailable:
+    """The error for a skill without a case to try it on."""
+    return Unavailable(
+        f"no unseen problem or case here is one that {skill.name} is about",
+        hint="Add a problem of its op family with `kernlore problem new`.",
+    )
+
+
+def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
+    dtypes = {canonical_dtype(dtype) for dtype in skill.scopes.dtypes}
+    fitting = not dtypes or case.dtype is None or canonical_dtype(case.dtype) in dtypes
+    return case.timed and case.fits(device) and fitting
 
 
 class WithSkill:
@@ -219,44 +392,6 @@ def _arm(tree: Tree, best: Node | None) -> Arm:
         correct=sum(node.correct for node in tree.nodes[1:]),
         best=best.speedup if best is not None else None,
         best_key=best.evaluation.key if best is not None and best.evaluation is not None else "",
-    )
-
-
-# -- skills to use
-
-
-def _use_trial(
-    searches: TrialSearches, skill: SkillRow, recipe: Recipe | None, target: HeldOutCase, seed: int
-) -> Trial:
-    began = time.time()
-    languages = searches.languages(skill)
-    with searches.context.bench(target.problem) as bench:
-        with_tree = searches.run(bench, target, seed, languages, skill, recipe)
-        if not any(_made_by(skill, node) for node in with_tree):
-            raise UnusedSkill
-        without_tree = searches.run(bench, target, seed, languages, without=skill.name)
-        measured, note = _measured_advantage(bench, with_tree, without_tree, searches.budget)
-    best = with_tree.best
-    reference = with_tree.root.evaluation
-    assert reference is not None
-    measured_kernel = best.evaluation if best and best.evaluation else reference
-    wrong = [n for n in with_tree if _made_by(skill, n) and n.evaluation and not n.correct]
-    return Trial(
-        problem=target.problem.name,
-        problem_sha256=target.problem.sha256,
-        case=target.case.name,
-        unseen=target.why,
-        seed=seed,
-        without=_arm(without_tree, without_tree.best),
-        with_skill=_arm(with_tree, best),
-        gain=measured.over,
-        end=measured.end,
-        wrong=len(wrong),
-        hardware=searches.context.hardware.id,
-        device=reference.device,
-        toolchain=measured_kernel.toolchain,
-        note=note or f"{time.time() - began:.0f} s",
-        sizes=case_sizes(target.problem, target.case),
     )
 
 
@@ -366,87 +501,6 @@ def _key(node: Node | None) -> str:
 
 
 # -- warnings
-
-
-def _warning_trials(
-    searches: TrialSearches, skill: SkillRow, apart_from: Collection[tuple[str, str]]
-) -> Iterator[Trial]:
-    """The trials of a warning. Those on which the change cannot be made say why and are not
-    counted. Raises Unavailable if it names no parameter to change, or has no case to try it on."""
-    context = searches.context
-    knobs = knobs_of(skill)
-    if not knobs:
-        raise Unavailable(
-            f"{skill.name} does not name the change to avoid as a parameter role and a direction,"
-            " so it cannot be made on purpose",
-            hint="A person can approve it once it has been measured.",
-        )
-    check_supported(context, skill)
-    looked_at = changed = 0
-    for target in islice(trial_cases(context, skill, apart_from), MAX_PAIRS):
-        trial = _warning_trial(searches, skill, knobs, target, context.seed + looked_at)
-        looked_at += 1
-        changed += bool(trial.without.tried)
-        yield trial
-        if changed == MAX_TRIALS:
-            return
-    if not looked_at:
-        raise no_trial_case(skill)
-
-
-def _warning_trial(
-    searches: TrialSearches, skill: SkillRow, knobs: Sequence[Knob], target: HeldOutCase, seed: int
-) -> Trial:
-    """The best instance of a search without the skill, with the avoided change and without it."""
-    context = searches.context
-    trial = Trial(
-        problem=target.problem.name,
-        problem_sha256=target.problem.sha256,
-        case=target.case.name,
-        unseen=target.why,
-        seed=seed,
-        without=UNTRIED,
-        with_skill=UNTRIED,
-        gain=None,
-        wrong=0,
-        hardware=context.hardware.id,
-        device="",
-        toolchain="",
-    )
-    languages = searches.languages(skill)
-    with context.bench(target.problem) as bench:
-        view = problem_view(target.problem, bench.device)
-        recipes = {
-            recipe.name: recipe
-            for recipe in context.recipes
-            if recipe.language in languages
-            and {knob.role for knob in knobs} <= {p.role for p in recipe.parameters}
-            and fit(recipe, view, context.hardware.facts) is not None
-        }
-        if not recipes:
-            roles = " and ".join(knob.role for knob in knobs)
-            return replace(trial, note=f"no recipe that fits here has the role {roles}")
-        tree = searches.run(bench, target, seed, languages, without=skill.name)
-        instances = [
-            node
-            for node in tree.nodes[1:]
-            if node.correct and node.proposal is not None and node.proposal.recipe in recipes
-        ]
-        best = best_of(instances) or next(iter(instances), None)
-        if best is None or best.proposal is None or best.evaluation is None:
-            return replace(trial, note=f"no instance of {', '.join(recipes)} was correct")
-        trial = replace(
-            trial,
-            with_skill=_arm(tree, best),
-            device=best.evaluation.device,
-            toolchain=best.evaluation.toolchain,
-        )
-        try:
-            recipe = recipes[best.proposal.recipe or ""]
-            changed = _with_change(best, recipe, knobs, view, context.hardware.facts)
-        except NoStep as reason:
-            return replace(trial, note=str(reason))
-        return _compared(bench, trial, best.proposal, changed)
 
 
 def _with_change(

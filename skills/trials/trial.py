@@ -8,53 +8,27 @@ best kernel of a search without it is measured as it is and with the change that
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Literal
 
-from kb.catalog.skills import SkillHead, SkillRow
+from kb.catalog.skills import SkillHead
 from kb.catalog.skills.evidence import AVOID
-from kb.errors import KernloreError, Unavailable
+from kb.errors import KernloreError
 from kb.predicates import Bindings, compile_predicate
-from kb.problem_terms import canonical_dtype, canonical_op, op_family
+from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.diagnose import quantities
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.roofline import Work, work_of
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.bench.local import LocalBench
-from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.synthesizers.base import HardwareView
-from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.trajectories.records import BOUNDING
 
 LEAST_TRIALS = 2  # that a certain verdict needs
-MAX_TRIALS = 3  # of a skill
-MAX_LOOKED_AT = 3 * MAX_TRIALS  # cases, some of which the skill's precondition may exclude
 DRAWS = 24  # of other sizes, at most
 LEAST = 8  # smaller constants are modes rather than sizes
 FACTORS = (0.5, 0.625, 0.75, 1.25, 1.5)
-
-
-@dataclass(frozen=True)
-class TrialContext:
-    """The means of trials.
-
-    `problems` are those that may be searched here. `bench` opens a bench for one of them on the
-    local device. `recipes` are those of active skills, `knowledge` is that of a run. `seen` holds
-    the (sha256 of a problem, case) pairs that the skill was made from.
-    """
-
-    problems: Sequence[Problem]
-    bench: Callable[[Problem], AbstractContextManager[LocalBench]]
-    recipes: Sequence[Recipe]
-    knowledge: KnowledgeSource
-    hardware: HardwareView
-    seen: frozenset[tuple[str, str]]
-    seed: int = 0
 
 
 @dataclass(frozen=True)
@@ -210,65 +184,6 @@ class HeldOutCase:
     problem: Problem
     case: Case
     why: str
-
-
-def check_supported(context: TrialContext, skill: SkillRow) -> None:
-    """Raise Unavailable for a skill about another chip or language than those here."""
-    here = context.hardware
-    chips, languages = set(skill.scopes.hardware), set(skill.scopes.languages)
-    if chips and not chips & set(here.lineage):
-        raise Unavailable(
-            f"{skill.name} is about {', '.join(sorted(chips))}, and this is {here.id}",
-            hint="Verify it on that hardware, or in a portable session.",
-        )
-    if languages and not languages & set(here.languages):
-        raise Unavailable(
-            f"{skill.name} is about {', '.join(sorted(languages))}, which nothing here builds",
-            hint="Install the toolchain, or verify it on a machine that has it.",
-        )
-
-
-def trial_cases(
-    context: TrialContext, skill: SkillRow, apart_from: Collection[tuple[str, str]]
-) -> Iterator[HeldOutCase]:
-    """The cases on which a skill is tried, without those whose precondition would exclude it.
-    `apart_from` holds (sha256 of a problem, case) pairs that were tried before."""
-    facts = context.hardware.facts
-    for target in islice(_unseen(context, skill), MAX_LOOKED_AT):
-        if (target.problem.sha256, target.case.name) in apart_from:
-            continue
-        if can_be_offered(skill, target.problem, target.case, facts):
-            yield target
-
-
-def no_trial_case(skill: SkillRow) -> Unavailable:
-    """The error for a skill without a case to try it on."""
-    return Unavailable(
-        f"no unseen problem or case here is one that {skill.name} is about",
-        hint="Add a problem of its op family with `kernlore problem new`.",
-    )
-
-
-def _unseen(context: TrialContext, skill: SkillRow) -> Iterator[HeldOutCase]:
-    """Other problems of its op families first: they differ most from those it was made from."""
-    device = context.hardware.device or "cpu"
-    families = {op_family(op) for op in skill.scopes.ops}
-    own = {sha256 for sha256, _ in context.seen}
-    fitting = [p for p in context.problems if not families or op_family(p.op) in families]
-    for problem in fitting:
-        main = next((c for c in problem.searched if _timed_for(skill, c, device)), None)
-        if problem.sha256 not in own and main is not None:
-            yield as_only(problem, main, "another problem")
-    for problem in fitting:
-        if problem.sha256 in own:
-            known = [case for sha256, case in context.seen if sha256 == problem.sha256]
-            yield from held_out_cases(problem, device, context.seed, known)
-
-
-def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
-    dtypes = {canonical_dtype(dtype) for dtype in skill.scopes.dtypes}
-    fitting = not dtypes or case.dtype is None or canonical_dtype(case.dtype) in dtypes
-    return case.timed and case.fits(device) and fitting
 
 
 def held_out_cases(

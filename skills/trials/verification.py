@@ -39,7 +39,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
 from skills.lifecycle import narrow, queue
 from skills.trials.ablation import Ablation, WithSkill
-from skills.trials.trial import Arm, Trial, TrialContext, TrialVerdict, classify_trials
+from skills.trials.trial import Arm, Trial, TrialVerdict, classify_trials
 from skills.uses import ScopePart
 
 ACTOR = "verification"
@@ -283,14 +283,12 @@ class Verifier:
             recipes = [recipe for recipe in recipes if recipe.name != skill.revises]
             knowledge = WithSkill(knowledge, None, skill.revises)
         return Ablation(
-            TrialContext(
-                problems=self._problems,
-                bench=self._bench,
-                recipes=recipes,
-                knowledge=knowledge,
-                hardware=hardware_view_of(target, places),
-                seen=self._seen(skill),
-            )
+            problems=self._problems,
+            bench=self._bench,
+            recipes=recipes,
+            knowledge=knowledge,
+            hardware=hardware_view_of(target, places),
+            seen=self._seen(skill),
         )
 
     @cached_property

@@ -17,8 +17,8 @@ from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
 from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
-from skills.trials.ablation import Ablation, WithSkill
-from skills.trials.trial import MAX_TRIALS, TrialContext, classify_trials
+from skills.trials.ablation import MAX_TRIALS, Ablation, WithSkill
+from skills.trials.trial import classify_trials
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -37,7 +37,7 @@ MOVES = [
 def ablation(
     problem: Problem, *recipes: Recipe, seen: frozenset[tuple[str, str]] = frozenset()
 ) -> Ablation:
-    return Ablation(TrialContext([problem], bench_of, recipes, NoKnowledge(), HERE, seen))
+    return Ablation([problem], bench_of, recipes, NoKnowledge(), HERE, seen)
 
 
 def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
