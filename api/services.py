@@ -43,7 +43,7 @@ from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma import parse_address
 from kb.index.in_memory import KeptInMemory
 from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
-from kb.memory import give_back
+from kb.memory import return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
@@ -457,7 +457,7 @@ class Background:
         if not settings.chroma_url and not near.asks_chroma():
             # Its graphs are all in memory once each was looked into, beside the same vectors.
             chroma.close()
-            give_back()
+            return_freed_memory()
         self._near = near if settings.chroma_url else None
         self._index_state = "chroma"
 

@@ -16,13 +16,12 @@ from typing import Any
 
 from ingestion import passages as cutting
 from ingestion.bounds import CutLine, bounded
-from ingestion.elements import Box, ParsedDocument, Table
+from ingestion.elements import Box, ParsedDocument, Table, render_table
 from ingestion.findings.facts import LocatedFact, propose_facts, unread_rows
 from ingestion.findings.moves import moves_of
 from ingestion.findings.own_names import own_names
 from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
-from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
 from ingestion.samples.kernels import fragments_of, kernels_of
 from ingestion.samples.recipes import LeftOut, propose_recipes
@@ -163,7 +162,7 @@ def read_document(
         cards=tuple(cards),
         kernels=tuple(kernels),
         front_matter=parsed.front_matter,
-        complete=parsed.complete and not lost and not cut,
+        complete=not (parsed.failures or lost or cut),
     )
 
 

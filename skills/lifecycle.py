@@ -36,7 +36,7 @@ from skills.importing import sync_shipped
 from skills.uses import ScopePart, SkillUse, UseVerdict, assess_uses, outside, record_of
 
 if TYPE_CHECKING:
-    from optimizer.search.bench.local import Place
+    from optimizer.search.bench.local import TargetToolchain
 
 ACTOR = "lifecycle"  # of changes by a toolchain
 OBSERVER = "observer"  # actor of changes by uses
@@ -141,7 +141,7 @@ def prepare_library(
     hardware: str,
     language: str | None,
     log: Callable[[str], None],
-    places: Mapping[str, Place] | None = None,
+    places: Mapping[str, TargetToolchain] | None = None,
 ) -> None:
     """Before a search, store this version's built-in skills and update the states of learned ones.
 

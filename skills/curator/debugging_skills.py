@@ -32,7 +32,7 @@ from kb.problem_terms import canonical_op
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Proposal
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from retrieval.diagnose.error_words import code_in, first_error, fixed_words, says, shared_words
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
@@ -278,7 +278,7 @@ def _logs(search: StoredSearch) -> dict[int, str]:
     }
 
 
-def drafts_in(transcript: Transcript) -> list[CompiledDraft]:
+def drafts_in(transcript: ModelTranscript) -> list[CompiledDraft]:
     """The drafts of a conversation with the compiler's logs, in order."""
     answers = {
         str(message["tool_call_id"]): str(message["content"])

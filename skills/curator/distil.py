@@ -30,9 +30,8 @@ from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.simulated import SimulatedBench
-from optimizer.search.runs.knowledge import library_recipes, library_sources
+from optimizer.search.runs.knowledge import library_recipes, library_sources, skill_of
 from optimizer.search.runs.places import bench_for, places_for
-from optimizer.search.runs.skill_moves import skill_of
 from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.contrast import roles_of
 from skills.curator.drafter import Drafter, model_drafter

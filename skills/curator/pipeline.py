@@ -17,7 +17,7 @@ from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, st
 from kb.embedding import Embedder
 from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id
-from optimizer.search.runs.skill_moves import skill_of
+from optimizer.search.runs.knowledge import skill_of
 from skills.curator.comparison import APPLIED, body_key, copied_from, kernel_key, without_copies
 from skills.curator.contrast import contrast
 from skills.curator.draft import (

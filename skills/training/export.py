@@ -25,7 +25,7 @@ from optimizer.evaluation.settings import HARNESS
 from optimizer.evaluation.targets import own_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.propose import Task
+from optimizer.search.propose import SearchTask
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView
@@ -248,7 +248,7 @@ def _sample(
     )
 
 
-def task_of(base: KnowledgeBase, exported: ExportedSearch) -> Task:
+def task_of(base: KnowledgeBase, exported: ExportedSearch) -> SearchTask:
     """The task from which prompts are rendered. It is unknown what an external search was shown, so
     its prompts are those of a search without knowledge."""
     search = exported.search
@@ -271,4 +271,4 @@ def task_of(base: KnowledgeBase, exported: ExportedSearch) -> Task:
         registry.values_if_known(search.hardware),
         own_toolchains(registry.all(), lineage),
     )
-    return Task(search.id, goal, problem_view(exported.problem, device), hardware)
+    return SearchTask(search.id, goal, problem_view(exported.problem, device), hardware)

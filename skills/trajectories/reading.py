@@ -25,7 +25,7 @@ from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external import (
@@ -134,7 +134,7 @@ def main_dtype(base: KnowledgeBase, problem: Problem) -> str | None:
     return main.dtype or trajectory_store(base).dtype_of(problem.sha256, main.name)
 
 
-def stored_transcript(transcripts: FolderTranscripts, proposal: Proposal) -> Transcript | None:
+def stored_transcript(transcripts: FolderTranscripts, proposal: Proposal) -> ModelTranscript | None:
     """The conversation that led to a proposal; None if it is not stored."""
     run, _, place = (proposal.transcript or "").rpartition("/")
     step, _, attempt = place.partition("-")

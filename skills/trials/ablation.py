@@ -37,19 +37,19 @@ from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
     Knowledge,
     KnowledgeSource,
-    Query,
     ShownSkill,
     applicable_moves,
 )
 from optimizer.search.loop import Search
 from optimizer.search.records import Node, Proposal, best_of
-from optimizer.search.runs.skill_moves import knobs_of, recipe_of, remedies_of, skill_of
+from optimizer.search.runs.knowledge import knobs_of, recipe_of, remedies_of, skill_of
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking, HardwareView, ProblemView
 from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instantiate
 from optimizer.search.synthesizers.recipe.steps import Knob, NoStep, turned
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer, fit
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from skills.trials.trial import (
     Arm,
     HeldOutCase,
@@ -349,16 +349,16 @@ class WithSkill:
         self._skill = skill
         self._without = without or (skill.name if skill is not None else "")
 
-    def consult(self, query: Query) -> Knowledge:
-        """The source's answer, with the skill or without it. The query has no run id, so that no
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        """The source's answer, with the skill or without it. The request has no run id, so that no
         skill is withheld by chance and both arms get the same."""
-        knowledge = self._source.consult(replace(query, run_id=""))
+        knowledge = self._source.consult(replace(request, run_id=None))
         skills = tuple(s for s in knowledge.skills if s.name != self._without)
         remedies = tuple(r for r in knowledge.moves if skill_of(r.id) != self._without)
         if self._skill is None:
             return replace(knowledge, skills=skills, moves=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
-        moves = applicable_moves(remedies_of(self._skill), query, knowledge.facts)
+        moves = applicable_moves(remedies_of(self._skill), request, knowledge.facts)
         return replace(knowledge, skills=(own, *skills), moves=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:

@@ -29,7 +29,7 @@ from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.targets import AUTO
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
@@ -306,7 +306,7 @@ class Verifier:
         return [load_problem(path) for path in sorted(paths)]
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, TargetToolchain]:
         return places_for(self._base, AUTO, None)
 
     @contextmanager

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
 from api.cli.output import note
-from kb.data_dir import open_to_others, running_service
+from kb.data_dir import access_of_others, running_service
 from kb.errors import PayloadTooLarge, StoreAway, StoreError, Unavailable
 from kb.plain import plain
 from kb.scope import ALL_ACCESS
@@ -191,7 +191,7 @@ class LocalTarget:
         """Read and embed what is queued in threads, while the caller watches the jobs: in one, or
         on a cluster in as many as files are read there at once.
         """
-        if (wide := open_to_others(self.settings.data_dir)) is not None:
+        if (wide := access_of_others(self.settings.data_dir)) is not None:
             note(f"Warning: {wide}.")
         stop = threading.Event()
         workers = self._workers = []

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.synthesizers.llm.conversation import Transcript
+from optimizer.search.synthesizers.llm.conversation import ModelTranscript
 from skills.curator.debugging_skills import (
     MOST_CHANGED,
     CompiledDraft,
@@ -184,7 +184,7 @@ def test_drafts_are_read_from_a_stored_conversation() -> None:
         *(call("2", {"k.cpp": "b"}), answer("2", "It compiles.")),
         *(call("3", "no files"), answer("3", "failed: no files")),
     ]
-    drafts = drafts_in(Transcript("run_1", 1, 0, "m", "v3", messages))
+    drafts = drafts_in(ModelTranscript("run_1", 1, 0, "m", "v3", messages))
     assert drafts == [
         CompiledDraft({"k.cpp": "a"}, "error: a\n  b"),
         CompiledDraft({"k.cpp": "b"}, ""),

@@ -16,7 +16,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Context, HardwareView
+from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.answers import answer_from
 from skills.training.prompts import answer_text
 from skills.training.rows import (
@@ -202,7 +202,9 @@ def test_an_answer_is_read_back_as_the_same_bundle(text: str, entry: str) -> Non
     view = problem_view(problem, "cpu")
     hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
     root = Node(0, None, "evaluated", None, None)
-    context = Context(view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True)
+    context = ProposalContext(
+        view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True
+    )
     answer = answer_text(bundle, 'Wider "vectors".', ("mv_1", "psg_2"))
     again = answer_from(answer, context, {"mv_1", "psg_2"})
     assert again.bundle.sha256 == bundle.sha256

@@ -18,7 +18,7 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.records import Proposal, Value
-from optimizer.search.runs.skill_moves import knobs_of, recipe_of, warning_of
+from optimizer.search.runs.knowledge import knobs_of, recipe_of, warning_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.steps import Knob

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from ingestion.elements import Element, ParsedDocument, Table
-from ingestion.formats import adapter, parse
-from ingestion.formats.adapter import parse_other
+from ingestion.formats import office, parse
+from ingestion.formats.office import parse_other
 from ingestion.parse_process import (
     ParseLimits,
     ParserPool,
@@ -240,11 +240,11 @@ def test_a_missing_package_is_named(
 ) -> None:
     data = MAKERS[extension]()
     monkeypatch.delitem(
-        sys.modules, f"unstructured.partition.{adapter._READERS[extension].module}", raising=False
+        sys.modules, f"unstructured.partition.{office._READERS[extension].module}", raising=False
     )
     monkeypatch.setitem(sys.modules, module, None)
-    installed = adapter._installed
-    monkeypatch.setattr(adapter, "_installed", lambda name: name != package and installed(name))
+    installed = office._installed
+    monkeypatch.setattr(office, "_installed", lambda name: name != package and installed(name))
     with pytest.raises(UnsupportedFormat) as caught:
         parse_other(data, f"a.{extension}")
     assert caught.value.message == f"reading .{extension} needs {package}, which is not installed"
@@ -265,7 +265,7 @@ def test_the_program_pandoc_is_asked_for_where_it_is_missing(
         raise OSError("No pandoc was found")
 
     monkeypatch.setattr(pypandoc, "get_pandoc_path", absent)
-    monkeypatch.setattr(adapter, "_installed", lambda name: installed)
+    monkeypatch.setattr(office, "_installed", lambda name: installed)
     with pytest.raises(UnsupportedFormat, match=f"the program pandoc.*{message}") as caught:
         parse_other(office_files.RTF, "a.rtf")
     assert hint in caught.value.hint

@@ -1,15 +1,13 @@
-"""Formats without a reader of their own (PPTX, XLSX, EPUB, RTF, mail, ODT, ...), through
-`unstructured`.
+"""Office files, books and mail (PPTX, XLSX, EPUB, RTF, ODT, EML, ...), through `unstructured`, and
+delimited text.
 
-What that library gets wrong silently is stopped here: an empty answer is an error, never an empty
-document, and no model is fetched from the network. Its import takes seconds, so it happens in the
-first call.
+An empty result of that library is an error here, never an empty document. Importing it takes
+seconds, so the first call does.
 
-unstructured loads a spaCy model for telling prose from titles and, where it is missing, tries to
-download it: on a machine without internet that fails, in some formats without an exception. A blank
-pipeline that only splits sentences is put in its place. That place is private to the library: the
-version is pinned exactly. Without the model every short line of a slide is called a title, so of a
-slide only the title shape counts as a heading.
+unstructured loads a spaCy model to tell prose from titles, and downloads it if it is missing;
+without internet that fails, in some formats silently. It gets a blank pipeline instead, which only
+splits sentences, through a private function: the version is pinned exactly. Without the model it
+calls every short line of a slide a title, so only the title shape of a slide is a heading.
 """
 
 from __future__ import annotations
@@ -33,9 +31,8 @@ from itertools import groupby
 from pathlib import Path, PurePath
 from typing import Any
 
-from ingestion.elements import Box, Element, ElementKind, ParsedDocument
+from ingestion.elements import Box, Element, ElementKind, ParsedDocument, make_table, table_element
 from ingestion.formats.detect import container
-from ingestion.formats.tables import make_table, table_element
 from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
 
 _EXTRA = "pip install 'kernlore[unstructured]'"
@@ -43,10 +40,9 @@ _CONVERT = "Convert the file to PDF, DOCX, HTML or Markdown and upload that."
 
 
 @dataclass(frozen=True)
-class _Reader:
-    """Where unstructured reads a format: its module and function, and the packages that this needs
-    beside unstructured itself. `pandoc`: the file is converted by pandoc first. `options`: keyword
-    arguments of the function.
+class _Partitioner:
+    """The module and function of unstructured that read a format, with keyword arguments, and the
+    packages that they need. `pandoc`: pandoc converts the file first.
     """
 
     module: str
@@ -59,18 +55,18 @@ class _Reader:
 _SHEET_PACKAGES = ("openpyxl", "pandas", "xlrd", "msoffcrypto-tool", "networkx")
 _WITHOUT_ATTACHMENTS = (("process_attachments", False),)
 _READERS = {
-    "pptx": _Reader(
+    "pptx": _Partitioner(
         "pptx", "partition_pptx", ("python-pptx",), options=(("include_slide_notes", True),)
     ),
-    "xlsx": _Reader("xlsx", "partition_xlsx", _SHEET_PACKAGES),
-    "xls": _Reader("xlsx", "partition_xlsx", _SHEET_PACKAGES),
-    "epub": _Reader("epub", "partition_epub", ("pypandoc_binary",), pandoc=True),
-    "odt": _Reader("odt", "partition_odt", ("pypandoc_binary", "python-docx"), pandoc=True),
-    "rtf": _Reader("rtf", "partition_rtf", ("pypandoc_binary",), pandoc=True),
-    "org": _Reader("org", "partition_org", ("pypandoc_binary",), pandoc=True),
-    "eml": _Reader("email", "partition_email", options=_WITHOUT_ATTACHMENTS),
-    "msg": _Reader("msg", "partition_msg", ("python-oxmsg",), options=_WITHOUT_ATTACHMENTS),
-    "xml": _Reader("xml", "partition_xml"),
+    "xlsx": _Partitioner("xlsx", "partition_xlsx", _SHEET_PACKAGES),
+    "xls": _Partitioner("xlsx", "partition_xlsx", _SHEET_PACKAGES),
+    "epub": _Partitioner("epub", "partition_epub", ("pypandoc_binary",), pandoc=True),
+    "odt": _Partitioner("odt", "partition_odt", ("pypandoc_binary", "python-docx"), pandoc=True),
+    "rtf": _Partitioner("rtf", "partition_rtf", ("pypandoc_binary",), pandoc=True),
+    "org": _Partitioner("org", "partition_org", ("pypandoc_binary",), pandoc=True),
+    "eml": _Partitioner("email", "partition_email", options=_WITHOUT_ATTACHMENTS),
+    "msg": _Partitioner("msg", "partition_msg", ("python-oxmsg",), options=_WITHOUT_ATTACHMENTS),
+    "xml": _Partitioner("xml", "partition_xml"),
 }
 _OLD_OFFICE = {"doc": "docx", "ppt": "pptx"}
 _KINDS: dict[str, ElementKind] = {
@@ -84,19 +80,24 @@ _WORKBOOKS = ("xlsx", "xls", "ods")
 _DELIMITERS = {"csv": ",", "tsv": "\t"}
 _DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
 _SENTENCE = re.compile(r"\w+ \w+ .*[.:;,]\s*$", re.DOTALL)
+# What the parsers of a dozen packages raise for damaged files.
+_BAD_BYTES = (
+    *(ValueError, LookupError, AttributeError, TypeError, OSError, EOFError, RuntimeError),
+    *(SyntaxError, zipfile.BadZipFile),
+)
 _MAX_LEVEL = 6
 _MAX_REASON = 200  # characters of another library's error
-# What the dynamic linker says where the limit of the parser's process is reached.
+# Messages of the dynamic linker at the memory limit of the parser process.
 _NO_MEMORY = re.compile(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
 
 
 def parse_other(data: bytes, name: str) -> ParsedDocument:
-    """Read a file that no other reader knows, by its content where that is plain (RTF, office
-    files), else by its extension.
+    """Read a file by its content if that tells its format (RTF, office files), else by its
+    extension.
 
-    Titles become headings with their levels, tables keep their rows, slides and sheets are pages
-    (`Box` without a place). Raises UnsupportedFormat for a format without a reader or whose package
-    is missing, ParseFailed for a damaged or empty file; never returns a document without elements.
+    Titles become headings with levels, tables keep their rows, slides and sheets are pages. Raises
+    UnsupportedFormat for a format without a reader or whose package is missing, and ParseFailed for
+    a damaged file or one without elements.
     """
     extension = container(data) or PurePath(name).suffix.lower().lstrip(".")
     if extension in _DELIMITERS:
@@ -136,7 +137,7 @@ def _nothing(extension: str) -> ParseFailed:
 
 
 def _delimited(data: bytes, delimiter: str, extension: str) -> ParsedDocument:
-    """Delimited text needs no library: one table whose first row is the header."""
+    """Delimited text as one table, whose first row is the header."""
     text = data.decode("utf-8-sig", "replace")
     try:
         rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
@@ -153,7 +154,7 @@ def _delimited(data: bytes, delimiter: str, extension: str) -> ParsedDocument:
 # Calling unstructured
 
 
-def _partitioned(reader: _Reader, extension: str, data: bytes, name: str) -> list[Any]:
+def _partitioned(reader: _Partitioner, extension: str, data: bytes, name: str) -> list[Any]:
     """unstructured's elements of one file, in reading order."""
     function = _loaded(reader, extension)
     from unstructured.errors import UnprocessableEntityError
@@ -164,22 +165,7 @@ def _partitioned(reader: _Reader, extension: str, data: bytes, name: str) -> lis
         )
     except ImportError as error:
         raise _missing(reader, extension, error) from error
-    except (
-        ValueError,
-        KeyError,
-        IndexError,
-        AttributeError,
-        TypeError,
-        OSError,
-        EOFError,
-        RuntimeError,
-        SyntaxError,
-        LookupError,
-        zipfile.BadZipFile,
-        UnprocessableEntityError,
-    ) as error:
-        # A dozen parsers of other people stand behind this call; what they have in common is that
-        # bad bytes raise.
+    except (*_BAD_BYTES, UnprocessableEntityError) as error:
         reason = " ".join(str(error).split())[:_MAX_REASON]
         raise ParseFailed(
             f"this .{extension} file cannot be read: {type(error).__name__}: {reason}",
@@ -187,7 +173,7 @@ def _partitioned(reader: _Reader, extension: str, data: bytes, name: str) -> lis
         ) from error
 
 
-def _loaded(reader: _Reader, extension: str) -> Callable[..., list[Any]]:
+def _loaded(reader: _Partitioner, extension: str) -> Callable[..., list[Any]]:
     os.environ.setdefault("UNSTRUCTURED_DISABLE_NOTICE", "1")
     os.environ.setdefault("SCARF_NO_ANALYTICS", "true")
     try:
@@ -204,8 +190,8 @@ def _loaded(reader: _Reader, extension: str) -> Callable[..., list[Any]]:
 
 @contextmanager
 def _without_torch() -> Iterator[None]:
-    """spaCy imports torch where it is installed, for models that are not used here: it takes
-    seconds and hundreds of megabytes."""
+    """Keep spaCy from importing torch, for models that are not used here: that takes seconds and
+    hundreds of megabytes."""
     absent = "torch" not in sys.modules
     if absent:
         sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails
@@ -217,8 +203,8 @@ def _without_torch() -> Iterator[None]:
 
 
 def _require_pandoc(extension: str) -> None:
-    """The package pypandoc without `_binary` brings no program, and fails in the middle of a file
-    where none is installed.
+    """Raise UnsupportedFormat without pandoc. The package pypandoc does not contain it, and would
+    fail in the middle of a file.
     """
     import pypandoc
 
@@ -229,8 +215,7 @@ def _require_pandoc(extension: str) -> None:
             raise UnsupportedFormat(
                 f"reading .{extension} needs the program pandoc; it is installed, but does not"
                 " start",
-                hint=f"Check that this user may run what lies in the package pypandoc. Or:"
-                f" {_CONVERT}",
+                hint=f"Check that this user may run the files of that package. Or: {_CONVERT}",
             ) from error
         raise UnsupportedFormat(
             f"reading .{extension} needs the program pandoc, which is not installed",
@@ -238,9 +223,9 @@ def _require_pandoc(extension: str) -> None:
         ) from error
 
 
-def _missing(reader: _Reader, extension: str, error: ImportError) -> UnsupportedFormat:
-    """What is really missing: a package that is not installed, or one that cannot be imported.
-    Raises MemoryError where memory is what an import lacked.
+def _missing(reader: _Partitioner, extension: str, error: ImportError) -> UnsupportedFormat:
+    """The error for an import that failed: a package is not installed or cannot be imported.
+    Raises MemoryError if the import ran out of memory.
     """
     absent = [name for name in ("unstructured", *reader.packages) if not _installed(name)]
     if not absent:
@@ -250,12 +235,12 @@ def _missing(reader: _Reader, extension: str, error: ImportError) -> Unsupported
         return UnsupportedFormat(
             f"reading .{extension} failed, as an installed package cannot be imported:"
             f" {reason[-_MAX_REASON:]}",
-            hint=f"`pip check` says which versions do not fit together. Or: {_CONVERT}",
+            hint=f"`pip check` lists versions that do not fit together. Or: {_CONVERT}",
         )
+    verb = "is" if len(absent) == 1 else "are"
     return UnsupportedFormat(
-        f"reading .{extension} needs {' and '.join(absent)}, which"
-        f" {'is' if len(absent) == 1 else 'are'} not installed",
-        hint=f"Install what is missing: {_EXTRA}. Or: {_CONVERT}",
+        f"reading .{extension} needs {' and '.join(absent)}, which {verb} not installed",
+        hint=f"Install it: {_EXTRA}. Or: {_CONVERT}",
     )
 
 
@@ -301,13 +286,16 @@ def _stated_title(data: bytes, extension: str) -> str | None:
 
 
 def _elements(parts: Sequence[Any]) -> Iterator[Element]:
-    """Elements one by one, except that the items of a list become one element."""
-    kept = [part for part in parts if part.category not in _DROPPED and (part.text or "").strip()]
-    for is_item, group in groupby(kept, key=lambda part: part.category == "ListItem"):
+    """The elements of a document; list items in a row become one element."""
+    for is_item, group in groupby(_with_text(parts), key=lambda part: part.category == "ListItem"):
         if is_item:
             yield _list(list(group))
         else:
             yield from map(_element, group)
+
+
+def _with_text(parts: Sequence[Any]) -> Iterator[Any]:
+    return (part for part in parts if part.category not in _DROPPED and (part.text or "").strip())
 
 
 def _element(part: Any) -> Element:
@@ -325,7 +313,7 @@ def _element(part: Any) -> Element:
 
 
 def _list(items: Sequence[Any]) -> Element:
-    """One list of its items, indented by depth. Some formats count depth from 0, some from 1."""
+    """A list with its items indented by depth. Some formats count depth from 0, some from 1."""
     outermost = min(map(_depth, items))
     lines = [
         "  " * (_depth(item) - outermost) + "- " + " ".join(item.text.split()) for item in items
@@ -338,17 +326,16 @@ def _depth(part: Any) -> int:
 
 
 def _page(part: Any) -> tuple[Box, ...]:
-    """The slide or sheet that an element is on."""
+    """The slide or sheet of an element, as a box without coordinates."""
     number = part.metadata.page_number
     return (Box(number - 1, str(number), 0.0, 0.0, 0.0, 0.0),) if number else ()
 
 
 def _slides(parts: Sequence[Any]) -> Iterator[Element]:
-    """Each slide under its title; its paragraphs are one list. Speaker's notes come before the
-    title and belong under it.
+    """Each slide under its title, its paragraphs as one list. Speaker notes come before the title
+    and are put under it.
     """
-    kept = [part for part in parts if part.category not in _DROPPED and (part.text or "").strip()]
-    for _, slide in groupby(kept, key=lambda part: part.metadata.page_number):
+    for _, slide in groupby(_with_text(parts), key=lambda part: part.metadata.page_number):
         titles: list[Any] = []
         others: list[Any] = []
         for part in slide:
@@ -357,27 +344,23 @@ def _slides(parts: Sequence[Any]) -> Iterator[Element]:
         if titles:
             text = " ".join(" ".join(part.text.split()) for part in titles)
             yield Element("title", text, level=1, boxes=_page(titles[0]))
-        # Paragraphs of a slide count as titles or list items by how their bullet is stored; notes
-        # are prose.
-        for category, group in groupby(others, key=_slide_category):
+        # A paragraph is a title or a list item by how its bullet is stored. Notes are prose.
+        for is_paragraph, group in groupby(others, key=_is_paragraph):
             members = list(group)
-            if category == "paragraph" and len(members) > 1:
+            if not is_paragraph:
+                yield from map(_element, members)
+            elif len(members) > 1:
                 yield _list(members)
             else:
-                yield from (
-                    _element(part)
-                    if category != "paragraph"
-                    else Element("text", part.text.strip(), boxes=_page(part))
-                    for part in members
-                )
+                yield Element("text", members[0].text.strip(), boxes=_page(members[0]))
 
 
-def _slide_category(part: Any) -> str:
-    return "paragraph" if part.category in ("Title", "ListItem") else str(part.category)
+def _is_paragraph(part: Any) -> bool:
+    return part.category in ("Title", "ListItem")
 
 
 def _sheets(parts: Sequence[Any]) -> Iterator[Element]:
-    """Each sheet under its name; what unstructured takes for a title in it stands below that."""
+    """Each sheet under its name; the titles that unstructured finds in it are one level deeper."""
     for name, sheet in groupby(parts, key=lambda part: part.metadata.page_name):
         members = list(sheet)
         if name:
@@ -415,10 +398,8 @@ def _attached_files(data: bytes, extension: str) -> Iterator[tuple[str, bytes | 
         message = email.message_from_bytes(data, policy=email.policy.default)
         for part in message.iter_attachments():
             content = part.get_payload(decode=True)
-            yield (
-                part.get_filename() or "attachment",
-                content if isinstance(content, bytes) else None,
-            )
+            name = part.get_filename() or "attachment"
+            yield name, content if isinstance(content, bytes) else None
     elif extension == "msg":
         from oxmsg import Message
 
@@ -427,8 +408,8 @@ def _attached_files(data: bytes, extension: str) -> Iterator[tuple[str, bytes | 
 
 
 def _attachments(files: Iterable[tuple[str, bytes | None]]) -> tuple[list[Element], list[str]]:
-    """The attachments of a mail, each under its file name, by Kernlore's own readers; a warning for
-    each that cannot be read. unstructured would skip those without a word.
+    """The attachments of a mail, each under its file name, read by `parse`, with a warning for each
+    that cannot be read. unstructured would skip those silently.
     """
     from ingestion.formats import parse
 
@@ -437,7 +418,7 @@ def _attachments(files: Iterable[tuple[str, bytes | None]]) -> tuple[list[Elemen
     for name, content in files:
         try:
             if content is None:
-                raise UnsupportedFormat("it is a message of its own", hint=_CONVERT)
+                raise UnsupportedFormat("it is a message itself", hint=_CONVERT)
             document = parse(content, name)
         except KernloreError as error:
             warnings.append(f"attachment {name} was not read: {error.message}")
@@ -450,7 +431,7 @@ def _attachments(files: Iterable[tuple[str, bytes | None]]) -> tuple[list[Elemen
 
 
 def _table(part: Any) -> Element | None:
-    """Tables come as HTML; the first row is the header unless the HTML says otherwise."""
+    """A table from its HTML; the first row is the header if no row is marked as one."""
     from bs4 import BeautifulSoup
 
     rows: list[list[str]] = []
