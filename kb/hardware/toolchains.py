@@ -34,7 +34,7 @@ from kb.hardware.spec import (
     ToolchainSpec,
 )
 from kb.hardware.table_reader import TableReader, names_of
-from kb.predicates import Bindings, Computed, Expression, compile_expression
+from kb.predicates import Bindings, CompiledExpression, Computed, compile_expression
 
 MAX_COMMAND = 2000
 
@@ -326,7 +326,7 @@ class ScalarFormula:
 
     text: str
     references: tuple[str, ...]
-    _expression: Expression
+    _expression: CompiledExpression
 
     def compute(self, values: Mapping[str, int | float]) -> Computed:
         """The number, or None with `missing` references or `reasons`. `values` are by reference."""
