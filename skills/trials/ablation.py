@@ -34,7 +34,6 @@ from optimizer.search.goal import Goal
 from optimizer.search.knowledge import (
     Knowledge,
     KnowledgeSource,
-    Query,
     ShownSkill,
     applicable_moves,
 )
@@ -47,6 +46,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe, allowed, instant
 from optimizer.search.synthesizers.recipe.steps import Knob, NoStep, turned
 from optimizer.search.synthesizers.recipe.synthesizer import NAME, RecipeSynthesizer, fit
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from skills.trials.trial import (
     MAX_TRIALS,
     Arm,
@@ -328,16 +328,16 @@ class WithSkill:
         self._skill = skill
         self._without = without or (skill.name if skill is not None else "")
 
-    def consult(self, query: Query) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> Knowledge:
         """What the source answers, with the skill in it or without it. It is consulted as if nobody
         ran: nothing is withheld by chance, and both arms see the same."""
-        knowledge = self._source.consult(replace(query, run_id=""))
+        knowledge = self._source.consult(replace(request, run_id=None))
         skills = tuple(s for s in knowledge.skills if s.name != self._without)
         remedies = tuple(r for r in knowledge.moves if skill_of(r.id) != self._without)
         if self._skill is None:
             return replace(knowledge, skills=skills, moves=remedies)
         own = ShownSkill(self._skill.name, self._skill.description, self._skill.body, 1.0)
-        moves = applicable_moves(remedies_of(self._skill), query, knowledge.facts)
+        moves = applicable_moves(remedies_of(self._skill), request, knowledge.facts)
         return replace(knowledge, skills=(own, *skills), moves=(*moves, *remedies))
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:

@@ -18,7 +18,6 @@ from kb.errors import InvalidRequest, NotFound
 from kb.hardware.table_reader import Problems
 from kb.settings import Settings
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Query
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import (
     RecipeSource,
@@ -33,6 +32,7 @@ from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from skills.curator.distil import Distilled, distil_source, replayed
 from skills.curator.lifting import COMPOSED, RecipeLifter, TunedRecipe, tuned_instance
 from skills.curator.records import KernelChange
@@ -381,7 +381,14 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     )
     measured_and_active(services, skill.name)
     knowledge = ServiceKnowledge(services)
-    query = Query(("memory_bound",), {}, "", "x86-64", "reduction", "cpp", "float32", "", 0, 2000)
+    query = RetrieveRequest(
+        signals=("memory_bound",),
+        hardware="x86-64",
+        op="reduction",
+        language="cpp",
+        dtype="float32",
+        max_tokens=2_000,
+    )
     knowledge_here = knowledge.consult(query)
     assert skill.name in [shown.name for shown in knowledge_here.skills]
     (own,) = [remedy for remedy in knowledge_here.moves if remedy.id == f"{skill.name}#0"]

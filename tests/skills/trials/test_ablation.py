@@ -13,10 +13,11 @@ from kb.catalog.skills import SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
-from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
+from optimizer.search.knowledge import Knowledge, NoKnowledge, ShownSkill
 from optimizer.search.runs.knowledge import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
+from retrieval.request import RetrieveRequest
 from skills.trials.ablation import Ablation, WithSkill
 from skills.trials.trial import MAX_TRIALS, TrialContext, classify_trials
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
@@ -134,10 +135,10 @@ class Remembered(NoKnowledge):
     """Knowledge of one skill and its moves; keeps what it was asked."""
 
     def __init__(self, skill: SkillRow) -> None:
-        self.skill, self.asked = skill, list[Query]()
+        self.skill, self.asked = skill, list[RetrieveRequest]()
 
-    def consult(self, query: Query) -> Knowledge:
-        self.asked.append(query)
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        self.asked.append(request)
         shown = ShownSkill(self.skill.name, "", self.skill.body, 1.0)
         return Knowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
 
@@ -145,11 +146,11 @@ class Remembered(NoKnowledge):
 def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) -> None:
     skill = moving(catalog, tmp_path)
     source = Remembered(skill)
-    query = Query((), {}, "", "x86-64", "reduction", "cpp", "float32", "run_1", 0, 100)
+    query = RetrieveRequest(op="reduction", language="cpp", run_id="run_1")
     with_it = WithSkill(source, skill, "").consult(query)
     assert [s.name for s in with_it.skills] == [skill.name]
     assert [r.id for r in with_it.moves] == ["any-wider-lanes#0"]
     assert [skill_of(r.id) for r in with_it.moves] == [skill.name]
     without = WithSkill(source, None, skill.name).consult(query)
     assert without.skills == () and without.moves == ()
-    assert [query.run_id for query in source.asked] == ["", ""]  # nothing is withheld by chance
+    assert [query.run_id for query in source.asked] == [None, None]  # nothing is withheld by chance
