@@ -315,7 +315,7 @@ class Background:
         self._thread.start()
         self._in_memory.start()
         self._ahead.start()
-        if services.settings.chroma_url or not services.blobs.near:
+        if services.settings.chroma_url or not services.blobs.is_local:
             self._watch.start()
 
     def stop(self) -> None:

@@ -208,7 +208,7 @@ class Uploads:
         beside the catalog is stored again.
         """
         document_id = known.get((source_key, sha256(data)))
-        if document_id is not None and self._blobs.near:
+        if document_id is not None and self._blobs.is_local:
             self._blobs.put(data)
         return document_id
 
@@ -217,7 +217,7 @@ class Uploads:
         store on a server is not asked about what it was given before.
         """
         key = sha256(upload.data)
-        if upload.origin == BUILTIN and not self._blobs.near:
+        if upload.origin == BUILTIN and not self._blobs.is_local:
             with self._catalog.read() as connection:
                 if is_blob_in_use(connection, key):
                     return key
