@@ -51,6 +51,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.ranking import WEIGHTS
+from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
@@ -151,7 +152,7 @@ class Services(KnowledgeBase):
 
     def report_skill_use(self, names: Sequence[str]) -> None:
         """Skills that lose by this outcome are narrowed or retired."""
-        self.skills.observed(names)
+        observe(self.catalog, names)
 
     def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
         """Register or replace a hardware; `origin` names the description in errors. Where its
@@ -311,7 +312,7 @@ class Background:
         self._thread.start()
         self._in_memory.start()
         self._ahead.start()
-        if services.settings.chroma_url or not services.blobs.near:
+        if services.settings.chroma_url or not services.blobs.is_local:
             self._watch.start()
 
     def stop(self) -> None:

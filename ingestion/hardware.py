@@ -18,8 +18,8 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.hardware.facts import SubjectKind, readable
 from kb.hardware.lineage import find
-from kb.hardware.lineage import plain as spelled
-from kb.hardware.schema import named, parse_hardware
+from kb.hardware.lineage import folded_name as spelled
+from kb.hardware.schema import parse_hardware, with_defaults
 from kb.hardware.spec import HardwareSpec, is_shipped
 from kb.plain import plain
 
@@ -325,7 +325,7 @@ def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> Js
     if isinstance(parent, str) and (resolved := find(parent, known)) is not None:
         completed["parent"] = resolved
         completed.setdefault("vendor", known[resolved].vendor)
-    return named(completed)
+    return with_defaults(completed)
 
 
 def _fact(fact: Fact, hardware: str) -> Json:

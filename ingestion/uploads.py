@@ -211,7 +211,7 @@ class Uploads:
         lost.
         """
         document_id = known.get((source_key, sha256(data)))
-        if document_id is not None and self._blobs.near:
+        if document_id is not None and self._blobs.is_local:
             self._blobs.put(data)
         return document_id
 
@@ -220,7 +220,7 @@ class Uploads:
         so known ones are not sent to a store on a server again.
         """
         key = sha256(upload.data)
-        if upload.origin == BUILTIN and not self._blobs.near:
+        if upload.origin == BUILTIN and not self._blobs.is_local:
             with self._catalog.read() as connection:
                 if is_blob_in_use(connection, key):
                     return key

@@ -20,7 +20,7 @@ from ingestion.builtin.samples import ROWS, sample_problems, shipped_samples
 from ingestion.findings.front_matter import moves_of
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.errors import KernloreError
-from kb.hardware.facts import check_formula, fact_keys
+from kb.hardware.facts import fact_keys, formula_problem
 from kb.hardware.spec import HardwareSpec
 from kb.predicates import compile_predicate
 from kb.problem_terms import problem_terms
@@ -245,9 +245,9 @@ def _formulas(spec: HardwareSpec, specs: Mapping[str, HardwareSpec]) -> Iterator
     numbers = _numbers(spec, specs)
     for fact in spec.facts:
         if fact.kind == "derived":
-            check = check_formula(fact, numbers)
-            if check.state != "agrees":
-                yield f"derived fact {fact.key}: {check.message}"
+            problem = formula_problem(fact, numbers)
+            if problem:
+                yield f"derived fact {fact.key}: {problem}"
 
 
 def _numbers(spec: HardwareSpec, specs: Mapping[str, HardwareSpec]) -> dict[str, float]:

@@ -421,7 +421,7 @@ class LocalTarget:
         states = None
         if filters.state is not None:
             states = [part.strip() for part in filters.state.split(",") if part.strip()]
-        skills = library.find(
+        skills = library.list(
             states=states,
             tier=filters.tier,
             hardware=filters.hardware,
@@ -446,7 +446,7 @@ class LocalTarget:
         body = validated(SkillPatch, dict(patch))
         self._library()
         event = change_state(
-            self.services,
+            self.services.catalog,
             name,
             body.state,
             actor=body.actor,
