@@ -27,7 +27,7 @@ from optimizer.search.synthesizers.llm.settings import (
 from retrieval.knowledge_base import KnowledgeBase
 
 if TYPE_CHECKING:
-    from ingestion.symbols.model import Proposed
+    from ingestion.symbols.proposals import CardProposals
 
 OUTPUT_TOKENS = 8_000
 CALL_SECONDS = 300.0
@@ -82,12 +82,12 @@ def propose_symbols(
     model: SectionModel,
     most: int,
     say: Callable[[str], None],
-) -> Proposed:
-    """Have a model propose cards for a chip; see `ingestion.symbols.model.propose_cards`. Its
+) -> CardProposals:
+    """Have a model propose cards for a chip; see `ingestion.symbols.proposals.propose_cards`. Its
     answers are kept in `transcripts/symbols` of the data directory.
     """
     from ingestion.findings.scopes import template_languages
-    from ingestion.symbols.model import propose_cards
+    from ingestion.symbols.proposals import propose_cards
 
     chip = base.registry.resolve(hardware)
     return propose_cards(

@@ -40,7 +40,7 @@ from ingestion.passages import (
 from ingestion.samples.kernels import fragments_of, kernels_of
 from ingestion.samples.recipes import LeftOut, propose_recipes
 from ingestion.symbols.cards import cards_of
-from ingestion.symbols.labelled import without_card
+from ingestion.symbols.headings import headings_without_card
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.catalog.knowledge.samples import KernelSample, ProposedRecipe
 from kb.catalog.knowledge.symbols import Card
@@ -184,7 +184,7 @@ def read_document(
     recipes, left_out = propose_recipes(sections, samples.of)
     compiled = template_languages(file.hardware, registry)
     cards = cards_of(sections, stated_languages(front) or file.languages or compiled)
-    if headings := without_card(sections, {card.name.lower() for card in cards}):
+    if headings := headings_without_card(sections, {card.name.lower() for card in cards}):
         report["headings_without_card"] = headings[:MAX_HEADINGS]
     own = compiled or sole_languages(file.hardware, registry)
     kernels = kernels_of(sections, cards, file.languages, own if file.with_facts else ())

@@ -20,7 +20,7 @@ _NUMBERED = re.compile(r"^(\d{1,2}(?:\.\d{1,2}){0,4})\.?\s+[A-Z][^.!?;:,]{2,70}$
 _LIST_ITEM = re.compile(r"^\s*(?:[-*+\u2022o]|\d{1,3}[.)]|\([a-z\d]\))\s+\S")
 _CODE_HINT = re.compile(r"[;{}=()<>$#]|^\s*[./\w-]+ --?\w", re.M)
 # A line that begins with an error code, as in `K2E-0331  tag out of range`; group 1 is the form of
-# the code. `ingestion.symbols.entries` reads the meanings.
+# the code. `ingestion.symbols.headings` reads the meanings.
 _CODED = re.compile(
     r"^([A-Z][A-Z0-9]{0,9}(?:[-_][A-Z]{1,8}){0,2}[-_]?)\d{2,6}(?:[:.)]\s+|\s{2,}|\t)\S"
 )

@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestion.passages import ParsedSection
-from ingestion.symbols.context import FOREIGN_FENCES
-from ingestion.symbols.drafts import word_set
+from ingestion.symbols.definitions import FOREIGN_FENCES, word_set
 from ingestion.symbols.names import tokens_in
 from kb.catalog.knowledge.samples import KernelSample
 from kb.catalog.knowledge.symbols import Card

@@ -1,9 +1,9 @@
 """Cards: the named parts of a chip's languages, as one document defines them.
 
 Read from structure alone, without a model: tables of names, headings that are names, definition
-lists and API signatures, list items, prototypes. The same name in several places is one card. All
-texts are verbatim and bounded; nothing is a card that neither the document's structure nor its code
-shows to be a name. Knows no language and no chip.
+lists and API signatures, list items, prototypes. Definitions of one name in several places are one
+card. All texts are verbatim and bounded; the structure or the code of the document must show that a
+card is a name. Knows no language and no chip.
 """
 
 from __future__ import annotations
@@ -12,117 +12,118 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from ingestion.passages import ParsedSection
-from ingestion.symbols.drafts import (
+from ingestion.symbols.definitions import (
     MAX_FURTHER,
     MAX_LIMIT,
     MAX_LIMITS,
     MAX_MEANING,
-    Draft,
+    Definition,
+    Surroundings,
     bounded,
     cut,
 )
-from ingestion.symbols.entries import (
-    described_drafts,
-    heading_drafts,
-    introduced_drafts,
-    item_drafts,
+from ingestion.symbols.headings import (
+    described_definitions,
+    heading_definitions,
+    labelled_definitions,
+    signed_definitions,
 )
-from ingestion.symbols.error_lists import error_list_drafts
-from ingestion.symbols.labelled import labelled_drafts
-from ingestion.symbols.listings import listing_drafts
+from ingestion.symbols.lists import (
+    error_definitions,
+    introduced_definitions,
+    item_definitions,
+    listing_definitions,
+)
 from ingestion.symbols.names import is_error_code, is_type_name, looks_coded
-from ingestion.symbols.signed import signed_drafts
-from ingestion.symbols.tables import Place, table_drafts
+from ingestion.symbols.tables import table_definitions
 from ingestion.symbols.usage import CodeLines, bounding, limits_for
 from kb.catalog.knowledge.symbols import Card, CardKind
 
-_HOSTS = ("python", "py", "c", "cpp", "c++")  # languages that others are written inside of
 MAX_CARDS = 2_000  # of one document
-MAX_DRAFTS = 10_000
-TITLE_LENGTH = 50  # characters; what is shorter is a title and no sentence
+MAX_DEFINITIONS = 10_000
+TITLE_LENGTH = 50  # characters; a shorter meaning is a title
+_HOSTS = ("", "python", "py", "c", "cpp", "c++")  # languages that embed others
 
 
 def cards_of(sections: Sequence[ParsedSection], languages: Collection[str] = ()) -> list[Card]:
-    """The cards of one document, in the order of their definitions. `languages` are those of the
-    hardware that it is about."""
+    """The cards of one document, in the order of their definitions. `languages` are those of its
+    hardware.
+    """
     code = CodeLines(sections)
-    drafts: dict[str, list[Draft]] = defaultdict(list)
-    for number, draft in enumerate(_drafts(sections, code)):
-        if number == MAX_DRAFTS:
+    by_name: dict[str, list[Definition]] = defaultdict(list)
+    for number, definition in enumerate(_definitions(sections, code)):
+        if number == MAX_DEFINITIONS:
             break
-        if (draft.sure or code.uses(draft.name)) and draft.name not in code.settings:
-            drafts[draft.name].append(draft)
-    kept = dict(sorted(drafts.items(), key=lambda item: item[1][0].section)[:MAX_CARDS])
+        name = definition.name
+        if (definition.sure or code.uses(name)) and name not in code.settings:
+            by_name[name].append(definition)
+    kept = dict(sorted(by_name.items(), key=lambda item: item[1][0].section)[:MAX_CARDS])
     limits = limits_for(sections, kept.keys())
     only = next(iter(languages)) if len(languages) == 1 else ""
-    return [
-        card
-        for name, places in kept.items()
-        if (card := _merged(places, limits.get(name, ()), code, only)) and _says(card, places)
-    ]
+    cards = []
+    for name, places in kept.items():
+        card = _merged(places, limits.get(name, ()), code, only)
+        # In a table or list of names the name is enough: it tells a real name from an invented one.
+        listed = any(place.kind is not None for place in places)
+        if listed or card.meaning or card.signature or card.example:
+            cards.append(card)
+    return cards
 
 
-def _says(card: Card, places: Sequence[Draft]) -> bool:
-    """Whether a card tells more than that the name exists; in a table or list of names that is
-    enough, for it tells a real name from an invented one."""
-    listed = any(draft.kind is not None for draft in places)
-    return listed or bool(card.meaning or card.signature or card.example)
-
-
-def _drafts(sections: Sequence[ParsedSection], code: CodeLines) -> Iterator[Draft]:
+def _definitions(sections: Sequence[ParsedSection], code: CodeLines) -> Iterator[Definition]:
     for number, section in enumerate(sections):
-        place = Place(number, tuple(reversed(section.path[-3:])), code.names)
-        yield from heading_drafts(sections, number, place)
-        yield from labelled_drafts(section, number)
-        yield from signed_drafts(section, number)
-        yield from error_list_drafts(section, place)
-        yield from _element_drafts(section, place)
-        yield from described_drafts(section, place)
-        yield from item_drafts(section, place)
-        yield from introduced_drafts(section, place)
+        place = Surroundings(number, tuple(reversed(section.path[-3:])), code.names)
+        yield from heading_definitions(sections, number, place)
+        yield from labelled_definitions(section, number)
+        yield from signed_definitions(section, number)
+        yield from error_definitions(section, place)
+        yield from _in_tables_and_code(section, place)
+        yield from described_definitions(section, place)
+        yield from item_definitions(section, place)
+        yield from introduced_definitions(section, place)
 
 
-def _element_drafts(section: ParsedSection, place: Place) -> Iterator[Draft]:
+def _in_tables_and_code(section: ParsedSection, place: Surroundings) -> Iterator[Definition]:
     before = ""
     for element in section.elements:
         if element.table is not None:
             around = (before, *place.around) if before else place.around
-            yield from table_drafts(element.table, Place(place.section, around, place.in_code))
+            here = Surroundings(place.section, around, place.in_code)
+            yield from table_definitions(element.table, here)
         elif element.kind == "code":
-            yield from listing_drafts(element, place)
+            yield from listing_definitions(element, place)
         before = element.text[-300:] if element.kind in ("text", "caption") else ""
 
 
-def _merged(places: Sequence[Draft], bounds: Sequence[str], code: CodeLines, only: str) -> Card:
-    """One card: the richest definition wins, the others fill what it leaves open."""
-    ranked = sorted(places, key=lambda draft: -draft.richness)
+def _merged(
+    places: Sequence[Definition], limits: Sequence[str], code: CodeLines, only: str
+) -> Card:
+    """One card: the richest definition, completed by the others. `only` is the one language of the
+    document, if it has one: then it replaces that of an embedding host language.
+    """
+    ranked = sorted(places, key=lambda place: -place.richness)
     best = ranked[0]
     example, language = code.example(best)
-    stated = [limit for draft in ranked for limit in draft.limits]
-    own = [sentence for draft in ranked for sentence in bounding(draft.meaning)]
+    language = language or next((d.language for d in ranked if d.language), "")
+    stated = [limit for d in ranked for limit in d.limits]
+    bounds = [sentence for d in ranked for sentence in bounding(d.meaning)]
     return Card(
         name=best.name,
         kind=_kind(best.name, ranked, code),
         signature=next((d.signature for d in ranked if d.signature), ""),
         operands=next((d.operands for d in ranked if d.operands), ()),
         meaning=_meaning(ranked),
-        limits=bounded([*stated, *own, *bounds], MAX_LIMITS, MAX_LIMIT),
+        limits=bounded([*stated, *bounds, *limits], MAX_LIMITS, MAX_LIMIT),
         example=example,
-        language=_spoken(language or next((d.language for d in ranked if d.language), ""), only),
+        language=only if only and language in _HOSTS else language,
         section=best.section,
         further=bounded((f for d in ranked for f in d.further), MAX_FURTHER, MAX_LIMIT),
     )
 
 
-def _spoken(stated: str, only: str) -> str:
-    """The language of a card; a document about one language marks its code as that of the host."""
-    return only if only and stated in ("", *_HOSTS) else stated
-
-
-def _meaning(ranked: Sequence[Draft]) -> str:
-    """The richest place's words; a mere title ("Exponential") is followed by what another place
-    says in more words."""
-    meanings = [draft.meaning for draft in ranked if draft.meaning]
+def _meaning(ranked: Sequence[Definition]) -> str:
+    """The meaning of the richest place; a title ("Exponential") gets a longer one of another."""
+    meanings = [place.meaning for place in ranked if place.meaning]
     if not meanings or len(meanings[0]) >= TITLE_LENGTH:
         return meanings[0] if meanings else ""
     longer = (text for text in meanings if len(text) > len(meanings[0]) and meanings[0] not in text)
@@ -130,13 +131,13 @@ def _meaning(ranked: Sequence[Draft]) -> str:
     return cut(f"{meanings[0].rstrip('.')}. {more}", MAX_MEANING) if more else meanings[0]
 
 
-def _kind(name: str, ranked: Sequence[Draft], code: CodeLines) -> CardKind:
-    """As the best place states it, or by the shape of the name and its use."""
-    called = name in code.called or any("(" in draft.signature for draft in ranked)
-    stated = next((draft.kind for draft in ranked if draft.kind), None)
+def _kind(name: str, ranked: Sequence[Definition], code: CodeLines) -> CardKind:
+    """The kind by the best place, or by the shape of the name and its use."""
+    called = name in code.called or any("(" in d.signature for d in ranked)
+    stated = next((d.kind for d in ranked if d.kind), None)
     if stated is not None and _fits(name, stated, called):
         return stated
-    if is_error_code(name) and any("error" in draft.meaning[:120].lower() for draft in ranked):
+    if is_error_code(name) and any("error" in d.meaning[:120].lower() for d in ranked):
         return "error"
     return kind_by_shape(name, called, name in code.leading)
 
@@ -151,8 +152,8 @@ def _fits(name: str, kind: CardKind, called: bool) -> bool:
 
 
 def kind_by_shape(name: str, called: bool, leading: bool) -> CardKind:
-    """The kind of a name by its shape, and by whether code calls it or begins statements with
-    it."""
+    """The kind of a name by its shape, and by whether code calls it or begins a statement with it
+    (`leading`)."""
     if name[0] in ".#@":
         return "directive"
     if called:

@@ -1,8 +1,7 @@
-"""Which words are names of a language: by the marks of the source, by their shape, and by whether
-code uses them.
+"""Names of a language, by the marks of the source and by their shape.
 
-Documents mark code with ticks or not at all (HTML and PDF lose the mark), so each question here
-takes what is known of the place: a column of instructions may hold `add`, a heading may not.
+Documents mark code with ticks or not at all (HTML and PDF lose the marks), so functions here get
+the context: a column of instructions may contain `add`, a heading may not.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ingestion.symbols.drafts import MAX_NAME, MAX_SIGNATURE, cut, word_set
+from ingestion.symbols.definitions import MAX_NAME, MAX_SIGNATURE, cut, word_set
 
 _LINK = re.compile(r"(?<![\w\]])\[([^\[\]\n]{2,200})\](?:\([^()\s]{0,500}\)|\[[^\[\]\n]{2,80}\])")
 _REFERENCE = re.compile(
@@ -58,7 +57,7 @@ _FILE = re.compile(
 )
 _VERSION = re.compile(r"v?\d+(?:[._]\w+)*", re.I)
 
-# Words that stand alone in cells and headings and name nothing.
+# Words that are alone in cells and headings and are not names.
 EMPTY_WORDS = word_set(
     "n/a na none yes no total other others all any new old todo tbd note notes see same default "
     "unused reserved various misc example examples true false null void index overview summary "
@@ -71,8 +70,8 @@ EMPTY_WORDS = word_set(
 
 @dataclass(frozen=True)
 class Mention:
-    """A name and the syntax that it stood in, which is empty for the bare name. `marked` says
-    that the source sets it as code."""
+    """A name with its syntax, which is empty for a bare name. `marked`: the source marks it as
+    code."""
 
     name: str
     signature: str
@@ -80,7 +79,7 @@ class Mention:
 
 
 def without_links(text: str) -> str:
-    """Links, roles and tags as the words that a reader sees; ticks stay."""
+    """Links, roles and tags replaced by the words that a reader sees; ticks stay."""
     if "`" in text or "[" in text:
         text = _ROLE.sub("", _REFERENCE.sub(r"\1", _LINK.sub(r"\1", text)))
     if "<" in text:
@@ -91,13 +90,13 @@ def without_links(text: str) -> str:
 
 
 def without_ticks(text: str) -> str:
-    """The words without marks of links, code and emphasis: for names and signatures."""
+    """The words without marks of links, code and emphasis, for names and signatures."""
     text = CODE.sub(r"\1", without_links(text))
     return _EMPHASIS.sub(r"\2", text) if "**" in text else text
 
 
 def is_name(text: str) -> bool:
-    """Whether a text is one name as code writes it, not a file, a version or a number."""
+    """Whether a text is one name as in code, not a file, a version or a number."""
     if not 1 < len(text) <= MAX_NAME:
         return False
     whole = NAME.fullmatch(text) or _ERROR.fullmatch(text) or _HYPHENED.fullmatch(text)
@@ -115,8 +114,7 @@ def is_type_name(name: str) -> bool:
 
 
 def looks_coded(name: str) -> bool:
-    """Whether the shape alone tells a name from a word: an underscore, a dot inside, a prefix,
-    capitals inside."""
+    """Whether it has an underscore, a dot, a prefix or inner capitals, as no word of prose has."""
     bare = name.rstrip("*")
     if name[0] in ".%@$!#" or "::" in name or "->" in name:
         return True
@@ -126,29 +124,29 @@ def looks_coded(name: str) -> bool:
 
 
 def has_prefix(name: str) -> bool:
-    """Dotted, scoped, dunder or with a mark in front: what neither prose nor a variable has."""
+    """Whether it is dotted, scoped, dunder or begins with a mark, unlike words and variables."""
     return name[0] in ".%@$!#" or "::" in name or name[:2] == "__" or "." in name.strip(".")
 
 
 def is_hyphened(name: str) -> bool:
-    """`row-major`, `neuron-profile`: in prose a word or a program, in a table it may be a name."""
+    """`row-major`, `neuron-profile`: a word or a program in prose, perhaps a name in a table."""
     return "-" in name and "->" not in name and not is_error_code(name)
 
 
 def is_word(name: str) -> bool:
-    """A plain lower-case word, or a capitalised one: a name only where the place says so."""
+    """A plain word, in lower case or capitalised: a name only if the place tells it."""
     return name.isalpha() and (name.islower() or name.istitle())
 
 
 def are_types(words: Sequence[str]) -> bool:
-    """Whether the words before a name in a signature can be its type and qualifiers, rather than
-    the beginning of a sentence."""
+    """Whether the words before a name can be its type and qualifiers, not the beginning of a
+    sentence."""
     rest = [w for w in words if w not in _TYPE_WORDS and not _TYPE_MARK.search(w)]
     return len(words) <= 8 and len(rest) <= 1 and all(NAME.match(w) for w in rest)
 
 
 def mention_of(span: str, *, marked: bool) -> Mention | None:
-    """The name that a piece of code begins with or calls: `vadd`, `vadd vd, vs1`,
+    """The name at the beginning of a piece of code, or that it calls: `vadd`, `vadd vd, vs1`,
     `void f(int x)`."""
     mention = _mention(span, marked)
     return None if mention and not marked and mention.name.lower() in EMPTY_WORDS else mention
@@ -182,8 +180,8 @@ def _mention(span: str, marked: bool) -> Mention | None:
 
 
 def mentions_in(cell: str, *, trusted: bool, loose: bool = False) -> list[Mention]:
-    """The names that a cell consists of; none when it is prose. `trusted` is the word of a column
-    header that words without marks are names, `loose` allows words after marked names."""
+    """The names of a cell; none if it is prose. `trusted`: by its column header, words without
+    marks are names; `loose`: words may follow marked names."""
     text = without_links(cell).strip()
     if "`" in text:
         return _marked(text, loose)
@@ -224,12 +222,12 @@ def _marked(text: str, loose: bool) -> list[Mention]:
 
 
 def _joins(between: str) -> bool:
-    """Whether what stands between or after names says no more than their kind."""
+    """Whether the text between or after names only joins them or names their kind."""
     words = re.findall(r"[A-Za-z]{2,}|\d+", _ASIDE.sub("", between[:300]))
     return all(word.lower() in _JOINING for word in words)
 
 
 def tokens_in(code: str) -> Iterator[str]:
-    """The names in code in order: each dotted name whole."""
+    """The names in code, in order; a dotted name is one."""
     for match in NAME.finditer(code):
         yield match[0].rstrip("*").rstrip(".")

@@ -1,8 +1,8 @@
 """Tables whose rows are names of a language: instruction sets, functions, directives, error codes.
 
-Each column is given a role by its header. A table counts when a header says that a column holds
-names, or when the names are marked and the words around the table say what they are; and when most
-rows do hold names. A table of a chip's properties has neither.
+The header gives each column a role. A table is read if a header announces a column of names,
+or if the names are marked and the words around the table tell their kind; and if most rows contain
+names. A table of a chip's properties does neither.
 """
 
 from __future__ import annotations
@@ -12,27 +12,21 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from ingestion.elements import Table
-from ingestion.symbols.context import (
+from ingestion.symbols.definitions import (
     KIND_WORDS,
-    NEUTRAL_WORDS,
-    SYNTAX_WORDS,
-    is_foreign,
-    kind_in,
-    words_of,
-)
-from ingestion.symbols.drafts import (
-    MAX_FURTHER,
-    MAX_LIMIT,
-    MAX_LIMITS,
-    MAX_MEANING,
     MAX_OPERAND,
     MAX_OPERANDS,
-    MAX_SIGNATURE,
-    Draft,
+    NEUTRAL_WORDS,
+    SYNTAX_WORDS,
+    Definition,
+    Surroundings,
     bounded,
-    cut,
+    definition,
+    is_foreign,
+    kind_in,
     message_and,
     word_set,
+    words_of,
 )
 from ingestion.symbols.names import (
     CODE,
@@ -62,7 +56,7 @@ _LIMITS = word_set(
     "range ranges requirement requirements rule rules supported valid allowed legal bound "
     "bounds"
 )
-# What stands under these is a chip, a setting or a measurement.
+# Headers of chips, settings and measurements.
 _SUBJECTS = word_set(
     "property parameter option variable environment field metric counter chip device gpu model "
     "specification version file directory flag setting key argument feature architecture platform "
@@ -70,16 +64,6 @@ _SUBJECTS = word_set(
 )
 _QUANTITY = word_set("number count of per size total max maximum min minimum unit units")
 _PLAIN = re.compile(r"[^\w\s/-]+")
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where a table or list stands: the words nearest first, the names that the document's code
-    uses."""
-
-    section: int
-    around: tuple[str, ...]
-    in_code: Collection[str]
 
 
 @dataclass(frozen=True)
@@ -91,11 +75,11 @@ class _Columns:
     meaning: int | None
     limits: tuple[int, ...]
     further: tuple[int, ...]
-    message: int | None = None  # of an error, where the meaning is in another column
+    message: int | None = None  # of an error, if the meaning is in another column
 
 
-def table_drafts(table: Table, place: Place) -> Iterator[Draft]:
-    """A draft for every name in every row; none for a table that is about something else."""
+def table_definitions(table: Table, place: Surroundings) -> Iterator[Definition]:
+    """A definition for every name in every row; none for a table about something else."""
     header, rows = _header_and_rows(table)
     if not rows or len(header) > MAX_COLUMNS:
         return
@@ -104,12 +88,12 @@ def table_drafts(table: Table, place: Place) -> Iterator[Draft]:
     if columns is None:
         return
     for row in rows[:MAX_ROWS]:
-        yield from _row_drafts(header, row, columns, place.section)
+        yield from _row_definitions(header, row, columns, place.section)
 
 
 def _header_and_rows(table: Table) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """The header row that names most columns. Rows that a parser took for headers between parts
-    of a table repeat one cell and are no rows."""
+    """The header row that names most columns, and the rows without those that repeat one cell,
+    which are headings between parts of the table."""
     header: tuple[str, ...] = ()
     for row in table.header:
         if len(set(filter(None, row))) > len(set(filter(None, header))):
@@ -153,7 +137,7 @@ def _columns(
 
 
 def _repeats_names(rows: Sequence[tuple[str, ...]], names: int, column: int) -> bool:
-    """Whether a column writes the names of its rows with their operands."""
+    """Whether a column contains the names of most rows, with their operands."""
     return 2 * sum(_written(row[names]) in row[column] for row in rows) >= len(rows)
 
 
@@ -163,7 +147,7 @@ def _written(cell: str) -> str:
 
 @dataclass(frozen=True)
 class _Naming:
-    """Why a column may hold names. `trusted`: its header says so outright."""
+    """Why a column may contain names. `trusted`: its header announces them."""
 
     kind: CardKind | None
     trusted: bool
@@ -174,7 +158,7 @@ def _head_words(cell: str) -> list[str]:
 
 
 def _naming(words: Sequence[str], column: int, around: Sequence[str]) -> _Naming | None:
-    """What the header of a column promises, or None where it cannot hold names."""
+    """The kind that the header of a column names, or None if it cannot contain names."""
     context = kind_in(around)
     if not words:
         return _Naming(context, False) if context and column < 2 else None
@@ -186,7 +170,7 @@ def _naming(words: Sequence[str], column: int, around: Sequence[str]) -> _Naming
     if head in SYNTAX_WORDS | {"name", "code", "mnemonic", "id"} and len(words) > 1:
         head = words[-2] if words[-2] in KIND_WORDS or words[-2] in NEUTRAL_WORDS else head
     if column > 0 and KIND_WORDS.get(head) in ("type", "constant", "register"):
-        return None  # the type of what the first column names
+        return None  # the type of the name in the first column
     if head == "code":
         return _Naming("error", context == "error")
     if head in KIND_WORDS:
@@ -199,7 +183,7 @@ def _naming(words: Sequence[str], column: int, around: Sequence[str]) -> _Naming
 
 
 def _share(cells: Sequence[str], naming: _Naming, in_code: Collection[str]) -> float:
-    """How many of the filled cells hold names and nothing else."""
+    """The share of the filled cells that contain only names."""
     filled = [cell for cell in cells if cell.strip()]
     if not filled or len(filled) * 2 < len(cells):
         return 0.0
@@ -208,7 +192,7 @@ def _share(cells: Sequence[str], naming: _Naming, in_code: Collection[str]) -> f
 
 
 def _names_row(cell: str, naming: _Naming, in_code: Collection[str]) -> bool:
-    # Under a header about errors, what is nothing but a code is one.
+    # Under a header about errors, a cell that is only a code is one.
     coded = naming.kind == "error" and is_error_code(cell.strip())
     mentions = mentions_in(cell, trusted=naming.trusted or coded, loose=True)
     return bool(mentions) and all(_is_symbol(m, naming, in_code) for m in mentions)
@@ -227,9 +211,9 @@ def _is_symbol(mention: Mention, naming: _Naming, in_code: Collection[str]) -> b
     return looks_coded(name) or bool(mention.signature) or name in in_code
 
 
-def _row_drafts(
+def _row_definitions(
     header: Sequence[str], row: Sequence[str], columns: _Columns, section: int
-) -> Iterator[Draft]:
+) -> Iterator[Definition]:
     naming = _Naming(columns.kind, True)
     mentions = mentions_in(row[columns.names], trusted=True, loose=True)
     if not mentions or not all(_is_symbol(m, naming, ()) for m in mentions):
@@ -241,28 +225,23 @@ def _row_drafts(
         meaning = _after_names(row[columns.names])
     if columns.kind == "error" and columns.message is not None:
         meaning = message_and(row[columns.message], meaning)
-    limits = bounded((row[n] for n in columns.limits), MAX_LIMITS, MAX_LIMIT)
-    further = bounded(
-        (_headed(header, row, n) for n in columns.further if row[n] and n < len(header)),
-        MAX_FURTHER,
-        MAX_LIMIT,
-    )
+    further = [_headed(header, row, n) for n in columns.further if row[n] and n < len(header)]
     for mention in mentions:
         own = len(mentions) == 1 or mention.name in syntax
-        yield Draft(
+        yield definition(
             mention.name,
             section,
-            kind=columns.kind,
-            signature=cut((syntax if own else "") or mention.signature, MAX_SIGNATURE),
+            columns.kind,
+            signature=(syntax if own else "") or mention.signature,
             operands=operands_of(operands),
-            meaning=cut(meaning, MAX_MEANING),
-            limits=limits,
+            meaning=meaning,
+            limits=[row[n] for n in columns.limits],
             further=further,
         )
 
 
 def _after_names(cell: str) -> str:
-    """What a cell says after the piece of code that it begins with."""
+    """The words of a cell after the piece of code at its beginning."""
     first = CODE.match(cell)
     rest = cell[first.end() :] if first else ""
     return rest.strip(" |:-\u2013\u2014") if len(rest.split()) > 1 else ""
@@ -274,7 +253,7 @@ def _headed(header: Sequence[str], row: Sequence[str], column: int) -> str:
 
 
 def _is_prose(rows: Sequence[tuple[str, ...]], column: int) -> bool:
-    """Cells of several words that differ from row to row, rather than numbers or marks."""
+    """Whether the cells have several words that differ from row to row."""
     cells = [row[column] for row in rows if row[column]]
     words = sum(len(re.findall(r"[A-Za-z]{2,}", cell)) for cell in cells)
     return words >= 2 * len(cells) > 0 and len(set(cells)) * 2 >= min(len(cells), 8)
@@ -285,7 +264,7 @@ def _width(rows: Sequence[tuple[str, ...]], column: int) -> int:
 
 
 def operands_of(cell: str) -> tuple[tuple[str, str], ...]:
-    """The operands of a cell, cut at commas outside brackets; a cell gives no meanings."""
+    """The operands of a cell, cut at commas outside brackets, without meanings."""
     text = without_ticks(without_links(cell))
     parts: list[str] = []
     depth = start = 0

@@ -1,4 +1,4 @@
-"""Where the document uses its names: the sentences that bound them and the code that shows them."""
+"""Uses of names in a document: sentences that state limits of them, and code with examples."""
 
 from __future__ import annotations
 
@@ -7,17 +7,22 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from ingestion.passages import ParsedSection
-from ingestion.symbols.context import FOREIGN_FENCES
-from ingestion.symbols.drafts import MAX_LIMIT, MAX_LIMITS, Draft, word_set
+from ingestion.symbols.definitions import (
+    FOREIGN_FENCES,
+    MAX_LIMIT,
+    MAX_LIMITS,
+    Definition,
+    sentences_of,
+    word_set,
+)
 from ingestion.symbols.names import EMPTY_WORDS, NAME, is_word
-from ingestion.symbols.sentences import sentences_of
 
-MAX_EXAMPLES = 4  # lines kept for each name while the best is sought
+MAX_EXAMPLES = 4  # candidates for each name
 MAX_EXAMPLE = 300  # characters
 MAX_EXAMPLE_LINES = 3
 MAX_LINE = 200
-MAX_CODE = 200_000  # characters of all code blocks that are read
-MAX_PROSE = 1_000_000
+MAX_CODE = 200_000  # characters of all code blocks
+MAX_SENTENCES = 1_000_000  # characters of all sentences
 
 _BOUND = re.compile(
     r"\b(?:must|multiples?|aligned|alignment|at most|at least|only|cannot|can't|may not"
@@ -50,37 +55,30 @@ _PLURALS = ("s", "es")
 def limits_for(
     sections: Sequence[ParsedSection], names: Collection[str]
 ) -> Mapping[str, list[str]]:
-    """For each name the sentences that name it and bound it; those of sections about limits
-    first."""
-    first: dict[str, list[str]] = defaultdict(list)
-    later: dict[str, list[str]] = defaultdict(list)
-    budget = MAX_PROSE
+    """The sentences that state a limit of a name, by name; those of sections about limits first."""
+    limits: dict[str, list[tuple[bool, str]]] = defaultdict(list)
+    budget = MAX_SENTENCES
+    for sentence, in_limits in _prose(sections):
+        budget -= len(sentence)
+        if budget < 0:
+            break
+        if _bounds(sentence):
+            for name in _named_in(sentence, names, in_limits):
+                limits[name].append((not in_limits, sentence))
+    by_rank = {name: sorted(rows, key=lambda row: row[0]) for name, rows in limits.items()}
+    return {name: [text for _, text in rows[:MAX_LIMITS]] for name, rows in by_rank.items()}
+
+
+def _prose(sections: Sequence[ParsedSection]) -> Iterator[tuple[str, bool]]:
+    """The sentences, and whether their section is about limits. Fields (`:Cycles: 1 to issue`) are
+    no sentences; cards have them in `further`.
+    """
     for section in sections:
-        limiting = any(_LIMITING.search(title[:200]) for title in section.path[-2:])
-        for sentence in _prose(section):
-            budget -= len(sentence)
-            if budget < 0:
-                return _joined(first, later)
-            if not _bounds(sentence):
-                continue
-            for name in _named_in(sentence, names, limiting):
-                (first if limiting else later)[name].append(sentence)
-    return _joined(first, later)
-
-
-def _joined(
-    first: Mapping[str, list[str]], later: Mapping[str, list[str]]
-) -> Mapping[str, list[str]]:
-    return {
-        name: (first.get(name, []) + later.get(name, []))[:MAX_LIMITS] for name in {*first, *later}
-    }
-
-
-def _prose(section: ParsedSection) -> Iterator[str]:
-    """Sentences; fields (`:Cycles: 1 to issue`) are none, and a card has them as what they are."""
-    for element in section.elements:
-        if element.kind in ("text", "list"):
-            yield from sentences_of(_FIELD.sub("", element.text))
+        in_limits = any(_LIMITING.search(title[:200]) for title in section.path[-2:])
+        for element in section.elements:
+            if element.kind in ("text", "list"):
+                for sentence in sentences_of(_FIELD.sub("", element.text)):
+                    yield sentence, in_limits
 
 
 def _bounds(sentence: str) -> bool:
@@ -90,22 +88,21 @@ def _bounds(sentence: str) -> bool:
 
 
 def bounding(text: str) -> list[str]:
-    """The sentences of a text that state a bound in words."""
-    return [
-        s for s in sentences_of(_FIELD.sub("", text)) if len(s) <= MAX_LIMIT and _BOUND.search(s)
-    ]
+    """The sentences of a text that state a limit in words."""
+    sentences = sentences_of(_FIELD.sub("", text))
+    return [s for s in sentences if len(s) <= MAX_LIMIT and _BOUND.search(s)]
 
 
-def _named_in(sentence: str, names: Collection[str], limiting: bool) -> set[str]:
-    """Names in a sentence: marked as code, or of a shape that no word has. A section about limits
-    may also use a plain word for what it names, in the plural too."""
+def _named_in(sentence: str, names: Collection[str], in_limits: bool) -> set[str]:
+    """The names in a sentence: marked as code, or of a shape that words do not have. In a section
+    about limits, also names that are plain words, and their plurals."""
     named: set[str] = set()
     for span in _TICKED.findall(sentence):
         named.update(token for token in _tokens(span) if token in names)
     for token in _tokens(sentence):
         if token in names and not is_word(token):
             named.add(token)
-        elif limiting and len(token) > 2 and token not in EMPTY_WORDS and token not in _COMMON:
+        elif in_limits and len(token) > 2 and token not in EMPTY_WORDS and token not in _COMMON:
             stems = [token, *(token.removesuffix(e) for e in _PLURALS if token.endswith(e))]
             named.update(stem for stem in stems if stem in names and len(stem) > 2)
     return named
@@ -120,7 +117,7 @@ def _tokens(text: str) -> Iterator[str]:
 
 
 class CodeLines:
-    """The code of a document, to ask which line shows a name best."""
+    """The code of a document: the names that it uses, and the best line to show each."""
 
     def __init__(self, sections: Sequence[ParsedSection]) -> None:
         self.names: set[str] = set()
@@ -151,7 +148,7 @@ class CodeLines:
                 continue
             for token in _tokens(line):
                 self.names.add(token)
-                # A line that does something with the name shows more than the bare name.
+                # A line with more than the name shows more.
                 cost = len(line.strip()) + (400 if line.strip().rstrip(";:") == token else 0)
                 kept = self._lines[token]
                 if len(kept) < MAX_EXAMPLES or cost < kept[-1][0]:
@@ -159,16 +156,16 @@ class CodeLines:
                     kept.sort(key=lambda line: line[0])
                     del kept[MAX_EXAMPLES:]
 
-    def example(self, draft: Draft) -> tuple[str, str]:
+    def example(self, definition: Definition) -> tuple[str, str]:
         """A line or a few that use a name, and the language of the block."""
-        for name in self._written(draft.name):
+        for name in self._forms(definition.name):
             for _, line, language in self._lines.get(name, ()):
-                if not _is_definition(line, draft.signature):
+                if not _is_signature(line, definition.signature):
                     return line, language
         return "", ""
 
-    def _written(self, name: str) -> Iterator[str]:
-        """The name, and the forms that imports of the document allow."""
+    def _forms(self, name: str) -> Iterator[str]:
+        """The name, and its forms by the imports of the document."""
         yield name
         module, dot, last = name.rpartition(".")
         if dot:
@@ -180,14 +177,14 @@ class CodeLines:
         return name in self.called or name in self.leading
 
 
-def _is_definition(line: str, signature: str) -> bool:
-    """Whether a line only writes the signature, perhaps with a comment."""
+def _is_signature(line: str, signature: str) -> bool:
+    """Whether a line is only the signature, perhaps with a comment."""
     words, stated = " ".join(line.split()), " ".join(signature.split())
     return bool(stated) and (words.startswith(stated) or stated.startswith(words))
 
 
 def _statement(lines: Sequence[str], number: int) -> str:
-    """A line, with the next ones where its brackets stay open."""
+    """A line, with the next ones if its brackets are open."""
     kept = [lines[number]]
     depth = _open(lines[number])
     while depth > 0 and len(kept) < MAX_EXAMPLE_LINES and number + len(kept) < len(lines):

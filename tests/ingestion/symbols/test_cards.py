@@ -20,7 +20,7 @@ from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS
 
 pytestmark = pytest.mark.slow(seconds=6)
 
-# Documents of real chips, where they lie beside this checkout.
+# Documents of real chips, if they are beside this checkout.
 CORPUS = Path(__file__).resolve().parents[4] / "shared" / "corpus"
 
 ASSEMBLER = """\

@@ -11,7 +11,7 @@ from ingestion.elements import Element
 from ingestion.formats import parse
 from ingestion.passages import ParsedSection, split_sections
 from ingestion.symbols.cards import cards_of
-from ingestion.symbols.labelled import without_card
+from ingestion.symbols.headings import headings_without_card
 from kb.catalog.knowledge.symbols import Card
 
 INSTRUCTIONS = {
@@ -101,12 +101,12 @@ def test_headings_among_instructions_without_a_card_are_named() -> None:
     entries = "### vld\n\nLoads.\n\n### vst\n\nStores.\n\n"
     text = f"# Chip\n\n## Instructions\n\n{entries}## Memory\n\nText.\n"
     sections = sections_of(text.encode(), "manual.md")
-    assert without_card(sections, set()) == ["vld", "vst"]
-    assert without_card(sections, {"vld", "vst"}) == []
+    assert headings_without_card(sections, set()) == ["vld", "vst"]
+    assert headings_without_card(sections, {"vld", "vst"}) == []
 
 
 def test_a_heading_beside_those_that_gave_cards_is_named() -> None:
     headings = [Element("title", name, level=2) for name in ("vld", "vst", "vmix")]
     sections = split_sections([Element("title", "Chip", level=1), *headings])
-    assert without_card(sections, {"vld", "vst"}) == ["vmix"]
-    assert without_card(sections, set()) == []
+    assert headings_without_card(sections, {"vld", "vst"}) == ["vmix"]
+    assert headings_without_card(sections, set()) == []

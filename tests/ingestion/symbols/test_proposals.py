@@ -1,5 +1,5 @@
-"""Cards that a model proposes, over HTTP on loopback: kept where they stand in the manual word for
-word, unused until a person accepts them, there when the manual is read again.
+"""Cards that a model proposes, over HTTP on loopback: stored if they are in the manual word for
+word, unused until a person accepts them, and there when the manual is read again.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from api.card_proposals import SectionModel, section_model
-from ingestion.symbols.model import NotCards, Proposed, propose_cards, rows_of
+from ingestion.symbols.proposals import CardProposals, NotCards, propose_cards, rows_of
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest, Unavailable
@@ -100,7 +100,7 @@ def model_of(server: ModelServer) -> SectionModel:
     return section_model("openai/scripted", server.url)
 
 
-def propose(store: Store, server: ModelServer, most: int = 9, **given: Any) -> Proposed:
+def propose(store: Store, server: ModelServer, most: int = 9, **given: Any) -> CardProposals:
     return propose_cards(
         store.catalog,
         store.registry,
@@ -149,7 +149,7 @@ def test_what_stands_in_the_section_is_kept(
         "its name is not in the section": 1,
         "neither its meaning nor its signature is in the section": 1,
         "there is a card of this name": 1,
-        "its name is none that code could write": 1,
+        "its name is impossible in code": 1,
     }
     assert dict(report.dropped) == {"limit": 1, "example": 1}
     assert (report.fields_proposed, report.fields_kept) == (14, 8)
@@ -255,7 +255,7 @@ def test_proposals_outlive_a_new_version_and_go_with_their_sentence(
 
     told = MANUAL.replace("| stt |", "| vsync | lanes | wait |\n| stt |")
     upload(store, told)
-    assert cards(store)["vsync"].origin == "structure"  # what the manual's structure says wins
+    assert cards(store)["vsync"].origin == "structure"  # the structure of the manual wins
 
 
 def test_an_unmatched_proposal_is_no_lost_correction(
@@ -296,7 +296,7 @@ def test_an_unusable_answer_and_a_model_that_fails(
         propose(store, asked(failure(404, "no such model")))
     report = propose(store, asked(Answered("I see no names.")))
     assert report.asked == 1 and report.unusable[0].startswith("Orbit assembler > Waiting")
-    report = propose(store, asked(answer(VSYNC)))  # asked again: that answer was of no use
+    report = propose(store, asked(answer(VSYNC)))  # asked again: that answer was unusable
     assert (report.asked, report.kept) == (1, ["vsync"])
     upload(store, MANUAL + "\n## Fences\n\nWrite `vfence all` there.\n")
     report = propose(store, asked(failure(404, "no such model")))
