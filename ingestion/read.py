@@ -38,7 +38,7 @@ from ingestion.passages import (
     words_of,
 )
 from ingestion.samples.kernels import fragments_of, kernels_of
-from ingestion.samples.recipes import LeftOut, propose_recipes
+from ingestion.samples.recipes import UnusedSample, propose_recipes
 from ingestion.symbols.cards import cards_of
 from ingestion.symbols.headings import headings_without_card
 from kb.catalog.knowledge.moves import DocumentMove
@@ -90,7 +90,7 @@ class ReadDocument:
     facts: tuple[ProposedFact, ...]
     moves: tuple[DocumentMove, ...]
     recipes: tuple[ProposedRecipe, ...]
-    samples_left_out: tuple[LeftOut, ...]
+    samples_left_out: tuple[UnusedSample, ...]
     cards: tuple[Card, ...]
     kernels: tuple[KernelSample, ...]
     front_matter: Mapping[str, Any]
@@ -191,7 +191,7 @@ def read_document(
     if file.with_facts:
         left_out += _without_recipe(sections, kernels, samples)
         fragments = fragments_of(sections, cards, kernels, own)
-        left_out += (LeftOut(sections[number].path, lack) for number, lack in fragments)
+        left_out += (UnusedSample(sections[number].path, lack) for number, lack in fragments)
     content = VersionContent(
         sections=[_section_draft(section, scopes) for section in sections],
         passages=[_tagged(p, sections[p.section], tagger, front) for p in passages],
@@ -226,12 +226,12 @@ def facts_in(sections: Sequence[ParsedSection]) -> tuple[tuple[ProposedFact, ...
 
 def _without_recipe(
     sections: Sequence[ParsedSection], kernels: Sequence[KernelSample], samples: SampleScopes
-) -> list[LeftOut]:
+) -> list[UnusedSample]:
     """Kernels in languages that the hardware of their section has no command templates for."""
     placed = [(kernel, sections[kernel.section].path) for kernel in kernels if kernel.language]
     reason = "a whole kernel, but no recipe: no toolchain is stated for"
     return [
-        LeftOut(path, f"{reason} {kernel.language}")
+        UnusedSample(path, f"{reason} {kernel.language}")
         for kernel, path in placed
         if kernel.language not in samples.of(path)
     ]

@@ -2,28 +2,19 @@
 named constants, arrays of constant size, and which literal is which.
 
 Only what many kernel languages share is used: an argument list with sizes in brackets, constants
-that are assigned an integer once, arrays with bracketed sizes, one loop on a line. A sample that is
-written otherwise is refused with the reason, and so is one of more parts than a person would write
-into a manual: the work that a sample takes is bounded. What a literal is called here is a guess
-that the compiler and the correctness check of a candidate decide.
+that are assigned an integer once, arrays with bracketed sizes, one loop on a line. Others are
+refused with the reason, and so are those with more parts than a person writes into a manual: the
+work is bounded. The names of literals are guesses that the compiler and the correctness check of a
+candidate decide.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingestion.samples.tokens import (
-    Sizes,
-    Tensor,
-    Token,
-    split,
-    statements,
-    subscripts,
-    tokens_of,
-)
 from kb.errors import InvalidPredicate
 from kb.moves_vocabulary import ROLES
 from kb.predicates import compile_expression
@@ -52,9 +43,8 @@ class NotLiftable(Exception):
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A number that the sample names, or that stands in it under a generated name. `uses` are
-    the literals that it stands for."""
+class SampleConstant:
+    """A number that the sample names, or one with a generated name. `uses` are its literals."""
 
     name: str
     value: int
@@ -64,9 +54,9 @@ class Constant:
 
 @dataclass(frozen=True)
 class Array:
-    """A declaration of constant size. `kind` is the word that the statement begins with, `dims` are
-    expressions over constants and sizes (these as `@{name}`), `pad` is what the last dimension is
-    padded by, or empty."""
+    """A declaration of constant size. `kind` is the first word of the statement, `dims` are
+    expressions over constants and sizes (these as `@{name}`), `pad` is the constant that pads the
+    last dimension, or empty."""
 
     name: str
     kind: str
@@ -85,17 +75,17 @@ class Array:
 
 
 @dataclass(frozen=True)
-class Sample:
-    """literals: (place, length, name of the size or constant that stands there). sizes: of the
-    sample, by name; tensors name theirs in `dims`. steps: (size, constant) that stand in one line
-    and divide in the sample."""
+class CodeSample:
+    """literals: (place, length, name of the size or constant). sizes: of the sample, by name;
+    tensors name theirs in `dims`. steps: (size, constant) in one line, where the constant divides
+    the size."""
 
     text: str
     entry: str
     tensors: tuple[Tensor, ...]
     dims: tuple[tuple[str, ...], ...]
     sizes: dict[str, int]
-    constants: tuple[Constant, ...]
+    constants: tuple[SampleConstant, ...]
     arrays: tuple[Array, ...]
     literals: tuple[tuple[int, int, str], ...]
     steps: tuple[tuple[str, str], ...]
@@ -109,9 +99,9 @@ class Sample:
         return text
 
 
-def read_sample(text: str) -> Sample:
+def read_sample(text: str) -> CodeSample:
     """Read one sample. Raises NotLiftable with the reason."""
-    return _Reader(text).sample()
+    return _SampleReader(text).sample()
 
 
 def role_of(name: str) -> str:
@@ -130,7 +120,7 @@ NO_SIZES = (
 )
 
 
-class _Reader:
+class _SampleReader:
     """One pass after the other over the tokens of one sample."""
 
     def __init__(self, text: str) -> None:
@@ -142,10 +132,10 @@ class _Reader:
         self.entry, self.first, self.end = self._argument_list()
         self.tensors = self._tensors(self.tokens[self.first : self.end])
         self.names = {tensor.name for tensor in self.tensors}
-        # Constants may stand before the kernel.
+        # Constants may precede the kernel.
         self.body = [*self.tokens[: self.first], *self.tokens[self.end + 1 :]]
 
-    def sample(self) -> Sample:
+    def sample(self) -> CodeSample:
         named = self._named_constants()
         places = {token.start for constant in named for token in constant.uses}
         arrays = self._arrays({constant.name for constant in named})
@@ -164,7 +154,7 @@ class _Reader:
         names |= {start: f"@{{{size}}}" for start, _, size in bound}
         finished = [_array(array, names, pads) for array in arrays]
         values = {c.name: c.value for c in constants}
-        return Sample(
+        return CodeSample(
             self.text,
             self.entry,
             tuple(self.tensors),
@@ -221,7 +211,7 @@ class _Reader:
 
     # -- constants and arrays
 
-    def _named_constants(self) -> list[Constant]:
+    def _named_constants(self) -> list[SampleConstant]:
         constants = {}
         starts = {token.start: token for token in self.body if token.kind == "int"}
         for match in _DEFINED.finditer(self.text):
@@ -235,7 +225,7 @@ class _Reader:
                 and self._count(name) > 1
                 and (int(token.text) > 0 or role == PAD)
             ):
-                constants[name] = Constant(name, int(token.text), role, (token,))
+                constants[name] = SampleConstant(name, int(token.text), role, (token,))
         return list(constants.values())
 
     def _changed(self, name: str) -> int:
@@ -258,7 +248,7 @@ class _Reader:
         _at_most(MAX_ARRAYS, len(declarations), "arrays")
         return declarations
 
-    def _unnamed(self, arrays: Sequence[_Declared], named: set[int]) -> list[Constant]:
+    def _unnamed(self, arrays: Sequence[_Declared], named: set[int]) -> list[SampleConstant]:
         """Literals in sizes of arrays that are no size of a tensor; equal ones are one constant."""
         tensor_sizes = {size for tensor in self.tensors for size in tensor.sizes}
         values = {
@@ -275,13 +265,13 @@ class _Reader:
                 for token in self.body
                 if token.kind == "int" and int(token.text) == value and token.start not in named
             ]
-            unnamed.append(Constant(f"size_{value}", value, "block", tuple(uses)))
+            unnamed.append(SampleConstant(f"size_{value}", value, "block", tuple(uses)))
         return unnamed
 
 
 @dataclass(frozen=True)
 class _Declared:
-    """An array as tokens. rest: what follows its sizes."""
+    """An array as tokens. rest: those after its sizes."""
 
     name: str
     kind: str
@@ -301,8 +291,7 @@ def _array(declared: _Declared, names: Mapping[int, str], pads: Sequence[str]) -
 
 
 def _check_size(array: str, dim: Sequence[Token]) -> None:
-    """Raises NotLiftable for what is no arithmetic of numbers and constants: a limit has to count
-    with it."""
+    """Raises NotLiftable unless it is arithmetic of numbers and constants, as a limit needs."""
     text = " ".join(token.text for token in dim)
     message = f"the size [{text[:60]}] of its array {array[:60]} is no arithmetic"
     if not all(t.kind in ("int", "odd", "name") or t.text in _SIZE_MARKS for t in dim):
@@ -320,7 +309,7 @@ def _at_most(limit: int, count: int, what: str) -> None:
 
 
 def _twice(names: Sequence[str]) -> str:
-    """A name that stands there more than once, or empty."""
+    """A name that occurs more than once, or empty."""
     return next((name for name, count in Counter(names).items() if count > 1), "")
 
 
@@ -334,7 +323,7 @@ def _usable(name: str) -> bool:
 
 
 def _argument(tokens: Sequence[Token]) -> tuple[str, bool, tuple[Token, ...]]:
-    """Name, whether it says that it is an output, and its sizes."""
+    """Name, whether the name is that of an output, and sizes."""
     opening = next((n for n, t in enumerate(tokens) if t.text in "[<"), len(tokens))
     colon = next((n for n, t in enumerate(tokens) if t.text == ":"), opening)
     names = [t.text for t in tokens[: min(opening, colon)] if t.kind == "name"]
@@ -364,3 +353,207 @@ def _declaration(
             token.text, statement[0].text, tuple(map(tuple, dims)), tuple(statement[end + 1 :])
         )
     return None
+
+
+# -- tokens, of which many languages have the same few kinds
+
+OPENING, CLOSING = "([{<", ")]}>"
+
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?(?:\*/|\Z)|^[ \t]*#[ \t][^\n]*", re.DOTALL | re.MULTILINE)
+# Digits and letters of ASCII only: others are no numbers and no names to a compiler. A number of
+# more digits is no size, and one that begins with 0 is octal in some languages.
+_TOKEN = re.compile(
+    r"(?P<float>[0-9]+\.[0-9]+(?:[eE][+-]?[0-9]+)?|[0-9]+\.(?!\.)|[0-9]+[eE][+-]?[0-9]+)"
+    r"|(?P<int>(?:0|[1-9][0-9]{0,14})(?!\w))|(?P<odd>[0-9]\w*)|(?P<name>[A-Za-z_][A-Za-z0-9_]*)"
+    r"|(?P<mark>:=|==|[-+*/]=|\+\+|--|\S)"
+)
+
+
+@dataclass(frozen=True)
+class Token:
+    """`kind` is float, int, odd, name or mark; `line` counts from 0."""
+
+    kind: str
+    text: str
+    start: int
+    line: int
+
+
+def tokens_of(text: str) -> list[Token]:
+    """The tokens of a sample without its comments; `start` counts characters of the text."""
+    blank = _COMMENT.sub(lambda tokens: re.sub(r"[^\n]", " ", tokens[0]), text)
+    tokens = []
+    line = place = 0
+    for match in _TOKEN.finditer(blank):
+        line += blank.count("\n", place, match.start())
+        place = match.start()
+        tokens.append(Token(str(match.lastgroup), match[0], place, line))
+    return tokens
+
+
+def split(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """Split at commas outside of brackets."""
+    depth, part = 0, list[Token]()
+    for token in tokens:
+        depth += (token.text in OPENING) - (token.text in CLOSING)
+        if token.text == "," and depth == 0:
+            yield part
+            part = []
+        else:
+            part.append(token)
+    if part:
+        yield part
+
+
+def statements(tokens: Sequence[Token]) -> Iterator[list[Token]]:
+    """Split at semicolons, braces and ends of lines that are in no square bracket."""
+    part: list[Token] = []
+    open_ = 0
+    for token in tokens:
+        ends = token.text in ";{}"
+        if part and (ends or (open_ == 0 and token.line != part[-1].line)):
+            yield part
+            part, open_ = [], 0
+        if not ends:
+            part.append(token)
+            open_ = max(0, open_ + (token.text == "[") - (token.text == "]"))
+    if part:
+        yield part
+
+
+def subscripts(tokens: Sequence[Token], place: int) -> list[list[Token]]:
+    """`[a][b]` or `[a, b]` behind a name, without the brackets; not one that is never closed."""
+    indices: list[list[Token]] = []
+    while place < len(tokens) and tokens[place].text == "[":
+        end = _closing(tokens, place)
+        if end is None:
+            break
+        indices += list(split(tokens[place + 1 : end]))
+        place = end + 1
+    return indices
+
+
+def _closing(tokens: Sequence[Token], opening: int) -> int | None:
+    depth = 0
+    for place in range(opening, len(tokens)):
+        depth += (tokens[place].text == "[") - (tokens[place].text == "]")
+        if depth == 0:
+            return place
+    return None
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """An argument of the entry. `literals` are its sizes in the argument list."""
+
+    name: str
+    role: str
+    literals: tuple[Token, ...]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Elements along each dimension."""
+        return tuple(int(token.text) for token in self.literals)
+
+
+class Sizes:
+    """Which size of which tensor a literal is: dimensions that one variable runs over are the same;
+    what cannot be distinguished is one size."""
+
+    def __init__(
+        self, tensors: Sequence[Tensor], body: Sequence[Token], constants: set[str]
+    ) -> None:
+        self.tensors = tensors
+        self.constants = constants
+        self._same: dict[tuple[int, int], tuple[int, int]] = {}
+        self._value = {
+            (n, axis): size
+            for n, tensor in enumerate(tensors)
+            for axis, size in enumerate(tensor.sizes)
+        }
+        self._runs: dict[str, tuple[int, int]] = {}
+        self._body = body
+        self._follow_indices()
+
+    @property
+    def values(self) -> dict[str, int]:
+        """The sizes of the sample by name, such as `a_0`."""
+        return {self._name(place): value for place, value in self._value.items()}
+
+    def _name(self, place: tuple[int, int]) -> str:
+        tensor, axis = self._root(place)
+        return f"{self.tensors[tensor].name}_{axis}"
+
+    def _root(self, place: tuple[int, int]) -> tuple[int, int]:
+        while place in self._same:
+            place = self._same[place]
+        return place
+
+    def _join(self, place: tuple[int, int], other: tuple[int, int]) -> None:
+        first, second = sorted((self._root(place), self._root(other)))
+        if first != second and self._value[first] == self._value[second]:
+            self._same[second] = first
+
+    def _follow_indices(self) -> None:
+        numbers = {tensor.name: n for n, tensor in enumerate(self.tensors)}
+        for place, token in enumerate(self._body):
+            if token.text not in numbers:
+                continue
+            tensor = numbers[token.text]
+            for axis, index in enumerate(subscripts(self._body, place + 1)):
+                if (tensor, axis) not in self._value:
+                    break
+                for name in index:
+                    if name.kind == "name" and name.text not in self.constants:
+                        self._join(self._runs.setdefault(name.text, (tensor, axis)), (tensor, axis))
+
+    def bound(
+        self, body: Sequence[Token]
+    ) -> tuple[tuple[tuple[str, ...], ...], list[tuple[int, int, str]], list[tuple[str, str]]]:
+        """The dims of every tensor, the literals that are sizes, and what steps through them."""
+        known = set(self._value.values())
+        literals = [t for t in body if t.kind == "int" and int(t.text) in known - {0, 1}]
+        places = [(token, self._dimension_of(token)) for token in literals]
+        for token, place in places:
+            if place is None:
+                self._join_all(int(token.text))
+        steps = []
+        sized = []
+        for token, place in places:
+            size = self._name(place or self._any(int(token.text)))
+            sized.append((token.start, len(token.text), size))
+            steps += [
+                (size, other.text)
+                for other in self._line(token)
+                if place is not None and other.text in self.constants
+            ]
+        dims = tuple(
+            tuple(self._name((n, axis)) for axis in range(len(tensor.sizes)))
+            for n, tensor in enumerate(self.tensors)
+        )
+        for n, tensor in enumerate(self.tensors):
+            for axis, token in enumerate(tensor.literals):
+                sized.append((token.start, len(token.text), self._name((n, axis))))
+        return dims, sized, list(dict.fromkeys(steps))
+
+    def _line(self, token: Token) -> list[Token]:
+        return [other for other in self._body if other.line == token.line]
+
+    def _dimension_of(self, literal: Token) -> tuple[int, int] | None:
+        """The dimension that the one variable of its line runs over."""
+        value = int(literal.text)
+        places = {
+            self._root(self._runs[token.text])
+            for token in self._line(literal)
+            if token.text in self._runs
+        }
+        fitting = [place for place in places if self._value[place] == value]
+        return fitting[0] if len(fitting) == 1 else None
+
+    def _any(self, value: int) -> tuple[int, int]:
+        return next(self._root(place) for place, size in self._value.items() if size == value)
+
+    def _join_all(self, value: int) -> None:
+        first, *rest = [place for place, size in self._value.items() if size == value]
+        for place in rest:
+            self._join(first, place)

@@ -1,8 +1,8 @@
-"""Whole kernels among the code blocks of a manual: what a model imitates first.
+"""Whole kernels among the code blocks of a manual, which a model imitates first.
 
 A block counts when it has an entry (a kernel, a function, a directive, a label), a body that uses
 several of the document's names or reads and writes memory, and an end. Commands, configuration and
-output are none. Knows no language: entries are recognised by what many languages share.
+output do not count. Knows no language: entries have the forms that many languages share.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ MAX_TEXT = 200_000  # characters of all its kernels
 MAX_SHAPES = 16
 _LINES = 4  # of code, without comments: a fragment has fewer
 _SYMBOLS = 3  # different ones that the body of a kernel uses
-_CALLS = 3  # different ones in a body under the keyword `kernel`, where nothing lists the names
+_CALLS = (
+    3  # different ones in a body under the keyword `kernel`, in a manual without a list of names
+)
 
 _NO_LANGUAGE = word_set("text none plain plaintext default code txt pseudocode pseudo")
 
@@ -55,7 +57,7 @@ _CONTROL = word_set("if for while switch else do return catch")
 _END = re.compile(
     r"\}\s*;?\s*\Z|\b(?:ret|return|end|endkernel|s_endpgm|exit|halt|stop|done)\b", re.I
 )
-# A name that says so, or an element that is assigned.
+# The name of an access, or an assigned element.
 _MEMORY = re.compile(
     r"(?:\b|_|\.)(?:load|store|ld|st|dma|dma_copy|copy|read|write|fetch|gather|scatter|put|get)"
     r"\w{0,12}(?=[ \t]*[\w(%.\[])|\w\[[^\]\n]{1,120}\][ \t]*[-+*/|&]?=(?!=)",
@@ -102,11 +104,11 @@ def kernels_of(
             symbols = _symbols(code, names, by_last)
             entry = entry_of(code)
             if entry is None or not _is_whole(code, entry, symbols):
-                # A language of the chip's own may mark its entry in a way that nobody has seen.
+                # A language of the chip's own may mark its entry in an unknown way.
                 known = fence in spoken | chips and _is_long(code, symbols)
                 if not known and not (fence in chips and _is_varied(code, entry)):
                     continue
-                entry = entry or Entry("", (), True)
+                entry = entry or KernelEntry("", (), True)
             if len(kernels) == MAX_KERNELS or text + len(code) > MAX_TEXT:
                 return kernels
             seen.add(code)
@@ -132,7 +134,7 @@ def fragments_of(
     languages: Collection[str] = (),
 ) -> list[tuple[int, str]]:
     """The blocks with a language that begin as only a kernel does, or are in one of `languages`,
-    and are none of `kernels`, by section index, with what they lack.
+    without those of `kernels`: by section index, with the reason.
     """
     own = {language.lower() for language in languages}
     names = {card.name: card for card in cards}
@@ -180,9 +182,9 @@ def _is_open(code: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Entry:
+class KernelEntry:
     """Where a kernel begins. `marked` is a sign that nothing but a kernel has, `declared` that the
-    keyword `kernel` stands before its name.
+    keyword `kernel` precedes its name.
     """
 
     name: str
@@ -191,7 +193,7 @@ class Entry:
     declared: bool = False
 
 
-def entry_of(code: str) -> Entry | None:
+def entry_of(code: str) -> KernelEntry | None:
     """The entry of a block of code, or None."""
     if len(code) > MAX_KERNEL:
         return None
@@ -203,8 +205,8 @@ def entry_of(code: str) -> Entry | None:
                 continue
             kernel = marked or "kernel" in match[0].lower() or pattern is _DIRECTIVE
             declared = pattern is _NAMED_ENTRY and bool(_DECLARED.match(match[0]))
-            return Entry(name, _shapes(code, match.start()), kernel, declared)
-    return Entry("", (), True) if marked else None
+            return KernelEntry(name, _shapes(code, match.start()), kernel, declared)
+    return KernelEntry("", (), True) if marked else None
 
 
 def _shapes(code: str, start: int) -> tuple[str, ...]:
@@ -221,12 +223,12 @@ def _shapes(code: str, start: int) -> tuple[str, ...]:
     return ()
 
 
-def _is_whole(code: str, entry: Entry, symbols: Sequence[str]) -> bool:
+def _is_whole(code: str, entry: KernelEntry, symbols: Sequence[str]) -> bool:
     return not _lacks(code, entry, symbols)
 
 
-def _lacks(code: str, entry: Entry, symbols: Sequence[str]) -> str:
-    """What a block with an entry lacks to be a whole kernel, in words; empty where it is one."""
+def _lacks(code: str, entry: KernelEntry, symbols: Sequence[str]) -> str:
+    """Why a block with an entry is not a whole kernel; empty for one that is."""
     lines = _lines(code)
     if len(lines) < _LINES or _COMMAND.match(code):
         return f"it has fewer than {_LINES} lines of code, or is a command"
@@ -264,7 +266,7 @@ def _is_long(code: str, symbols: Sequence[str]) -> bool:
     return len(lines) >= OWN_LINES and varied
 
 
-def _is_varied(code: str, entry: Entry | None) -> bool:
+def _is_varied(code: str, entry: KernelEntry | None) -> bool:
     """Whether a block in the chip's own language has all of a whole kernel but names that this
     manual defines: several different ones begin its lines.
     """
@@ -278,8 +280,8 @@ def _is_varied(code: str, entry: Entry | None) -> bool:
 
 
 def _by_last_part(names: Collection[str]) -> Mapping[str, str]:
-    """`tl.load` for what a document calls `triton.language.load`: its last part, where that is
-    long enough to be no chance."""
+    """Names by their last part (`load` of `triton.language.load`, which code calls `tl.load`), if
+    that is long enough to be no chance."""
     return {
         last: name for name in names if (last := name.rpartition(".")[2]) != name and len(last) > 3
     }

@@ -21,7 +21,7 @@ from ingestion.samples.recipes import (
     MAX_SAMPLE,
     MAX_SAMPLES,
     MAX_TEXT,
-    LeftOut,
+    UnusedSample,
     domain,
     propose_recipes,
 )
@@ -58,7 +58,7 @@ def of_one_chip(language: str) -> Scope:
     return lambda path: {language: ("q1",)}
 
 
-def proposed(code: str, prose: str = "") -> tuple[list[ProposedRecipe], list[LeftOut]]:
+def proposed(code: str, prose: str = "") -> tuple[list[ProposedRecipe], list[UnusedSample]]:
     """From one section with this text and this block."""
     elements = (Element("text", prose), Element("code", code, language="quill"))
     section = ParsedSection(("Q1", "Blend"), 2, None, elements)
@@ -309,7 +309,7 @@ def test_a_sample_of_more_parts_than_are_read_is_left_out(code: str, says: str) 
 
 
 def test_a_manual_of_many_samples_has_its_first_ones_read() -> None:
-    def of(code: str, count: int) -> tuple[list[ProposedRecipe], list[LeftOut]]:
+    def of(code: str, count: int) -> tuple[list[ProposedRecipe], list[UnusedSample]]:
         block = Element("code", code, language="quill")
         section = ParsedSection(("Q1",), 1, None, (block,) * count)
         return propose_recipes([section], of_one_chip("quill"))
