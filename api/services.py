@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -22,7 +22,7 @@ from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
 from ingestion.elsewhere import Elsewhere
 from ingestion.findings.tags import SignalWords, Tagger
-from ingestion.hardware import register_hardware
+from ingestion.hardware import RegisteredHardware, register_hardware
 from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserPool
 from ingestion.read import pipeline_fingerprint, pipeline_parts
@@ -59,6 +59,10 @@ from skills.skill_library import SkillLibrary
 if TYPE_CHECKING:
     from ingestion.on_cluster import ClusterReading
     from kb.cluster.connection import Cluster
+    from optimizer.evaluation.queue import EvaluationQueue
+    from optimizer.search.runs.processes import RunProcesses
+    from retrieval.answer import Answer
+    from skills.trajectories.queue import TrajectoryQueue
 
 # Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
 # catalog takes two seconds of a processor, which the first requests need.
@@ -87,6 +91,35 @@ def evaluate_processes() -> EvaluateProcesses:
     return EvaluateProcesses(command, "api.evaluate_work:evaluate")
 
 
+class Meter(Protocol):
+    """Counts what the service does."""
+
+    def stage(self, name: str, seconds: float) -> None: ...
+    def retrieval(self, answer: Answer) -> None: ...
+    def upload(self, outcome: str) -> None: ...
+    def text(self) -> bytes: ...
+
+
+class NoMeter:
+    """The meter of a command, which counts nothing."""
+
+    def stage(self, name: str, seconds: float) -> None: ...
+    def retrieval(self, answer: Answer) -> None: ...
+    def upload(self, outcome: str) -> None: ...
+    def text(self) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a service runs beside its requests."""
+
+    evaluations: EvaluationQueue
+    runs: RunProcesses
+    trajectories: TrajectoryQueue
+    background: Background | None  # None where the services of a command are lent
+
+
 _SHARED = ("retriever", "uploads", "skills", "tagger", "index")
 
 
@@ -96,6 +129,21 @@ class Services(KnowledgeBase):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.jobs = Jobs(self.catalog)
+        self.metrics: Meter = NoMeter()
+        self._running: Running | None = None
+
+    @property
+    def running(self) -> Running:
+        """Evaluations, runs and trajectories of the service. Raises Unavailable in a command."""
+        if self._running is None:
+            raise Unavailable(
+                "this needs a running service", hint="Start `kernlore serve` and give its URL."
+            )
+        return self._running
+
+    @running.setter
+    def running(self, running: Running) -> None:
+        self._running = running
 
     def seen_by(self, access: AccessScope) -> Services:
         """The same services as this caller may see and change them. What takes an `access_scope`
@@ -156,7 +204,7 @@ class Services(KnowledgeBase):
         """Skills that lose by this outcome are narrowed or retired."""
         self.skills.observed(names)
 
-    def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    def register_hardware(self, description: Mapping[str, Any], origin: str) -> RegisteredHardware:
         """Register or replace a hardware; `origin` names the description in errors. Where its
         languages changed, its manuals are read again.
         """
@@ -168,8 +216,8 @@ class Services(KnowledgeBase):
             check_signature=signature_from_mapping,
             check_rules=check_own,
         )
-        if answer["outcome"] == "updated" and self.documents.find(hardware=answer["id"]):
-            read_again(self.uploads, self.documents, self.blobs, answer["id"])
+        if answer.outcome == "updated" and self.documents.find(hardware=answer.id):
+            read_again(self.uploads, self.documents, self.blobs, answer.id)
         return answer
 
     def parser_pool(self) -> ParserPool:
@@ -270,6 +318,13 @@ class Readiness:
     note: str = ""
     catalog: str = CURRENT
     answer_processes: int = 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests can be answered, by words at least."""
+        waiting = self.jobs.get("queued", 0) + self.jobs.get("running", 0)
+        loaded = self.knowledge_loaded and (self.passages > 0 or not waiting)
+        return loaded and self.catalog != TOO_NEW
 
 
 class Background:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from api.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
+from api.operations.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, default_entry

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any, Literal
@@ -27,8 +27,9 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
-from kb.scope import ALL_ACCESS, AccessScope
+from kb.scope import AccessScope
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
+from retrieval.knowledge_base import KnowledgeBase
 from retrieval.layout import load_layout
 from retrieval.request_scope import own_chains
 from retrieval.symbols import unknown_names
@@ -129,10 +130,6 @@ class Coverage:
     first_kernel: tuple[KernelPart, ...] = ()
     names_without_card: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """The body of GET /hardware/{id}/coverage."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class CoverageData:
@@ -149,15 +146,9 @@ class _Count:
     documents: set[str] = field(default_factory=set)
 
 
-def coverage(
-    catalog: Catalog,
-    registry: HardwareRegistry,
-    hardware_id: str,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> Coverage:
-    """What is known about a chip, by id, name or alias. Raises UnknownHardware, which names the
-    nearest.
-    """
+def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
+    """Coverage by signal, topic and fact, with what would be most useful to upload."""
+    catalog, registry, access_scope = base.catalog, base.registry, base.access
     chip = registry.resolve(hardware_id)
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()

@@ -6,27 +6,45 @@ was measured on it stays, and so do skills and documents that are about other ch
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from kb.catalog import hardware_removal
 from kb.catalog.hardware_removal import Use
 from kb.catalog.knowledge.erasure import erase
 from kb.errors import Conflict, StoreAway
 from kb.hardware.shipped import is_shipped
+from kb.plain import Doc
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
 
-Json = dict[str, Any]
 NAMED = 5  # of what is in the way, in one sentence
 
 
-def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = False) -> Json:
-    """Remove a chip, family or vendor with its description and facts; `with_documents`, also the
-    documents that are about it alone. Raises UnknownHardware, and Conflict, which says what to do
-    first, for one that is built in or in use.
+@dataclass(frozen=True)
+class RemovedHardware:
+    """What was removed with a hardware, and what stays."""
+
+    id: str
+    documents_removed: tuple[str, ...]
+    documents_kept: Annotated[tuple[str, ...], Doc("They are about other hardware too.")]
+    facts_removed: int
+    decided_facts_removed: Annotated[int, Doc("Of those, accepted or entered by a person.")]
+    runs_kept: int
+    removed: bool
+    note: str | None = None
+
+
+def remove_hardware(
+    base: KnowledgeBase,
+    hardware_id: str,
+    with_documents: Annotated[bool, Doc("Also the documents that are about it alone.")] = False,
+) -> RemovedHardware:
+    """Its description and facts go; what was measured on it stays. 409 with what to do first while
+    something uses it, and for one that is built in.
     """
     registry = base.registry
-    hardware_id = registry.resolve(name)
+    hardware_id = registry.resolve(hardware_id)
     registry.check_removal(hardware_id)
     if is_shipped(hardware_id, base.settings.knowledge_dir):
         raise Conflict(
@@ -37,25 +55,26 @@ def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = Fa
     with base.catalog.read() as connection:
         use = hardware_removal.use_of(connection, hardware_id)
     _check(hardware_id, use, with_documents)
-    gone = [delete_document(base, d, access_scope=base.access) for d in use.documents]
+    deleted = [delete_document(base, document_id) for document_id in use.documents]
     with base.catalog.write() as connection:
         now = hardware_removal.use_of(connection, hardware_id)
-        _check(hardware_id, now, False)  # what came meanwhile
+        _check(hardware_id, now, False)  # uses that were added meanwhile
         removed = hardware_removal.remove(connection, hardware_id, now.shared)
-    answer: Json = {
-        "id": hardware_id,
-        "removed": True,
-        "documents_removed": list(use.documents),
-        "documents_kept": list(now.shared),
-        "facts_removed": removed.facts + sum(d["facts_removed"] for d in gone),
-        "decided_facts_removed": removed.decided + sum(d["accepted_facts_removed"] for d in gone),
-        "runs_kept": removed.runs,
-    }
+    note = None
     try:
         erase(base.catalog, base.blobs)
     except StoreAway as error:
-        answer["note"] = f"Stored files are removed later: {error.message}."
-    return answer
+        note = f"Stored files are removed later: {error.message}."
+    return RemovedHardware(
+        id=hardware_id,
+        documents_removed=tuple(use.documents),
+        documents_kept=tuple(now.shared),
+        facts_removed=removed.facts + sum(d.facts_removed for d in deleted),
+        decided_facts_removed=removed.decided + sum(d.accepted_facts_removed for d in deleted),
+        runs_kept=removed.runs,
+        removed=True,
+        note=note,
+    )
 
 
 def _check(hardware_id: str, use: Use, with_documents: bool) -> None:

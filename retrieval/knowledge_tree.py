@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import sqlalchemy as sa
+from annotated_types import MaxLen
 from sqlalchemy import Connection
 
 from kb.catalog import meta, visible
-from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages as reading
 from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound, UnknownHardware, nearest
 from kb.ids import sha256
-from kb.scope import ALL_ACCESS, ANY, CATEGORIES, AccessScope, ScopeFilter
+from kb.plain import Doc
+from kb.scope import ANY, CATEGORIES, AccessScope, ScopeFilter
+from retrieval.knowledge_base import KnowledgeBase
 
 UNTAGGED = "untagged"
 _NEAREST = 5
@@ -68,10 +70,6 @@ class KnowledgeNode:
     texts: tuple[PassageText, ...] = ()
     hint: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """The body of GET /knowledge."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -101,12 +99,12 @@ MOST_KEPT = 500  # nodes; the largest, a section with its passages, takes some t
 
 
 def knowledge_node(
-    catalog: Catalog, registry: HardwareRegistry, path: str, access_scope: AccessScope = ALL_ACCESS
+    base: KnowledgeBase,
+    path: Annotated[str, Doc("Like hardware/h100/memory. Empty: the root."), MaxLen(2000)] = "",
 ) -> KnowledgeNode:
-    """The node at a path; '' is the root. Raises NotFound or UnknownHardware, which name what lies
-    near it.
-    """
-    with catalog.read() as connection:
+    """The levels are category, hardware, topic, document and section, each with counts."""
+    registry, access_scope = base.registry, base.access
+    with base.catalog.read() as connection:
 
         def read(keys: Sequence[tuple[str, AccessScope]]) -> dict[Any, KnowledgeNode]:
             return {key: _at(connection, registry, *key) for key in keys}

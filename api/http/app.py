@@ -10,8 +10,9 @@ import asyncio
 import base64
 import hashlib
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import asynccontextmanager
 from importlib.resources import files
+from typing import Any
 
 import structlog
 from fastapi import FastAPI, Request
@@ -29,28 +30,30 @@ from api.http.callers import KnownCallers
 from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
-from api.http.routes import (
-    documents,
-    evaluations,
-    hardware,
-    health,
-    jobs,
-    knowledge,
-    retrieve,
-    runs,
-    skills,
-    trajectories,
-)
+from api.http.roles import Needs
+from api.http.routes import router_of
 from api.mcp.mounted import PATH as MCP_PATH
 from api.mcp.mounted import Mounted
-from api.services import Background, Services, open_services
+from api.mcp.tools import TOOLS
+from api.operations import operations
+from api.services import (
+    RUN_COMMAND,
+    Background,
+    Running,
+    Services,
+    evaluate_processes,
+    open_services,
+)
 from api.web import routes as web
 from api.web.login import refused_page
-from api.web.pages import HEADERS
+from api.web.pages import FORMS, HEADERS
 from kb.catalog.figures import figures_of
 from kb.catalog.request_counts import RequestCounts
 from kb.errors import Unavailable
 from kb.settings import Settings, product_version
+from optimizer.evaluation.queue import EvaluationQueue
+from optimizer.search.runs.processes import RunProcesses
+from skills.trajectories.queue import TrajectoryQueue
 
 log = structlog.get_logger(__name__)
 
@@ -83,28 +86,36 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
     # Whoever runs a command on a data directory owns it.
     app.state.limits = limits = Limits(settings)
     app.add_middleware(
-        Authorisation, limits=limits, error_page=refused_page, trusted=services is not None
+        Authorisation,
+        limits=limits,
+        error_page=refused_page,
+        needs=Needs({o.route: o for o in operations()} | FORMS, TOOLS),
+        trusted=services is not None,
     )
     app.add_middleware(KnownCallers, settings=settings)
     app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
     errors.install(app)
-    for module in (
-        health,
-        retrieve,
-        knowledge,
-        documents,
-        jobs,
-        hardware,
-        skills,
-        evaluations,
-        runs,
-        trajectories,
-    ):
-        app.router.routes.extend(module.router.routes)  # they are whole: see `api_router`
+    app.router.routes.extend(router_of(operations()).routes)
+    app.add_api_route("/", start, include_in_schema=False)
     _add_docs(app)
     web.add_to(app)
     app.router.routes.append(Route(MCP_PATH, app.state.mcp, include_in_schema=False))
     return app
+
+
+def start() -> dict[str, Any]:
+    """Name, version and three requests to try."""
+    return {
+        "service": "kernlore",
+        "version": product_version(),
+        "pages": "/ui",
+        "docs": "/docs",
+        "try": [
+            "GET /retrieve?signal=memory_bound&hardware=h100",
+            "POST /retrieve with the raw log of a failed compile as text/plain",
+            "POST /documents with the manual of your chip in the field `file`",
+        ],
+    }
 
 
 @asynccontextmanager
@@ -112,7 +123,8 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     services = open_services(settings)
     background = Background(services)
-    app.state.services, app.state.background = services, background
+    app.state.services = services
+    services.metrics = app.state.metrics
     app.state.admission = Admission(settings)
     app.state.metrics.observe(background.readiness, lambda: figures_of(services.catalog))
     background.start()
@@ -120,7 +132,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if services.catalog.on_server:
         periodic.append(asyncio.create_task(_exchange_counts(services, app.state.limits)))
     try:
-        async with app.state.mcp.open(app, settings), _queues(app):
+        async with app.state.mcp.open(app, settings), _queues(services, background):
             yield
     finally:
         for task in periodic:
@@ -132,14 +144,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 @asynccontextmanager
-async def _queues(app: FastAPI) -> AsyncIterator[None]:
-    """What routes start beside a request, while the services are open: evaluations, runs, and
-    trajectories, whose queue uses that of the evaluations.
-    """
-    async with AsyncExitStack() as opened:
-        for module in (evaluations, runs, trajectories):
-            await opened.enter_async_context(module.lifespan(app))
+async def _queues(services: Services, background: Background | None) -> AsyncIterator[None]:
+    """What operations start beside a request, while the services are open."""
+    evaluations = EvaluationQueue(services, evaluate_processes())
+    evaluations.open()
+    runs = RunProcesses(services, RUN_COMMAND)
+    trajectories = TrajectoryQueue(services, evaluations)
+    trajectories.wake()  # an earlier service may have left some
+    services.running = Running(evaluations, runs, trajectories, background)
+    try:
         yield
+    finally:
+        trajectories.close()
+        runs.close()
+        evaluations.close()
 
 
 async def _flush_uses(services: Services) -> None:
@@ -169,9 +187,9 @@ async def _exchange_counts(services: Services, limits: Limits) -> None:
 
 @asynccontextmanager
 async def _lent(app: FastAPI) -> AsyncIterator[None]:
-    """The services are somebody else's."""
+    """The caller of `create_app` owns the services."""
     app.state.admission = Admission(app.state.settings)
-    async with _queues(app):
+    async with _queues(app.state.services, None):
         yield
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required
+
+from typing_extensions import TypedDict
 
 from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
-from kb.plain import plain
+from kb.plain import Doc, plain
 from kb.problem_terms import op_family
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
@@ -30,6 +32,29 @@ from skills.trajectories.reviews import flagged_keys, not_measured, reviewed_tra
 # What decides how a kernel is to be tuned: what it has to move, and how long its loops are. Other
 # quantities follow from these, the operator and the element type.
 BOUNDING = ("compulsory_bytes", "reduction_length")
+
+
+class ListedTrajectory(TypedDict, total=False):
+    """The search of another optimizer, or a run as one."""
+
+    id: Required[str]
+    origin: Required[str]
+    state: Required[Annotated[str, Doc("queued, running, ready, failed or unverified.")]]
+    created_at: Required[str | None]
+
+
+class ListedTrajectories(TypedDict):
+    """Trajectories, newest first."""
+
+    trajectories: list[ListedTrajectory]
+
+
+class ShownTrajectory(TypedDict, total=False):
+    """A trajectory; `trajectory` is there once it was measured."""
+
+    id: Required[str]
+    state: str
+    trajectory: dict[str, Any] | None
 
 
 # -- from the store
@@ -57,7 +82,7 @@ def _measured(base: KnowledgeBase, identity: str) -> Trajectory:
     return trajectory_from_json(measured["trajectory"])
 
 
-def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[dict[str, Any]]:
+def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[ListedTrajectory]:
     """External trajectories, newest first; then runs, newest first, if wanted."""
     rows = [trajectory_row(row) for row in trajectory_store(base).latest()]
     for run in run_store(base).latest() if with_runs else ():
@@ -75,18 +100,17 @@ def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[d
     return [plain(row) for row in rows]
 
 
-def show_trajectory(base: KnowledgeBase, identity: str) -> dict[str, Any]:
-    """An external trajectory, with what was measured once it is ready, or the trajectory of a run.
-    Raises NotFound.
-    """
+def show_trajectory(base: KnowledgeBase, trajectory_id: str) -> ShownTrajectory:
+    """`trajectory` is present once the state is ready. The id of a run may be given too."""
+    identity = trajectory_id
     if identity.startswith("run_"):
         answer: dict[str, Any] = {"id": identity, "trajectory": _answered(base, identity)}
     else:
         row = trajectory_store(base).find(identity)
         measured = _answered(base, row.id) if row.state == "ready" else None
         answer = trajectory_row(row, trajectory=measured)
-    values: dict[str, Any] = plain(answer)
-    return values
+    shown: ShownTrajectory = plain(answer)
+    return shown
 
 
 def _answered(base: KnowledgeBase, identity: str) -> dict[str, Any]:

@@ -12,13 +12,14 @@ overrule, so no answer changes it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Annotated
 
 from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.reviews import Review, Reviews
+from kb.catalog.search.reviews import Review, ReviewDecision, Reviews
 from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, NotFound
+from kb.plain import Doc
 from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_from_json
 from optimizer.search.records import Node
@@ -34,26 +35,26 @@ Answers = Mapping[str, Review]  # by key of the evaluation
 
 
 @dataclass(frozen=True)
-class Flagged:
-    """A node with flags that a person decides on. `evaluation` is its key. `review` is the answer
-    that counts, None while it waits."""
+class FlaggedNode:
+    """A candidate with flags that only a person can decide on. `evaluation` is the key of its
+    evaluation; `review` is the newest decision, None while it waits.
+    """
 
     node: int
     speedup: Interval | None
     flags: tuple[str, ...]
     evaluation: str
+    decision: ReviewDecision | None
     review: Review | None
+    told: Annotated[str, Doc("The decision in words.")]
 
-    def as_json(self) -> dict[str, Any]:
-        return {
-            "node": self.node,
-            "speedup": None if self.speedup is None else asdict(self.speedup),
-            "flags": list(self.flags),
-            "evaluation": self.evaluation,
-            "decision": None if self.review is None else self.review.decision,
-            "review": None if self.review is None else self.review.as_json(),
-            "told": "waits for a person" if self.review is None else words(self.review),
-        }
+
+@dataclass(frozen=True)
+class FlaggedNodes:
+    """The candidates of a run that wait for a person."""
+
+    run: str
+    flagged: list[FlaggedNode]
 
 
 def flagged(evaluation: Evaluation) -> tuple[str, ...]:
@@ -71,7 +72,7 @@ def words(review: Review) -> str:
 
 def flagged_nodes(
     base: KnowledgeBase, identity: str, access_scope: AccessScope = ALL_ACCESS
-) -> list[Flagged]:
+) -> list[FlaggedNode]:
     """The flagged nodes of a run or an external trajectory, in their order; answered ones too, as
     an answer can be changed. Raises NotFound, and Conflict for an external trajectory that was not
     measured here."""
@@ -93,7 +94,7 @@ def review_node(
     actor: str,
     reason: str,
     access_scope: AccessScope = ALL_ACCESS,
-) -> Flagged:
+) -> FlaggedNode:
     """Answer the flags of a node. `decision` is accepted or refused. Raises NotFound,
     InvalidRequest, and Conflict where nothing of it waits for a person."""
     evaluation = _evaluations(base, identity).get(number)
@@ -107,13 +108,16 @@ def review_node(
     return _flagged(number, evaluation, {evaluation.key: answer})
 
 
-def _flagged(number: int, evaluation: Evaluation, reviews: Mapping[str, Review]) -> Flagged:
-    return Flagged(
+def _flagged(number: int, evaluation: Evaluation, reviews: Mapping[str, Review]) -> FlaggedNode:
+    review = reviews.get(evaluation.key)
+    return FlaggedNode(
         number,
         evaluation.speedup,
         flagged(evaluation),
         evaluation.key,
-        reviews.get(evaluation.key),
+        None if review is None else review.decision,
+        review,
+        "waits for a person" if review is None else words(review),
     )
 
 

@@ -76,10 +76,6 @@ class Sample:
     path: tuple[str, ...]
     run_id: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        """The form of GET /hardware/{id}/samples."""
-        return {name: getattr(self, name) for name in self.__dataclass_fields__}
-
 
 @dataclass(frozen=True)
 class VerifiedKernel:

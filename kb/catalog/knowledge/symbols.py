@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -27,6 +27,7 @@ from kb.catalog.meta import bump_revision
 from kb.catalog.tables import knowledge as t
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
+from kb.plain import Doc
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 TEXT_FIELDS = ("signature", "meaning", "example")
@@ -73,7 +74,7 @@ class Symbol:
     kind: str
     language: str
     signature: str
-    operands: tuple[tuple[str, str], ...]
+    operands: Annotated[tuple[tuple[str, str], ...], Doc("Pairs of a name and what it means.")]
     meaning: str
     limits: tuple[str, ...]
     example: str
@@ -88,11 +89,6 @@ class Symbol:
     corrected: bool = False
     origin: str = STRUCTURE
     status: str = "accepted"
-
-    def as_json(self) -> dict[str, Any]:
-        """The form of GET /hardware/{id}/symbols."""
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "ordinal"}
-        return {**row, "operands": [list(pair) for pair in self.operands]}
 
 
 def replace_version_symbols(

@@ -24,7 +24,13 @@ from kb.ids import new_id
 from kb.jobs import ChildProcess, WorkerThread
 from kb.private import private_folder
 from optimizer.search.runs.run_lock import announce, cancel_start, owner_of, start_of
-from optimizer.search.runs.run_store import cancel_run, run_store
+from optimizer.search.runs.run_store import (
+    AcceptedStep,
+    RunContext,
+    ShownRun,
+    cancel_run,
+    run_store,
+)
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -143,12 +149,12 @@ class RunProcesses:
         """Where a run asks for candidates and finds them."""
         return RunMail(self._base.catalog, run_id)
 
-    def show(self, run_id: str) -> dict[str, Any]:
+    def show(self, run_id: str) -> ShownRun:
         """Goal, state and result of a run. One without a row yet is `starting`, or `failed` with
         the end of what its process printed. Raises NotFound.
         """
         try:
-            row = run_store(self._base).run(run_id).as_json()
+            row: ShownRun = run_store(self._base).run(run_id).as_json()  # type: ignore[assignment]
         except NotFound:
             beginning = self._beginning(run_id)
             if beginning is None:
@@ -158,7 +164,7 @@ class RunProcesses:
             row["note"] = "no process works on it; `kernlore runs resume` goes on with it"
         return row
 
-    def _beginning(self, run_id: str) -> dict[str, Any] | None:
+    def _beginning(self, run_id: str) -> ShownRun | None:
         """A run without a row yet, of this service or of another replica."""
         state = start_of(self._base, run_id)
         with self._changing:
@@ -178,7 +184,7 @@ class RunProcesses:
         """Whether a process works on it, of this service or of another replica."""
         return owner_of(self._base, run_id) is not None
 
-    def context(self, run_id: str) -> dict[str, Any]:
+    def context(self, run_id: str) -> RunContext:
         """What the next candidate of a run is to be made from. `waiting` is false while the run is
         measuring, or has ended; `context` is None then. Raises NotFound.
         """
@@ -194,7 +200,7 @@ class RunProcesses:
         candidate: Mapping[str, Any] | None,
         plan: str = "",
         used: Sequence[str] = (),
-    ) -> dict[str, Any]:
+    ) -> AcceptedStep:
         """Hand a run the candidate that it waits for; `step` is that of its context.
 
         `candidate` has `files`, `main`, `language`, `parameters` and maybe `entry`; None says that
@@ -219,7 +225,7 @@ class RunProcesses:
         self.mailbox(run_id).answer(step, answer)
         return {"run": run_id, "step": step, "state": "accepted"}
 
-    def cancel(self, run_id: str) -> dict[str, Any]:
+    def cancel(self, run_id: str) -> ShownRun:
         """End a run and show it. It is asked to end first; nothing of one that this service has
         started is alive when this returns. Of another replica, its processes end within a few
         seconds; one of a command, or of a service that was killed, ends after its candidate, and
@@ -240,8 +246,10 @@ class RunProcesses:
             deadline = time.monotonic() + CANCEL_SECONDS
             while self.alive(run_id) and time.monotonic() < deadline:
                 time.sleep(LOOK_SECONDS / 10)
-        still = {"note": STILL_ENDING} if self.alive(run_id) else {}
-        return {**self.show(run_id), **still}
+        run = self.show(run_id)
+        if self.alive(run_id):
+            run["note"] = STILL_ENDING
+        return run
 
     def _end(self, run_id: str, child: ChildProcess) -> None:
         """End the process of a cancelled run, and record that where it could not do so itself."""

@@ -13,12 +13,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Required
+
+from typing_extensions import TypedDict
 
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.runs import EVERY_RUN, Runs, RunWhere
 from kb.errors import NotFound
-from kb.plain import plain
+from kb.plain import Doc, plain
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.confirm import UNTRIED
 from optimizer.search.records import Node, time_text
@@ -29,6 +31,79 @@ from optimizer.search.tree import BY_COMMANDS, Tree
 from retrieval.knowledge_base import KnowledgeBase
 
 Json = dict[str, Any]
+
+
+class ShownRun(TypedDict, total=False):
+    """A search. One that is starting has `id` and `state` alone."""
+
+    id: Required[str]
+    state: Required[Annotated[str, Doc("starting, running, finished, cancelled or failed.")]]
+    ended: Annotated[str, Doc("Why it ended.")]
+    problem: str
+    problem_sha256: str
+    hardware: str
+    goal: Json
+    started_at: float
+    seconds: float
+    environment: dict[str, str]
+    asked: Json
+    cluster: Annotated[Json, Doc("Where candidates are measured; empty for one machine.")]
+    result: Json
+    note: str
+
+
+class ListedRuns(TypedDict):
+    """Runs, newest first."""
+
+    runs: list[ShownRun]
+
+
+class ListedNode(TypedDict):
+    """A candidate as lists show it; number 0 is the reference."""
+
+    number: int
+    parent: int | None
+    language: str | None
+    plan: str
+    state: str
+    validity: str | None
+    message: str
+    speedup: Json | None
+    signals: list[str]
+    metrics: Json
+
+
+class RunTree(TypedDict):
+    """Every candidate of a run."""
+
+    nodes: list[ListedNode]
+
+
+class ShownNode(TypedDict):
+    """A candidate with its files, the knowledge shown to its proposer, and its evaluation."""
+
+    number: int
+    parent: int | None
+    state: str
+    proposal: Json | None
+    evaluation: Json | None
+    shown: Json
+
+
+class RunContext(TypedDict):
+    """What the next candidate can be based on; `context` is null while nothing is waited for."""
+
+    waiting: bool
+    state: str
+    context: Json | None
+
+
+class AcceptedStep(TypedDict):
+    """A candidate was handed to its run."""
+
+    run: str
+    step: int
+    state: Literal["accepted"]
 
 
 def run_store(base: KnowledgeBase) -> CatalogStore:
@@ -157,18 +232,19 @@ def compare_runs(base: KnowledgeBase, *run_ids: str) -> dict[str, dict[str, str]
     return {run_id: _comparison(*_loaded(base, run_id)) for run_id in run_ids}
 
 
-def node_views(base: KnowledgeBase, run_id: str) -> list[Json]:
-    """Every node of a run as an external proposer sees it, without sources. Raises NotFound."""
+def show_tree(base: KnowledgeBase, run_id: str) -> RunTree:
+    """`parent` is the number of the candidate that it changes; 0 is the reference."""
     from optimizer.search.synthesizers.external import shown_node
 
     _, tree = _loaded(base, run_id)
-    return [plain({**shown_node(node, source=False), "parent": node.parent}) for node in tree]
+    views = [{**shown_node(node, source=False), "parent": node.parent} for node in tree]
+    return {"nodes": [plain(view) for view in views]}
 
 
-def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
-    """One node with its proposal and evaluation. Raises NotFound for a number that is none."""
+def node_record(base: KnowledgeBase, run_id: str, number: str) -> ShownNode:
+    """Its files and plan, the knowledge that its proposer was shown, and what was measured."""
     _, tree = _loaded(base, run_id)
-    record: Json = plain(_node(tree, run_id, number).as_json())
+    record: ShownNode = plain(_node(tree, run_id, number).as_json())
     return record
 
 
