@@ -1,0 +1,73 @@
+"""The one place that keeps values between requests: by snapshot and key, bounded in bytes."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import fields, is_dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+
+T = TypeVar("T")
+MIB = 1024 * 1024
+DEFAULT_BYTES = 96 * MIB
+
+
+class Cache:
+    """Values by key, the least recently used ones dropped first. Safe to share between threads; two
+    threads may make the same value at once.
+    """
+
+    def __init__(self, most_bytes: int = DEFAULT_BYTES) -> None:
+        self._most = most_bytes
+        self._lock = threading.Lock()  # protects _values and bytes
+        self._values: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self.bytes = 0
+
+    def get(self, key: Hashable, make: Callable[[], T]) -> T:
+        """The value of a key, made where it is not kept."""
+        with self._lock:
+            known = self._values.get(key)
+            if known is not None:
+                self._values.move_to_end(key)
+                value: T = known[0]
+                return value
+        made = make()
+        size = size_of(made) + 200
+        with self._lock:
+            if key not in self._values:
+                self._values[key] = (made, size)
+                self.bytes += size
+            while self.bytes > self._most and len(self._values) > 1:
+                _, (_, dropped) = self._values.popitem(last=False)
+                self.bytes -= dropped
+        return made
+
+    def clear(self) -> None:
+        """Drop every value."""
+        with self._lock:
+            self._values.clear()
+            self.bytes = 0
+
+
+def size_of(value: Any) -> int:
+    """About how many bytes a value takes, without what it refers to beyond five levels."""
+    return _size(value, 5)
+
+
+def _size(value: Any, depth: int) -> int:
+    if isinstance(value, np.ndarray):
+        return 112 + (value.nbytes if value.base is None else 0)
+    size = sys.getsizeof(value, 64)
+    if depth == 0 or isinstance(value, str | bytes | int | float):
+        return size
+    if isinstance(value, Mapping):
+        return size + sum(_size(k, depth - 1) + _size(v, depth - 1) for k, v in value.items())
+    if isinstance(value, tuple | list | set | frozenset):
+        return size + sum(_size(part, depth - 1) for part in value)
+    if is_dataclass(value):
+        return size + sum(_size(getattr(value, f.name), depth - 1) for f in fields(value))
+    return size
