@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from api.operations.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
-from kb.catalog.search.trajectories import StoredTrajectory
+from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.evaluation.evaluate import entry_for, problem_named

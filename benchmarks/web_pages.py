@@ -24,10 +24,9 @@ from sqlalchemy import Connection
 from api.http.app import create_app
 from api.services import Services, open_services
 from benchmarks.report import say, table, write_result
+from kb.catalog import tables as t
+from kb.catalog.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
 from kb.catalog.meta import bump_revision
-from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
-from kb.catalog.tables import knowledge as k
-from kb.catalog.tables import skills as s
 from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import CaseCheck, Evaluation
@@ -57,8 +56,8 @@ class Scale:
 def fill(services: Services, scale: Scale) -> None:
     """Copies until there are as many as the benchmark wants."""
     with services.catalog.write() as connection:
-        _copy_documents(connection, scale.documents - _count(connection, k.documents))
-        _copy_skills(connection, scale.skills - _count(connection, s.skills))
+        _copy_documents(connection, scale.documents - _count(connection, t.documents))
+        _copy_skills(connection, scale.skills - _count(connection, t.skills))
         bump_revision(connection)
     for number in range(scale.runs):
         _store_run(services, number)
@@ -69,34 +68,34 @@ def _count(connection: Connection, rows: sa.Table) -> int:
 
 
 def _copy_documents(connection: Connection, wanted: int) -> None:
-    originals = connection.execute(sa.select(k.documents)).mappings().all()
+    originals = connection.execute(sa.select(t.documents)).mappings().all()
     for number in range(wanted):
         original = originals[number % len(originals)]
         document, version, section = (f"{kind}_{number:016x}" for kind in ("doc", "ver", "sec"))
         connection.execute(
-            k.documents.insert().values(
+            t.documents.insert().values(
                 **{**original, "id": document, "source_key": f"copy/{number}"}
                 | {"title": f"{original['title']} {number}", "current_version_id": version}
                 | {"origin": "upload"}
             )
         )
-        _copy(connection, k.document_scopes, "document_id", original["id"], {}, document)
+        _copy(connection, t.document_scopes, "document_id", original["id"], {}, document)
         _copy(
             connection,
-            k.document_versions,
+            t.document_versions,
             "id",
             original["current_version_id"],
             {"document_id": document},
             version,
         )
         first = connection.execute(
-            sa.select(k.sections)
-            .where(k.sections.c.version_id == original["current_version_id"])
+            sa.select(t.sections)
+            .where(t.sections.c.version_id == original["current_version_id"])
             .limit(1)
         ).mappings()
         row = {name: value for name, value in first.one().items() if name != "seq"}
         connection.execute(
-            k.sections.insert().values(**row | {"id": section, "version_id": version})
+            t.sections.insert().values(**row | {"id": section, "version_id": version})
         )
         _copy_passages(connection, original["id"], document, version, section)
 
@@ -105,13 +104,13 @@ def _copy_passages(
     connection: Connection, original: str, document: str, version: str, section: str
 ) -> None:
     rows = connection.execute(
-        sa.select(k.passages).where(k.passages.c.document_id == original).limit(PASSAGES)
+        sa.select(t.passages).where(t.passages.c.document_id == original).limit(PASSAGES)
     ).mappings()
     for place, row in enumerate(rows):
         own = {"id": f"psg_{document[4:]}{place}", "document_id": document, "ordinal": place}
         copied = {name: value for name, value in row.items() if name != "seq"}
         connection.execute(
-            k.passages.insert().values(
+            t.passages.insert().values(
                 **copied | own | {"version_id": version, "section_id": section}
             )
         )
@@ -130,18 +129,18 @@ def _copy(
 
 
 def _copy_skills(connection: Connection, wanted: int) -> None:
-    originals = connection.execute(sa.select(s.skills)).mappings().all()
+    originals = connection.execute(sa.select(t.skills)).mappings().all()
     for number in range(wanted):
         original = originals[number % len(originals)]
         skill = f"sk_{number:016x}"
         state = ("active", "candidate", "suspect")[number % 3]
         connection.execute(
-            s.skills.insert().values(
+            t.skills.insert().values(
                 **{**original, "id": skill, "name": f"{original['name']}-{number}"}
                 | {"tier": "learned", "state": state, "origin": "run"}
             )
         )
-        _copy(connection, s.skill_scopes, "skill_id", original["id"], {}, skill)
+        _copy(connection, t.skill_scopes, "skill_id", original["id"], {}, skill)
 
 
 def _store_run(services: Services, number: int) -> None:

@@ -16,12 +16,12 @@ from annotated_types import Ge, Le
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs, JobState
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables.jobs import jobs
+from kb.catalog.tables import jobs
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 from kb.scope import AccessScope

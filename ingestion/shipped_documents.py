@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from ingestion.read import ReadDocument
 from ingestion.shipped_readings import ShippedReadings
 from ingestion.storing import store_version, titled
+from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Job, Jobs
-from kb.catalog.tables import knowledge as t
 
 AT_ONCE = 16  # documents; an upload waits for so many, half a second
 

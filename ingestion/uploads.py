@@ -21,8 +21,8 @@ from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge import erasure
-from kb.catalog.knowledge.identity import Outcome, Source, newest_builtin, own_source, register
+from kb.catalog.knowledge.documents import count_erasures, is_blob_in_use, may_blob_be_gone
+from kb.catalog.knowledge.versions import Outcome, Source, newest_builtin, own_source, register
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
@@ -140,7 +140,7 @@ class Uploads:
         category = self._category(upload.category, hardware)
         group = _group(upload.group)
         with self._catalog.read() as connection:
-            erasures = erasure.count(connection)
+            erasures = count_erasures(connection)
         key = self._stored(upload)
         source = Source(
             source_key=self._source_key(upload, name, category, hardware),
@@ -158,7 +158,7 @@ class Uploads:
             access_scope=upload.access_scope,
         )
         with self._catalog.write() as connection:
-            if erasure.may_have_gone(connection, key, erasures):
+            if may_blob_be_gone(connection, key, erasures):
                 self._blobs.put(upload.data)
             registered = register(connection, own_source(connection, source))
             job_id = None
@@ -214,7 +214,7 @@ class Uploads:
         key = sha256(upload.data)
         if upload.origin == BUILTIN and not self._blobs.near:
             with self._catalog.read() as connection:
-                if erasure.in_use(connection, key):
+                if is_blob_in_use(connection, key):
                     return key
         return self._blobs.put(upload.data)
 

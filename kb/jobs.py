@@ -1,8 +1,8 @@
 """Work in progress: its states, the lease of its owner, its thread and its process.
 
 Four kinds of work share this core. Documents being read (`kb.catalog.jobs`), trajectories being
-evaluated (`kb.catalog.search.trajectories`), evaluations sent over HTTP
-(`kb.catalog.search.submissions`) and runs (`kb.catalog.search.run_processes`) are rows of the
+evaluated (`kb.catalog.trajectories`), evaluations sent over HTTP
+(`kb.catalog.submissions`) and runs (`kb.catalog.runs`) are rows of the
 catalog, owned by a lease. Evaluations and runs are child processes of the service that owns them.
 Nothing here knows what the work is.
 

@@ -12,16 +12,14 @@ from typing import Annotated, Any, Literal
 from annotated_types import Ge, Le, MaxLen, MinLen
 
 from kb.catalog.jobs import JobState
-from kb.catalog.knowledge import corrections, moves, proposed_recipes
+from kb.catalog.knowledge import corrections, moves
 from kb.catalog.knowledge import passages as passage_rows
 from kb.catalog.knowledge.corrections import UnfitCorrection
-from kb.catalog.knowledge.documents import Document, Section, Version
-from kb.catalog.knowledge.erasure import erase
-from kb.catalog.knowledge.identity import check_document
+from kb.catalog.knowledge.documents import Document, Section, Version, erase_deleted
 from kb.catalog.knowledge.moves import StoredMove
 from kb.catalog.knowledge.passages import Passage, Patch
-from kb.catalog.knowledge.proposed_recipes import RecipeStatus, StoredRecipe
-from kb.catalog.knowledge.versions import standing
+from kb.catalog.knowledge.samples import RecipeStatus, StoredRecipe, decide_recipe, list_recipes
+from kb.catalog.knowledge.versions import check_document, standing
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
 from kb.plain import Doc
@@ -305,7 +303,7 @@ def delete_document(base: KnowledgeBase, document_id: str) -> DeletedDocument:
     facts = base.documents.delete(document_id, access_scope=base.access).facts
     note: str | None = None
     try:
-        erased = erase(base.catalog, base.blobs)
+        erased = erase_deleted(base.catalog, base.blobs)
     except StoreAway as error:
         note = f"No answer has it any more. Its stored file is removed later: {error.message}."
     else:
@@ -428,9 +426,7 @@ def list_proposed_recipes(
     if hardware:
         lineage = base.registry.lineage(base.registry.resolve(hardware))
     with base.catalog.read() as connection:
-        return ProposedRecipes(
-            proposed_recipes.listed(connection, lineage, access_scope=base.access)
-        )
+        return ProposedRecipes(list_recipes(connection, lineage, access_scope=base.access))
 
 
 @dataclass(frozen=True)
@@ -448,7 +444,7 @@ def decide_proposed_recipe(
 ) -> DecidedRecipe:
     """Only an accepted recipe is used by a search."""
     with base.catalog.write() as connection:
-        proposed_recipes.decide(connection, recipe_id, status, base.access)
+        decide_recipe(connection, recipe_id, status, base.access)
     return DecidedRecipe(recipe_id, status)
 
 

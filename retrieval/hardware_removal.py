@@ -9,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from kb.catalog import hardware_removal
-from kb.catalog.hardware_removal import Use
-from kb.catalog.knowledge.erasure import erase
+from kb.catalog import hardware as hardware_removal
+from kb.catalog.hardware import Use
+from kb.catalog.knowledge.documents import erase_deleted
 from kb.errors import Conflict, StoreAway
-from kb.hardware.shipped import is_shipped
+from kb.hardware.spec import is_shipped
 from kb.plain import Doc
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
@@ -62,7 +62,7 @@ def remove_hardware(
         removed = hardware_removal.remove(connection, hardware_id, now.shared)
     note = None
     try:
-        erase(base.catalog, base.blobs)
+        erase_deleted(base.catalog, base.blobs)
     except StoreAway as error:
         note = f"Stored files are removed later: {error.message}."
     return RemovedHardware(

@@ -29,8 +29,7 @@ from kb import clock
 from kb.catalog import skills
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import NewUse, Role
-from kb.catalog.tables.search import evaluations, nodes
-from kb.catalog.tables.skills import outcomes, retrievals
+from kb.catalog.tables import evaluations, nodes, outcomes, retrievals
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family

@@ -19,10 +19,10 @@ from annotated_types import MaxLen
 from sqlalchemy import Connection
 
 from kb.catalog import meta, visible
+from kb.catalog import tables as t
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages as reading
-from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound, UnknownHardware, nearest
 from kb.ids import sha256
 from kb.plain import Doc

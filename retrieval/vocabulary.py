@@ -10,9 +10,8 @@ from typing import Annotated, Literal
 from annotated_types import Ge, Le, MaxLen
 
 from kb.catalog.knowledge import samples, symbols
-from kb.catalog.knowledge.proposed_symbols import SymbolStatus
 from kb.catalog.knowledge.samples import Sample
-from kb.catalog.knowledge.symbols import Symbol
+from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 from retrieval.knowledge_base import KnowledgeBase

@@ -18,7 +18,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.skills import Outcome, SkillDraft, SkillRow
 from kb.errors import Conflict
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.scope import AccessScope
 from skills.format.schema import MAX_NAME, SkillFile, advice, check
 from skills.format.skillfile import content_sha256, render

@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
-from kb.catalog.faults import store_fault
+from kb.catalog.database import store_fault
 from kb.errors import (
     InternalError,
     InvalidRequest,

@@ -13,7 +13,7 @@ from annotated_types import Ge, Le, MaxLen, MinLen
 from api.operations import operation
 from api.operations.bodies import Actor, CandidateBody, GoalBody, Name, ProblemBody, Reason
 from api.services import Services
-from kb.catalog.search.reviews import ReviewDecision
+from kb.catalog.evaluations import ReviewDecision
 from kb.errors import InvalidRequest, NotFound
 from kb.plain import Doc
 from optimizer.search.runs import run_store as runs

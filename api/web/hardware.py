@@ -23,7 +23,7 @@ from api.web.pages import (
     see_other,
 )
 from ingestion.hardware import FactFilter
-from kb.hardware.shipped import is_shipped
+from kb.hardware.spec import is_shipped
 from retrieval.documents import list_documents
 from retrieval.onboarding import onboarding_steps
 from retrieval.request_body import read_body

@@ -13,8 +13,7 @@ from api.operations.evaluations import evaluate_candidate
 from api.services import CHECK_COMMAND, Services
 from api.web.pages import SentForm, error_page, form_route, page, page_router, see_other
 from kb.errors import InvalidRequest, KernloreError
-from kb.hardware.schema import checked_toml
-from kb.hardware.writer import dump_hardware, hardware_template
+from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
 from kb.scope import CATEGORIES
 from optimizer.evaluation.check_process import check_apart
 from retrieval.onboarding import onboarding_steps

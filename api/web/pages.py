@@ -31,7 +31,7 @@ from api.http.dependencies import from_this_machine
 from api.operations import Operation
 from api.services import Services
 from api.strict_json import check_text
-from kb.catalog.faults import store_fault
+from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
 from kb.settings import product_version

@@ -25,7 +25,7 @@ from api.web.pages import (
     paged,
     see_other,
 )
-from kb.catalog.search.runs import RunWhere
+from kb.catalog.runs import RunWhere
 from kb.errors import InvalidRequest, NotFound
 from optimizer.search.runs import run_store as runs
 from optimizer.search.runs.plot_cache import PlotCache

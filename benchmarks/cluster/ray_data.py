@@ -32,7 +32,7 @@ from ingestion.on_node import File, NotRead, Reading, embed, read_file
 from ingestion.parse_process import ParseLimits
 from ingestion.read import ReadDocument, pipeline_parts
 from ingestion.uploads import files_under
-from kb.cluster.connection import Cluster, connected
+from kb.cluster import Cluster, connected
 from kb.errors import KernloreError
 from kb.hardware.spec import HardwareSpec
 

@@ -19,10 +19,9 @@ from pathlib import Path
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from benchmarks.report import ended, say, table, write_result
-from kb.backup.archive import verify
-from kb.backup.restore import restore_backup
-from kb.backup.write import Backup, write_backup
+from kb.backup import Backup, verify_backup, write_backup
 from kb.catalog import meta, open_catalog
+from kb.restore import restore_backup
 from kb.settings import MIB
 
 COMMAND = "python -m benchmarks.knowledge.backup --results benchmarks/results/backup.md"
@@ -80,7 +79,7 @@ def measure(data_dir: Path, folder: Path, form: str, times: int) -> Seconds:
         with _timed(taken["backup"]):
             written = write_backup(settings, file)
         with _timed(taken["verify"]):
-            verify(file)
+            verify_backup(file)
         with _timed(taken["restore"]):
             restore_backup(file, read_settings(folder / f"restored-{number}{form}"))
     return Seconds(**{name: statistics.median(of) for name, of in taken.items()}, written=written)

@@ -25,7 +25,7 @@ from ingestion.builtin import load_builtin
 from ingestion.elements import ParsedDocument
 from ingestion.parse_process import ParserPool
 from ingestion.worker import Worker
-from kb.catalog.tables import knowledge as t
+from kb.catalog import tables as t
 from kb.embedding import FEW, embedding_text
 from kb.errors import InvalidRequest
 

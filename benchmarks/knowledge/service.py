@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.report import say
+from kb.data_dir import running_service
 from kb.errors import Unavailable
-from kb.service_lock import running_service
 from retrieval.client import HttpBackend, KernloreClientError
 
 ROOT = Path(__file__).resolve().parents[2]

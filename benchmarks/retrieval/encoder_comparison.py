@@ -26,8 +26,8 @@ from benchmarks.retrieval.encoders import (
 )
 from benchmarks.retrieval.latency import request_of
 from benchmarks.retrieval.scoring import Scorer, Scores
+from kb.catalog import tables as t
 from kb.catalog.knowledge import embeddings
-from kb.catalog.tables import knowledge as t
 from kb.embedding import Embedder, Vectors, embedding_text
 from kb.index.exact import ExactIndex
 from retrieval.service import Retriever

@@ -27,7 +27,7 @@ from benchmarks.scale.synthetic import insert
 from kb import clock
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.figures import figures_of
-from kb.catalog.search.runs import Runs, RunWhere
+from kb.catalog.runs import Runs, RunWhere
 from kb.ids import derived_id
 
 TITLE = "A catalog with many runs"

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.report import ended, say, table, write_result
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem

@@ -6,6 +6,7 @@ table by name."""
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,15 +15,13 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
-from kb.catalog.database import Database
+from kb.catalog.database import NAME, Database, PostgresServer, SqliteFile, damaged, store_fault
 from kb.catalog.dialect import driver_sql
-from kb.catalog.faults import damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
-from kb.catalog.postgres import PostgresServer
+from kb.catalog.meta import STORE_ID, get, put
 from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
-from kb.catalog.sqlite_file import NAME, SqliteFile
+from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, StoreError
-from kb.private import private_folder
 
 MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
@@ -142,6 +141,20 @@ class Catalog:
     def verdict(self) -> str:
         """What is wrong with it, "ok" where that is nothing."""
         return self._database.check(self._engine, None)
+
+    def store_id(self) -> str:
+        """Names this catalog on servers that hold data of several: twelve hex digits, stored when
+        they are first needed.
+        """
+        with self.read() as connection:
+            known = get(connection, STORE_ID)
+        if known is None:
+            with self.write() as connection:
+                known = get(connection, STORE_ID)  # another process may have made it
+                if known is None:
+                    known = secrets.token_hex(6)
+                    put(connection, STORE_ID, known)
+        return str(known)
 
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page stands there

@@ -12,9 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
-from kb.catalog.tables.jobs import jobs
-from kb.catalog.tables.search import evaluations, runs
-from kb.catalog.tables.skills import outcomes, skills
+from kb.catalog.tables import evaluations, jobs, outcomes, runs, skills
 
 _HELPED = {1: "yes", 0: "no", None: "not_known"}
 

@@ -1,6 +1,6 @@
 """Jobs of documents as rows; their states and transitions are those of `kb.jobs`.
 
-A worker owns a running job while it is alive (`kb.liveness`); of one that does not say, while its
+A worker owns a running job while it is alive (`kb.data_dir`); of one that does not say, while its
 lease lasts. `expire` fails the jobs of dead workers with code `lease_expired`, and `retry` queues
 such a job again. A job of which the worker kept what it had done is queued at once: the next worker
 goes on from there.
@@ -21,7 +21,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
-from kb.catalog.tables.jobs import jobs
+from kb.catalog.tables import jobs
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId, new_id
 from kb.jobs import ENDED, check_transition

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detection import DetectedDevice, Resolver, probe
 from kb.hardware.spec import SignatureSpec

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kb.catalog.knowledge import proposed_recipes, samples
+from kb.catalog.knowledge import samples
+from kb.catalog.knowledge.samples import list_recipes
 from kb.errors import KernloreError
 from kb.hardware.spec import ToolchainSpec
 from kb.scope import ALL_ACCESS
@@ -284,7 +285,7 @@ def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part
         for document in base.documents.find(hardware=place, category="hardware")
     }
     with base.catalog.read() as connection:
-        listed = proposed_recipes.listed(connection, lineage, statuses=("proposed", "accepted"))
+        listed = list_recipes(connection, lineage, statuses=("proposed", "accepted"))
         cards = own_symbols(connection, lineage, language, ALL_ACCESS)
         kernels = samples.listed(connection, lineage)
     recipes = [recipe.name for recipe in listed if recipe.language == language]

@@ -1,7 +1,7 @@
 """Evaluations that were sent over HTTP: one after the other, each as a `kernlore evaluate` in a
 process of its own, so that nothing that was sent can end, hold up or read the service.
 
-What was sent is rows (`kb.catalog.search.submissions`), so every replica of a service shows it, and
+What was sent is rows (`kb.catalog.submissions`), so every replica of a service shows it, and
 where the process that accepted it is killed, another that can evaluate it does. What was measured
 is in the catalog for good, under the evaluation's key. These are not the jobs of documents: the
 service is not ready while one of those waits.
@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import structlog
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.submissions import StoredSubmission, Submissions
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.submissions import StoredSubmission, Submissions
 from kb.errors import InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
 from kb.jobs import WorkerThread, keep_lease

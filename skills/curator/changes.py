@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id
 from skills.curator.contrast import ADOPTED
 from skills.curator.distillation import CuratorContext

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.skills import MEND, EvidenceRow, SkillDraft, SkillScopes
-from kb.hardware.checks import Problems
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
+from kb.hardware.table_reader import Problems
 from kb.ids import derived_id, sha256
 from kb.problem_terms import canonical_op
 from retrieval.diagnose.signals import load_signals

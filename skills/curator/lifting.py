@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kb.errors import KernloreError
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.spec import Problem

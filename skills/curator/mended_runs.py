@@ -18,7 +18,7 @@ from kb.catalog import skills as store
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import KernloreError
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 from kb.scope import ALL_ACCESS
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from kb.embedding import Embedder
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 from optimizer.search.runs.skill_moves import skill_of
 from skills.curator import changes, sentences
 from skills.curator.changes import CuratorRun, checked

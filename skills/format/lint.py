@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 
 Kind = Literal["figure", "hardware", "absolute", "instruction", "secret", "hidden", "length"]
 # About a page: what a prompt can carry three of.

@@ -24,7 +24,7 @@ from kb.catalog.skills import (
     evidence_line,
 )
 from kb.errors import InvalidPredicate, nearest
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.predicates import compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
 

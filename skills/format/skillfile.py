@@ -17,7 +17,7 @@ from typing import Any
 import yaml
 
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.ids import sha256
 from kb.yaml_loaders import text_loader
 from skills.format.schema import EVIDENCE_JSON, FENCE, FIELDS, KEYS, STRUCTURED, SkillFile, check

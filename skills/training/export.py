@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.reviews import Reviews
-from kb.catalog.search.trajectories import StoredTrajectory
+from kb.catalog.evaluations import Evaluations, Reviews
+from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest, KernloreError
 from kb.settings import product_version
 from optimizer.evaluation.evaluate import declaration_of

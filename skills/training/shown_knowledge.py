@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import skills as store
+from kb.catalog import tables as t
 from kb.catalog.knowledge import passages
-from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
+from kb.catalog.trajectories import State, StoredTrajectory, Trajectories
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.evaluation.evaluate import ask_for, choose_target
 from optimizer.evaluation.problem.spec import Problem

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import structlog
 from sqlalchemy.exc import DBAPIError
 
-from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
+from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
 from kb.jobs import WorkerThread

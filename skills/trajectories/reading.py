@@ -13,8 +13,8 @@ from typing import Annotated, Any, Required
 
 from typing_extensions import TypedDict
 
-from kb.catalog.search.reviews import Reviews
-from kb.catalog.search.trajectories import StoredTrajectory
+from kb.catalog.evaluations import Reviews
+from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from kb.plain import Doc, plain
 from kb.problem_terms import op_family

@@ -14,8 +14,8 @@ from typing import Any
 
 import structlog
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.trajectories import State, StoredTrajectory
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.jobs import ENDED, keep_lease
 from optimizer.evaluation.bundle import Bundle

@@ -15,9 +15,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.reviews import Review, ReviewDecision, Reviews
-from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
+from kb.catalog.evaluations import Evaluations, Review, ReviewDecision, Reviews
+from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, NotFound
 from kb.plain import Doc
 from kb.scope import ALL_ACCESS, AccessScope

@@ -22,7 +22,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.catalog.skills import SkillRow
-from kb.catalog.skills.support import AVOID
+from kb.catalog.skills.evidence import AVOID
 from kb.errors import KernloreError, Unavailable
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.timing.statistics import bounded

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from kb.catalog.skills.support import AVOID
+from kb.catalog.skills.evidence import AVOID
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.timing.statistics import combined

@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import SkillRow, State
-from kb.catalog.skills.support import AVOID
+from kb.catalog.skills.evidence import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS, AccessScope
@@ -206,7 +206,7 @@ def _subject(skill: SkillRow) -> str:
 
 
 def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Arm]:
-    """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.support), and
+    """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.evidence), and
     the arm that has it: of one to avoid that is the change, so the figure is the gain's inverse."""
     gain = trial.gain
     if skill.polarity != AVOID:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kb.backup.archive import verify
+from kb.backup import verify_backup
 from tests.api.cli_process import kernlore, serving
 from tests.shared import FINISHED_CANDIDATES, copy_knowledge, finished_run, place_models
 
@@ -177,7 +177,7 @@ def test_it_was_taken_while_uploads_waited(taken: Taken) -> None:
     assert taken.restored["queued_again"] == jobs.get("running", 0)
     assert taken.manifest["counts"]["documents"] >= len(taken.accepted)
     assert taken.manifest["damaged"] == [] == taken.manifest["left_out"]
-    contents = verify(taken.file)
+    contents = verify_backup(taken.file)
     assert contents.manifest.counts == taken.manifest["counts"]
     assert taken.manifest["file_bytes"] == taken.file.stat().st_size
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
 from api.bodies import EvaluationBody, RunBody, StepBody, validated
+
 from kb.errors import InvalidRequest
 
 KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}

@@ -19,8 +19,8 @@ from api.http.app import create_app
 from api.http.authorisation import routes_of
 from api.http.roles import NEEDED, OPEN, SAFE, is_tools, need_of
 from api.services import Services
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.keys import ROLES, NewKey, Role, may
-from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.runs.run_store import run_store

@@ -14,13 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.services import Services
-from kb.catalog.search.evaluations import (
-    CandidateRow,
-    CaseFigures,
-    CaseRow,
-    Evaluations,
-    ProblemRow,
-)
+from kb.catalog.evaluations import CandidateRow, CaseFigures, CaseRow, Evaluations, ProblemRow
 from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem

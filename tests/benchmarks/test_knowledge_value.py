@@ -40,7 +40,7 @@ from benchmarks.search.replay.table import (
     save_device,
 )
 from kb.errors import InvalidRequest, NotFound
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, verdict_from_json

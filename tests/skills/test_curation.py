@@ -15,7 +15,7 @@ from api.services import Services, open_services
 from kb.catalog import skills as store
 from kb.catalog.skills import Lift, SkillEvent, SkillRow
 from kb.errors import InvalidRequest, NotFound
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query

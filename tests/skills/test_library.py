@@ -23,7 +23,7 @@ from kb import clock
 from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.tables.skills import evidence as evidence_table
+from kb.catalog.tables import evidence as evidence_table
 from kb.errors import (
     Conflict,
     InvalidKnowledge,

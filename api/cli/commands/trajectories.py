@@ -14,7 +14,7 @@ from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
-    from kb.catalog.search.trajectories import StoredTrajectory
+    from kb.catalog.trajectories import StoredTrajectory
 
 app = typer.Typer(help="Searches of other optimizers, and training data.")
 TrajectoryId = Annotated[

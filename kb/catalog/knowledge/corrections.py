@@ -18,9 +18,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables.knowledge import corrections
+from kb.catalog.tables import corrections
 from kb.ids import new_id
 from kb.plain import Doc
 from kb.scope import ALL_ACCESS, AccessScope

@@ -4,24 +4,23 @@ passages.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import visible
+from kb.blobs import Blobs
+from kb.catalog import meta, visible
+from kb.catalog import tables as t
 from kb.catalog.engine import Catalog, portions
+from kb.catalog.facts import Withdrawn, left_behind, withdraw
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge import embeddings, erasure
-from kb.catalog.knowledge.identity import check_document
-from kb.catalog.knowledge.versions import deactivate
+from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge.versions import check_document, deactivate
 from kb.catalog.meta import bump_revision
-from kb.catalog.read_facts import Withdrawn, withdraw
-from kb.catalog.tables import jobs as jobs_table
-from kb.catalog.tables import knowledge as t
-from kb.errors import NotFound
+from kb.errors import NotFound, StoreAway
 from kb.scope import ALL_ACCESS, AccessScope
 
 
@@ -243,14 +242,12 @@ class Documents:
             )
             deactivate(connection, document_id)
             withdrawn = withdraw(connection, document_id)
-            connection.execute(
-                jobs_table.jobs.delete().where(jobs_table.jobs.c.subject_id == document_id)
-            )
+            connection.execute(t.jobs.delete().where(t.jobs.c.subject_id == document_id))
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
             embeddings.delete_unused(connection, texts)
-            erasure.owe(connection, keys)
+            owe_erasure(connection, keys)
             bump_revision(connection)
-            return Deleted(erasure.unused(connection, keys), withdrawn)
+            return Deleted(unused_blobs(connection, keys), withdrawn)
 
     def sections(
         self,
@@ -355,7 +352,7 @@ def _complete(
     versions = _newest_versions(connection, ids)
     counts: dict[str, int] = {}
     latest_jobs: dict[str, tuple[str, str]] = {}
-    jobs = jobs_table.jobs
+    jobs = t.jobs
     for part in portions(ids):
         counts |= {
             document_id: n
@@ -416,3 +413,124 @@ def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Versio
             if known is None or known.state != "current":
                 chosen[document_id] = Version(**values)
     return chosen
+
+
+# -- known ids: Which ids name something of the catalog's documents that a caller may see.
+
+
+def unknown_ids(connection: Connection, ids: Iterable[str], access: AccessScope) -> list[str]:
+    """Those of the ids that are no passage, section, document, card or kernel, of any version, that
+    the caller may see; in their order.
+    """
+    wanted = list(dict.fromkeys(ids))
+    known: set[str] = set()
+    passages = visible.passages(access)
+    for part in portions(wanted):
+        for query in (
+            sa.select(t.passages.c.id).where(t.passages.c.id.in_(part), passages),
+            sa.select(t.passages.c.section_id).where(t.passages.c.section_id.in_(part), passages),
+            sa.select(t.documents.c.id).where(
+                t.documents.c.id.in_(part), visible.documents(access)
+            ),
+            sa.select(t.symbols.c.id).where(
+                t.symbols.c.id.in_(part), visible.read_from(t.symbols, access)
+            ),
+            sa.select(t.samples.c.id).where(
+                t.samples.c.id.in_(part), visible.read_from(t.samples, access)
+            ),
+        ):
+            known.update(connection.execute(query).scalars())
+    return [i for i in wanted if i not in known]
+
+
+# -- erasure: Text of deleted documents leaves every file of the data directory.
+
+_OWED = "erasures_owed"  # keys of stored files; None: nothing
+_COUNT = "erasures"  # how many times stored files were removed
+
+
+def owe_erasure(connection: Connection, blob_keys: Collection[str]) -> None:
+    """Note what the deletion of this transaction leaves to `erase`."""
+    owed = meta.get(connection, _OWED) or ()
+    meta.put(connection, _OWED, sorted({*owed, *blob_keys}))
+
+
+def unused_blobs(connection: Connection, blob_keys: Collection[str]) -> list[str]:
+    """Those of the keys that are the file of no version."""
+    used: set[str] = set()
+    for part in portions(sorted(blob_keys)):
+        column = t.document_versions.c.blob_key
+        used |= set(connection.execute(sa.select(column).where(column.in_(part))).scalars())
+    return sorted(set(blob_keys) - used)
+
+
+def is_blob_in_use(connection: Connection, blob_key: str) -> bool:
+    """Whether the key is the file of a version."""
+    return not unused_blobs(connection, [blob_key])
+
+
+def count_erasures(connection: Connection) -> int:
+    """How many times stored files were removed."""
+    return int(meta.get(connection, _COUNT) or 0)
+
+
+def may_blob_be_gone(connection: Connection, blob_key: str, count_before: int) -> bool:
+    """Whether a file that was stored when the count was `count_before` may have been removed since.
+    Asked in a transaction that writes, it holds until its end.
+    """
+    return count_erasures(connection) != count_before or blob_key in (
+        meta.get(connection, _OWED) or ()
+    )
+
+
+def is_erasure_owed(catalog: Catalog) -> bool:
+    """Whether a deletion has left something to `erase`."""
+    with catalog.read() as connection:
+        return meta.get(connection, _OWED) is not None
+
+
+def remove_orphan_facts(catalog: Catalog) -> int:
+    """Remove the facts of documents that are gone: accepted ones once stayed, with a quotation.
+    `erase` then has them out of the files. How many documents they were of.
+    """
+    with catalog.read() as connection:
+        if not left_behind(connection):  # the usual case, which needs no write lock
+            return 0
+    with catalog.write() as connection:
+        gone = left_behind(connection)
+        for document_id in gone:
+            withdraw(connection, document_id)
+        owe_erasure(connection, ())
+    return len(gone)
+
+
+def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
+    """Finish all deletions. False where another process still reads the catalog as it was before:
+    the log keeps the text until the next call. Raises StoreAway where the files cannot be removed
+    now; the next call does.
+    """
+    if not is_erasure_owed(catalog):
+        return True
+    away: StoreAway | None = None
+    try:
+        blobs.check()  # a server that does not answer is waited for before anybody waits for us
+    except StoreAway as error:
+        away = error
+    # Under the write lock: nobody may store the same file again between the look and the removal.
+    with catalog.write() as connection:
+        owed = meta.get(connection, _OWED) or ()
+        try:
+            for key in unused_blobs(connection, owed) if away is None else ():
+                blobs.delete(key)
+        except StoreAway as error:
+            away = error  # the words go all the same
+        meta.put(connection, _COUNT, count_erasures(connection) + 1)
+        lexical.merge(connection)
+    if not catalog.empty_log():
+        return False
+    if away is not None:
+        raise away
+    with catalog.write() as connection:
+        if meta.get(connection, _OWED) == owed:  # else something was deleted meanwhile
+            meta.put(connection, _OWED, None)
+    return True

@@ -12,10 +12,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge.identity import scopes_of
-from kb.catalog.tables import knowledge as t
+from kb.catalog.knowledge.versions import scopes_of
 from kb.ids import MoveId, derived_id
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 

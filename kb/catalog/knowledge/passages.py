@@ -16,15 +16,14 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import kept, look_up
 from kb.catalog.knowledge import corrections
-from kb.catalog.knowledge.identity import check_document
-from kb.catalog.knowledge.reindexing import hardware_of, reindex_section
+from kb.catalog.knowledge.versions import check_document, hardware_of, reindex_section
 from kb.catalog.meta import bump_revision
-from kb.catalog.tables import knowledge as t
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256

@@ -11,24 +11,238 @@ cards for a prompt gets one that nobody has accepted.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Annotated, Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Annotated, Any, Literal, Protocol
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge import corrections, proposed_symbols
-from kb.catalog.knowledge.identity import check_document
-from kb.catalog.knowledge.proposed_symbols import STRUCTURE, ProposedCard, SymbolStatus
+from kb.catalog.knowledge import corrections
+from kb.catalog.knowledge.verbatim import Source
+from kb.catalog.knowledge.versions import check_document
 from kb.catalog.meta import bump_revision
-from kb.catalog.tables import knowledge as t
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
 from kb.plain import Doc
 from kb.scope import ALL_ACCESS, ANY, AccessScope
+
+# -- proposed symbols: Cards that a language model has proposed: what of one its source bears out,
+
+SymbolStatus = Literal["accepted", "proposed", "rejected"]
+STRUCTURE = "structure"  # the origin of a card that was read without a model
+
+
+@dataclass(frozen=True)
+class ProposedCard:
+    """A card as a model proposes it. `origin` is "model NAME"; `path` are the headings of the
+    section that it was proposed from.
+    """
+
+    name: str
+    kind: str
+    language: str
+    signature: str
+    operands: tuple[tuple[str, str], ...]
+    meaning: str
+    limits: tuple[str, ...]
+    example: str
+    origin: str
+    path: tuple[str, ...]
+    status: SymbolStatus = "proposed"
+
+    @property
+    def fields(self) -> int:
+        """How many texts it states beside its name: each operand, its meaning and each limit is
+        one."""
+        meanings = sum(bool(meaning) for _, meaning in self.operands)
+        single = sum(map(bool, (self.signature, self.meaning, self.example)))
+        return single + len(self.operands) + meanings + len(self.limits)
+
+    @property
+    def card(self) -> dict[str, Any]:
+        """The texts as the catalog stores those of every card."""
+        return {
+            "signature": self.signature,
+            "operands": [list(pair) for pair in self.operands],
+            "meaning": self.meaning,
+            "limits": list(self.limits),
+            "example": self.example,
+            "further": [],
+        }
+
+
+@dataclass(frozen=True)
+class CheckedProposal:
+    """What the source bears out. `card` is None for a refused card, with the reason; `dropped`
+    names each field that was taken out, as often as it happened.
+    """
+
+    card: ProposedCard | None
+    dropped: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def proposal_source_text(path: Sequence[str], passages: Iterable[tuple[str, str]]) -> str:
+    """What a section says: its heading, then its passages in order. These are (lead, text): the
+    pieces of a table have its header as their lead, which is written once.
+    """
+    parts = [*path[-1:]]
+    before = ""
+    for lead, text in passages:
+        parts += [lead, text] if lead and lead != before else [text]
+        before = lead
+    return "\n".join(parts)
+
+
+def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
+    """The card with the fields that stand in its section word for word; see `verbatim`. A signature
+    and an example must hold the name too, else they are another symbol's. A card is refused whose
+    name is not in the section, or of which neither meaning nor signature is left; so is one that
+    lost a limit and has no meaning, for it may have been about what is not allowed.
+    """
+    if not source.names(card.name):
+        return CheckedProposal(None, reason="its name is not in the section")
+    kept = replace(
+        card,
+        signature=_holding(card, _quoted_on_one_line(card.signature, source)),
+        operands=_quoted_operands(card.operands, source),
+        meaning=_quoted_on_one_line(card.meaning, source),
+        limits=tuple(filter(None, (_quoted_on_one_line(limit, source) for limit in card.limits))),
+        example=_holding(card, source.quoted(card.example)),
+    )
+    dropped = _dropped(card, kept)
+    if kept.signature == card.name:  # says no more than the name
+        kept = replace(kept, signature="")
+    if not (kept.meaning or kept.signature):
+        return CheckedProposal(
+            None, dropped, "neither its meaning nor its signature is in the section"
+        )
+    if "limit" in dropped and not kept.meaning:
+        return CheckedProposal(
+            None, dropped, "a limit of it is not in the section, and it has no meaning"
+        )
+    return CheckedProposal(kept, dropped)
+
+
+def _holding(card: ProposedCard, text: str | None) -> str:
+    """The text where it has the name, or the last part of a dotted one: imports shorten names."""
+    last = card.name.rstrip(".*").rpartition(".")[2]
+    return text if text and (last or card.name) in text else ""
+
+
+def _quoted_on_one_line(text: str, source: Source) -> str:
+    return " ".join((source.quoted(text) or "").split())
+
+
+def _quoted_operands(
+    operands: Iterable[tuple[str, str]], source: Source
+) -> tuple[tuple[str, str], ...]:
+    pairs = (
+        (_quoted_on_one_line(operand, source), _quoted_on_one_line(meaning, source))
+        for operand, meaning in operands
+    )
+    return tuple((operand, meaning) for operand, meaning in pairs if operand)
+
+
+def _dropped(before: ProposedCard, after: ProposedCard) -> tuple[str, ...]:
+    """The names of fields that were stated and are gone."""
+    lost = [n for n in ("signature", "meaning", "example") if getattr(before, n)]
+    lost = [name for name in lost if not getattr(after, name)]
+    lost += ["limit"] * (len(before.limits) - len(after.limits))
+    lost += ["operand"] * (len(before.operands) - len(after.operands))
+    meanings = (sum(bool(m) for _, m in card.operands) for card in (before, after))
+    stated, left = meanings
+    return (*lost, *["meaning of an operand"] * (stated - left))
+
+
+# -- through the versions of a document
+
+
+def record_proposal(
+    connection: Connection, document_id: str, card: ProposedCard, actor: str
+) -> None:
+    """Keep a proposal, or what was decided about it, for every later version of its document."""
+    corrections.record(
+        connection, document_id, "symbol", card.name, "proposal", asdict(card), actor
+    )
+
+
+def proposals_of(connection: Connection, document_id: str) -> dict[str, ProposedCard]:
+    """The proposals of a document by name, whatever was decided about them, oldest first."""
+    rows = connection.execute(
+        sa.select(t.corrections.c.anchor, t.corrections.c.value)
+        .where(
+            t.corrections.c.document_id == document_id,
+            t.corrections.c.target == "symbol",
+            t.corrections.c.field == "proposal",
+        )
+        .order_by(t.corrections.c.created_at, t.corrections.c.id)
+    )
+    return {row.anchor: _card_from(row.value["value"]) for row in rows}
+
+
+def _card_from(row: Mapping[str, Any]) -> ProposedCard:
+    pairs = tuple((operand, meaning) for operand, meaning in row["operands"])
+    lists = {name: tuple(row[name]) for name in ("limits", "path")}
+    return ProposedCard(**{**row, **lists, "operands": pairs})
+
+
+@dataclass(frozen=True)
+class PlacedProposal:
+    """A proposal that a version still bears out, and the number of its section."""
+
+    card: ProposedCard
+    section: int
+
+
+def place_proposals(
+    connection: Connection, document_id: str, version_id: str, taken: Collection[str]
+) -> list[PlacedProposal]:
+    """The proposals that a version bears out; those whose names are `taken` by cards that its
+    structure gives are left out. A card is looked for in the section of its headings first, then
+    in all others, where it must stand whole.
+    """
+    cards = [c for name, c in proposals_of(connection, document_id).items() if name not in taken]
+    if not cards:
+        return []
+    sections = _section_sources(connection, version_id)
+    places = (_place_proposal(card, sections) for card in cards)
+    return [place for place in places if place is not None]
+
+
+def _place_proposal(
+    card: ProposedCard, sections: Sequence[tuple[tuple[str, ...], Source]]
+) -> PlacedProposal | None:
+    for number, (path, source) in enumerate(sections):
+        if path == card.path and (left := check_proposal(card, source).card) is not None:
+            return PlacedProposal(left, number)
+    for number, (path, source) in enumerate(sections):
+        if check_proposal(card, source).card == card:
+            return PlacedProposal(replace(card, path=path), number)
+    return None
+
+
+def _section_sources(
+    connection: Connection, version_id: str
+) -> list[tuple[tuple[str, ...], Source]]:
+    """Headings and text of the version's sections in order."""
+    rows = connection.execute(
+        sa.select(t.sections.c.id, t.sections.c.path, t.passages.c.lead, t.passages.c.text)
+        .outerjoin(t.passages, t.passages.c.section_id == t.sections.c.id)
+        .where(t.sections.c.version_id == version_id)
+        .order_by(t.sections.c.ordinal, t.passages.c.ordinal)
+    )
+    paths: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        paths[row.id] = tuple(row.path)
+        parts.setdefault(row.id, []).append((row.lead or "", row.text or ""))
+    return [(path, Source(proposal_source_text(path, parts[key]))) for key, path in paths.items()]
+
 
 TEXT_FIELDS = ("signature", "meaning", "example")
 CORRECTABLE = (*TEXT_FIELDS, "limits")
@@ -105,14 +319,14 @@ def replace_version_symbols(
         )
         bump_revision(connection)  # what is kept of the lists does not hold any more
     connection.execute(t.symbols.delete().where(t.symbols.c.version_id == version_id))
-    place = _Place(connection, document, version_id, current)
+    place = _VersionRows(connection, document, version_id, current)
     sections = list(_sections(connection, version_id))
     rows = [
         place.row(card, _card(card), sections[card.section], n, derived_id("sym", version_id, n))
         for n, card in enumerate(cards)
     ]
     names = {card.name for card in cards}
-    for stands in proposed_symbols.standing(connection, document.id, version_id, names):
+    for stands in place_proposals(connection, document.id, version_id, names):
         rows.append(place.proposed(stands.card, sections[stands.section], len(rows)))
     if rows:
         connection.execute(t.symbols.insert(), rows)
@@ -142,7 +356,7 @@ def propose(
                 " same.",
             )
         document = _document(connection, section.version_id)
-        place = _Place(connection, document, section.version_id, True)
+        place = _VersionRows(connection, document, section.version_id, True)
         known = connection.execute(
             sa.select(t.symbols.c.name, t.symbols.c.ordinal).where(
                 t.symbols.c.version_id == section.version_id
@@ -154,12 +368,12 @@ def propose(
             if card.name not in {row.name for row in known}:
                 new.setdefault(card.name, card)
         for n, card in enumerate(new.values(), ordinal + 1):
-            proposed_symbols.record(connection, document.id, card, card.origin)
+            record_proposal(connection, document.id, card, card.origin)
             connection.execute(t.symbols.insert().values(place.proposed(card, section, n)))
         return [*new]
 
 
-class _Place:
+class _VersionRows:
     """What the rows of one version share."""
 
     def __init__(
@@ -329,14 +543,14 @@ def _correct_texts(
 
 
 def _decide(connection: Connection, symbol: Symbol, status: SymbolStatus, actor: str) -> None:
-    proposal = proposed_symbols.proposals(connection, symbol.document_id).get(symbol.name)
+    proposal = proposals_of(connection, symbol.document_id).get(symbol.name)
     if symbol.origin == STRUCTURE or proposal is None:
         raise InvalidRequest(
             f"the card of {symbol.name[:80]!r} is no proposal: its manual states it",
             hint="Correct its fields where it was read wrongly.",
         )
     decided = replace(proposal, status=status)
-    proposed_symbols.record(connection, symbol.document_id, decided, actor)
+    record_proposal(connection, symbol.document_id, decided, actor)
     proposed = t.symbols.c.origin != STRUCTURE
     connection.execute(t.symbols.update().where(*_same(symbol), proposed).values(status=status))
 

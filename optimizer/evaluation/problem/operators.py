@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from kb.errors import InvalidRequest
-from kb.predicate_nodes import Bindings
-from kb.predicates import compile_expression
+from kb.predicates import Bindings, compile_expression
 from optimizer.evaluation.problem.dominant import operator_of, work_of
 from optimizer.evaluation.problem.shapes import ATTENTION, Observed, Product, Trait
 from optimizer.evaluation.problem.spec import Problem

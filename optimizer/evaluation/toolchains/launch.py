@@ -11,9 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 
 from kb.errors import InvalidRequest
-from kb.hardware.scalars import ScalarFormula, compile_scalar
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
-from kb.hardware.toolchain_schema import named
+from kb.hardware.toolchains import ScalarFormula, compile_scalar, named
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 
 Number = int | float

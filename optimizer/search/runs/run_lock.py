@@ -19,12 +19,11 @@ from typing import Literal
 import structlog
 
 from kb import clock
-from kb.catalog.search.run_processes import CANCELLED, STARTING, ProcessRows, RunProcess
+from kb.catalog.runs import CANCELLED, STARTING, ProcessRows, RunProcess
+from kb.data_dir import is_locked, private_folder, take_lock
 from kb.errors import Conflict
 from kb.ids import new_id
 from kb.jobs import keep_lease
-from kb.private import private_folder
-from kb.service_lock import is_locked, take_lock
 from retrieval.knowledge_base import KnowledgeBase
 
 FOLDER = "locks"  # of the data directory

@@ -17,8 +17,8 @@ from typing import Annotated, Any, Literal, Required
 
 from typing_extensions import TypedDict
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.runs import EVERY_RUN, Runs, RunWhere
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.runs import EVERY_RUN, Runs, RunWhere
 from kb.errors import NotFound
 from kb.plain import Doc, plain
 from optimizer.search.bench.catalog_store import CatalogStore

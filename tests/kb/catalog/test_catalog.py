@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog.database import CACHE_KIB
 from kb.catalog.engine import portions
-from kb.catalog.sqlite_file import CACHE_KIB
 from kb.errors import NotFound, UnknownHardware
 from kb.scope import AccessScope
 

@@ -9,9 +9,9 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog.jobs import FIRST_COME, Jobs, Turn
+from kb.data_dir import is_alive, marked_alive, remove_dead_marks
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId
-from kb.liveness import forget_dead, lives, living
 from kb.scope import AccessScope
 
 KINDS = ("ingest",)
@@ -146,16 +146,16 @@ def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
     """After a jump back a lease ends in an hour, after one forward it ended an hour ago."""
     data_dir = catalog.data_dir
     living_job, dead_job = queued(jobs, catalog, "doc_1"), queued(jobs, catalog, "doc_2")
-    with living(data_dir, "w1"):
+    with marked_alive(data_dir, "w1"):
         for owner in ("w1", "w2"):
             assert jobs.claim(KINDS, owner, hours * 3600.0) is not None
         dead = data_dir / "locks" / "w2.worker"
         dead.touch()  # as a killed process leaves it: without its lock
-        assert jobs.expire(lambda owner: lives(data_dir, owner)) == [dead_job]
+        assert jobs.expire(lambda owner: is_alive(data_dir, owner)) == [dead_job]
         assert jobs.get(living_job).state == "running"
-        forget_dead(data_dir)
-        assert not dead.exists() and lives(data_dir, "w1")
-    assert lives(data_dir, "w1") is None
+        remove_dead_marks(data_dir)
+        assert not dead.exists() and is_alive(data_dir, "w1")
+    assert is_alive(data_dir, "w1") is None
     assert list((data_dir / "locks").iterdir()) == []
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from kb.catalog import Catalog
-from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
-from kb.catalog.search.runs import Runs, is_measuring
-from kb.catalog.search.submissions import Submissions
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
+from kb.catalog.runs import Runs, is_measuring
+from kb.catalog.submissions import Submissions
 
 
 def measuring(catalog: Catalog) -> bool:

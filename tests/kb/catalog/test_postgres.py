@@ -17,18 +17,17 @@ import pytest
 import sqlalchemy as sa
 
 from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog import tables as t
+from kb.catalog.database import store_fault
 from kb.catalog.dialect import Json, json_text
 from kb.catalog.engine import open_place
-from kb.catalog.faults import store_fault
 from kb.catalog.jobs import Jobs, Turn
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.meta import bump_revision
 from kb.catalog.moving import copy_catalog
 from kb.catalog.skills.reading import error_words
-from kb.catalog.tables import hardware as hardware_tables
-from kb.catalog.tables import knowledge as t
+from kb.catalog.tables import jobs as jobs_table
 from kb.catalog.tables import metadata
-from kb.catalog.tables.jobs import jobs as jobs_table
 from kb.errors import Conflict, InvalidRequest, KernloreError, StoreError, Unavailable
 from tests.catalogs import fresh_data_dir
 from tests.fixtures import Store
@@ -155,9 +154,9 @@ def test_values_come_back_as_they_do_from_sqlite(served: Catalog, embedded: Cata
         }
         spec = {"id": "h", "name": "H", "kind": "family", "summary": "", "spec": "", "origin": "",
                 "created_at": "", "updated_at": ""}  # fmt: skip
-        table = hardware_tables.devices
+        table = t.devices
         with catalog.write() as connection:
-            connection.execute(hardware_tables.hardware.insert().values(spec))
+            connection.execute(t.hardware.insert().values(spec))
             connection.execute(table.insert().values(device))
             job = {"id": "j1", "kind": "k", "state": "queued", "created_at": ""}
             connection.execute(jobs_table.insert().values(job | {"error": None}))
@@ -302,7 +301,7 @@ def test_what_is_being_taken_is_passed_over(served: Catalog) -> None:
 def test_writers_wait_for_each_other_and_say_so(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kb.catalog.postgres.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("kb.catalog.database.LOCK_TIMEOUT_MS", 50)
     catalog = open_catalog(tmp_path, url)
     refusals: list[KernloreError | None] = []
 

@@ -9,7 +9,7 @@ import pytest
 
 from kb.blobs import open_blobs
 from kb.catalog import Catalog
-from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
+from kb.catalog.trajectories import State, StoredTrajectory, Trajectories
 
 GONE = -1.0  # seconds: a lease that has run out
 

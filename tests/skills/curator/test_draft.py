@@ -11,8 +11,8 @@ from skills_ref import validate
 
 from kb.catalog import Catalog
 from kb.errors import InvalidKnowledge
-from kb.hardware.checks import Problems
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
+from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
 from skills.curator.contrast import contrast

@@ -15,7 +15,7 @@ import pytest
 from api.services import Services
 from benchmarks.search.model_writes.chips import Chip
 from kb.catalog import skills as store
-from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
+from kb.catalog.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 from kb.moves_vocabulary import ROLES
 from skills.curator.wording import roles
 from skills.format.lint import Allowed, is_name, lint, sentences, unsafe

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.search.reviews import Review, ReviewDecision
+from kb.catalog.evaluations import Review, ReviewDecision
 from optimizer.evaluation.records import Flag
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree

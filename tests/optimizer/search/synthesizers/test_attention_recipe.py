@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.operators import traits_of
 from optimizer.evaluation.problem.tensors import open_case
