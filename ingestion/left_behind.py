@@ -11,8 +11,9 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
-from kb.catalog.jobs import Job, Jobs
+from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge import versions
+from kb.catalog.work import Job
 from kb.data_dir import is_alive
 from kb.errors import Conflict
 

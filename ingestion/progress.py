@@ -9,7 +9,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import sqlalchemy as sa
 from annotated_types import Ge, Le
@@ -20,8 +20,8 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs, JobState
-from kb.catalog.tables import jobs
+from kb.catalog.jobs import Jobs, JobState
+from kb.catalog.work import COLUMNS, Job, job_from
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 from kb.scope import AccessScope
@@ -139,17 +139,17 @@ def list_jobs(
         if name not in STATES:
             raise InvalidRequest(f"unknown state {name!r}", hint=f"Use {', '.join(STATES)}.")
     about = _about(parts, hardware, group)
-    chosen = sa.select(*_columns()).where(*about)
+    chosen = sa.select(*COLUMNS).where(*about)
     if state:
-        chosen = chosen.where(jobs.c.state.in_(state))
+        chosen = chosen.where(t.work.c.state.in_(state))
     if ended_since:
-        chosen = chosen.where(jobs.c.finished_at >= ended_since)
+        chosen = chosen.where(t.work.c.finished_at >= ended_since)
     if cursor:
         last = sa.tuple_(*map(sa.literal, _place(cursor)))
-        chosen = chosen.where(sa.tuple_(jobs.c.created_at, jobs.c.id) < last)
-    ordered = chosen.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit + 1)
+        chosen = chosen.where(sa.tuple_(t.work.c.created_at, t.work.c.id) < last)
+    ordered = chosen.order_by(t.work.c.created_at.desc(), t.work.c.id.desc()).limit(limit + 1)
     with parts.catalog.read() as connection:
-        rows = [Job(**row._mapping) for row in connection.execute(ordered)]
+        rows = [job_from(row) for row in connection.execute(ordered)]
         page = rows[:limit]
         documents = _documents(connection, [job.subject_id for job in page if job.subject_id])
         counts = _counts(connection, about)
@@ -173,35 +173,31 @@ def _shown(parts: Parts, job: Job) -> DocumentJob:
     return _with_document(job, documents)
 
 
-def _columns() -> list[sa.Column[Any]]:
-    return [jobs.c[name] for name in Job.__dataclass_fields__]
-
-
 def _about(parts: Parts, hardware: str, group: str) -> list[sa.ColumnElement[bool]]:
     conditions = [visible.jobs(parts.access)]
     if group:
-        conditions.append(jobs.c.group_id == group)
+        conditions.append(t.work.c.group_id == group)
     if hardware:
         subjects = sa.select(t.document_scopes.c.document_id).where(
             t.document_scopes.c.kind == "hardware",
             t.document_scopes.c.value == parts.registry.resolve(hardware),
         )
-        conditions.append(jobs.c.subject_id.in_(subjects))
+        conditions.append(t.work.c.subject_id.in_(subjects))
     return conditions
 
 
 def _counts(connection: Connection, about: Sequence[sa.ColumnElement[bool]]) -> JobCounts:
-    embedding = sa.and_(jobs.c.state == "running", jobs.c.passages.is_not(None))
+    embedding = sa.and_(t.work.c.state == "running", t.work.c.passages.is_not(None))
     rows = connection.execute(
         sa.select(
-            jobs.c.state,
+            t.work.c.state,
             sa.func.count(),
             sa.func.count(sa.case((embedding, 1))),
-            sa.func.sum(jobs.c.passages_done),
-            sa.func.coalesce(sa.func.sum(jobs.c.passages), 0),
+            sa.func.sum(t.work.c.passages_done),
+            sa.func.coalesce(sa.func.sum(t.work.c.passages), 0),
         )
         .where(*about)
-        .group_by(jobs.c.state)
+        .group_by(t.work.c.state)
     ).all()
     return JobCounts(
         **{row[0]: row[1] for row in rows if row[0] in STATES},
@@ -233,7 +229,7 @@ def _with_document(job: Job, documents: Mapping[str, JobDocument]) -> DocumentJo
     return DocumentJob(
         id=job.id,
         kind=job.kind,
-        state=job.state,
+        state=cast(JobState, job.state),  # jobs of documents have no other
         stage=stage,
         document_id=job.subject_id,
         document=documents.get(job.subject_id or ""),

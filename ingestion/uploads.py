@@ -175,7 +175,6 @@ class Uploads:
                 share = BUILTIN if builtin else group or "+".join(hardware) or category
                 job_id = self._jobs.enqueue(
                     connection,
-                    "ingest",
                     registered.document_id,
                     payload,
                     Turn(group, share, behind=builtin),

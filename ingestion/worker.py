@@ -46,10 +46,11 @@ from kb.catalog import tables as t
 from kb.catalog.database import full, store_fault
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs, JobState
+from kb.catalog.jobs import Jobs, JobState, checkpoint_of
 from kb.catalog.knowledge import candidates, embeddings, versions
 from kb.catalog.knowledge.embeddings import Pending
 from kb.catalog.schema import TOO_NEW
+from kb.catalog.work import Job
 from kb.data_dir import (
     fill_reserve,
     free_reserve,
@@ -60,7 +61,7 @@ from kb.data_dir import (
 from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError, StoreAway, StoreFull
 from kb.ids import new_id
-from kb.jobs import keep_lease
+from kb.workers import keep_lease
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
@@ -171,7 +172,7 @@ class Worker:
         still does is discarded.
         """
         self._released.set()
-        self._parts.jobs.release(self._owner)
+        self._parts.jobs.give_back(self._owner)
 
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
@@ -180,7 +181,7 @@ class Worker:
             return False
         fill_reserve(self._data_dir)
         if self._unsettled:
-            self._parts.jobs.release(self._owner, but=self._waiting)
+            self._parts.jobs.give_back(self._owner, but=self._waiting)
             self._unsettled = False
         self._expire()
         read = self._files_answer() and self._read_queued(uploads_alone=True)
@@ -250,7 +251,7 @@ class Worker:
             if not alone and self._take_shipped():
                 worked = True
                 continue
-            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease, none_behind=alone)
+            job = self._parts.jobs.claim(self._owner, self._lease, none_behind=alone)
             if job is None:
                 break
             worked = True
@@ -293,7 +294,7 @@ class Worker:
         except StoreAway as error:  # says nothing about the document
             log.warning("reading waits", job=job.id, reason=error.message)
             self._away = error
-            self._parts.jobs.release(self._owner, but=self._waiting)
+            self._parts.jobs.give_back(self._owner, but=self._waiting)
         except KernloreError as error:
             self._fail(job, version_id, error.as_json())
         except Exception as error:  # the job boundary: recorded, never swallowed
@@ -302,8 +303,9 @@ class Worker:
 
     def _read_version(self, job: Job, version_id: str) -> None:
         version = self._version(version_id)
-        if job.kept is not None and version.state in READ:
-            self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
+        checkpoint = checkpoint_of(job)
+        if checkpoint is not None and version.state in READ:
+            self._await_vectors(job, checkpoint)  # somebody has read it, and was stopped then
             return
         hardware = sorted(version.declared["hardware"])
         read = self._read_file(version, hardware)
@@ -361,7 +363,7 @@ class Worker:
         """
         with self._parts.catalog.write() as connection:
             progress = store_version(connection, self._parts.registry, version, read)
-            self._parts.jobs.keep(connection, job, self._owner, progress)
+            self._parts.jobs.store_checkpoint(connection, job, self._owner, progress)
         return progress
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:

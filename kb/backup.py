@@ -581,7 +581,9 @@ def _damage_of(source: Path) -> Iterator[None]:
 
 def _contents(copy: sqlite3.Connection) -> Snapshot:
     tables = {name for (name,) in copy.execute("SELECT name FROM sqlite_master WHERE type='table'")}
-    if not {"alembic_version", "meta", "jobs", "embeddings"} <= tables:
+    # Before revision 0016, jobs of documents had a table of their own.
+    jobs = "work WHERE kind = 'ingest'" if "work" in tables else "jobs"
+    if not {"alembic_version", "meta", jobs.split()[0], "embeddings"} <= tables:
         raise sqlite3.DatabaseError("it is not a catalog of Kernlore")
     counts = {
         name: copy.execute(f"SELECT count(*) FROM {rows}").fetchone()[0]
@@ -594,7 +596,7 @@ def _contents(copy: sqlite3.Connection) -> Snapshot:
         copy.execute("SELECT version_num FROM alembic_version").fetchone()[0],
         int(revision[0]) if revision else 0,
         counts,
-        dict(copy.execute("SELECT state, count(*) FROM jobs GROUP BY 1").fetchall()),
+        dict(copy.execute(f"SELECT state, count(*) FROM {jobs} GROUP BY 1").fetchall()),
         dict(copy.execute(models).fetchall()),
         frozenset(_blob_keys(copy, tables)),
     )

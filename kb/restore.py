@@ -36,7 +36,7 @@ from kb.catalog import meta
 from kb.catalog.engine import Catalog, open_catalog
 from kb.catalog.jobs import Jobs
 from kb.catalog.schema import check_revision
-from kb.catalog.tables import jobs, runs
+from kb.catalog.tables import runs, work
 from kb.data_dir import ServiceLock
 from kb.errors import Conflict, Unavailable
 from kb.settings import MIB, Settings
@@ -213,9 +213,9 @@ def _brought_forward(staging: Path, before: str, now: Path) -> tuple[str, int]:
 def _queue_again(catalog: Catalog) -> int:
     """Queue the jobs whose workers are elsewhere: they would fail when their leases ran out."""
     with catalog.read() as connection:
-        running = sa.select(jobs.c.lease_owner).where(jobs.c.state == "running").distinct()
+        running = sa.select(work.c.lease_owner).where(work.c.state == "running").distinct()
         owners = connection.execute(running).scalars().all()
-    return sum(Jobs(catalog).release(owner) for owner in owners)
+    return sum(Jobs(catalog).give_back(owner) for owner in owners if owner)
 
 
 def _follow_problems(catalog: Catalog, before: str, now: Path) -> None:

@@ -69,9 +69,9 @@ CONTENTS = {
     " JOIN passages p ON p.id = g.passage_id",
     "vectors": "SELECT text_sha256 FROM embeddings",
 }
-WAITING = "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')"
+WAITING = "SELECT count(*) FROM work WHERE state IN ('queued', 'running')"
 READ = "SELECT count(*) FROM document_versions WHERE state = 'current'"
-ENDED = "SELECT count(*) FROM jobs WHERE state IN ('ready', 'partial', 'failed')"
+ENDED = "SELECT count(*) FROM work WHERE state IN ('ready', 'partial', 'failed')"
 # Rows that only a document has that is stored in part.
 HALF = (
     "SELECT count(*) FROM document_versions v WHERE v.state IN ('staged', 'failed')"
@@ -86,7 +86,7 @@ HALF = (
 )
 # Jobs whose state is not that of their document.
 UNTRUE = (
-    "SELECT count(*) FROM jobs j JOIN document_versions v"
+    "SELECT count(*) FROM work j JOIN document_versions v"
     " ON v.id = json_extract(j.payload, '$.version_id')"
     " WHERE (j.state = 'failed' AND v.state IN ('current', 'superseded'))"
     " OR (j.state IN ('ready', 'partial') AND v.state NOT IN ('current', 'superseded'))"
@@ -366,7 +366,7 @@ def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
     if service.process is None:
         service.start()
     service.stop()
-    running = service.number("SELECT count(*) FROM jobs WHERE state = 'running'")
+    running = service.number("SELECT count(*) FROM work WHERE state = 'running'")
     service.start()
     service.ready()
     untrue = service.number(UNTRUE)
@@ -455,7 +455,7 @@ def _retry(service: Service) -> dict[str, int]:
     with service.catalog() as connection:
         failed = list(
             connection.execute(
-                "SELECT id, json_extract(error, '$.code') FROM jobs WHERE state = 'failed'"
+                "SELECT id, json_extract(error, '$.code') FROM work WHERE state = 'failed'"
             )
         )
     for job_id, _ in failed:

@@ -17,6 +17,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
+from kb.catalog.work import ENDED, Job, Work, no_lease
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id, new_id
 from kb.scope import ALL_ACCESS, AccessScope
@@ -468,3 +469,73 @@ def _next(connection: Connection, evaluation_id: str) -> int:
 
 def _review(row: sa.Row[Any]) -> Review:
     return Review(row.key, row.decision, row.actor, row.reason, row.created_at)
+
+
+# -- sent to a service
+
+KEPT_ENDED = 1_000  # sent evaluations that have ended
+
+
+class SentEvaluations(Work):
+    """Evaluations that were sent to a service. The process that accepts one owns it, queued or
+    running, while its lease lasts; after that any other may take it.
+    """
+
+    def __init__(self, catalog: Catalog) -> None:
+        super().__init__(catalog, "evaluation")
+
+    def accept(
+        self, job_id: str, payload: Mapping[str, Any], owner: str, lease_seconds: float, most: int
+    ) -> int | None:
+        """Queue one for this owner. Returns how many of the owner's wait already, where those are
+        `most` or more; nothing is stored then. None otherwise.
+        """
+        mine = (self._held(owner), t.work.c.state == "queued")
+        with self._catalog.write() as connection:
+            waiting = len(self.matching(connection, *mine))
+            if waiting >= most:
+                return waiting
+            self._forget_oldest(connection)
+            until = clock.after(lease_seconds)
+            self.add(connection, job_id, payload, lease_owner=owner, lease_expires_at=until)
+        return None
+
+    def _forget_oldest(self, connection: Connection) -> None:
+        work = t.work.c
+        ended = sa.select(work.id).where(self._mine, work.state.in_(ENDED))
+        old = ended.order_by(work.finished_at.desc(), work.id).offset(KEPT_ENDED)
+        ids = list(connection.execute(old).scalars())
+        if ids:
+            connection.execute(t.work.delete().where(work.id.in_(ids)))
+
+    def claim(self, owner: str, lease_seconds: float) -> Job | None:
+        """Begin the oldest that the owner has accepted, or None. The owner works on one at a time:
+        what is running was begun and could not be ended.
+        """
+        return self.take(owner, lease_seconds, self._held(owner))
+
+    def left(self) -> list[Job]:
+        """What dead owners have left, oldest first."""
+        with self._catalog.read() as connection:
+            return self.matching(connection, *self._left())
+
+    def take_over(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
+        """Begin one that a dead owner has left. None where another process has it by now."""
+        return self.take(owner, lease_seconds, t.work.c.id == job_id, *self._left())
+
+    @staticmethod
+    def _left() -> tuple[sa.ColumnElement[bool], ...]:
+        return (t.work.c.state.in_(("queued", "running")), no_lease())
+
+    def end_one(
+        self,
+        job_id: str,
+        owner: str,
+        state: Literal["ready", "failed"],
+        *,
+        result: Mapping[str, Any] | None = None,
+        error: Mapping[str, Any] | None = None,
+    ) -> bool:
+        """End one that runs. False, and nothing changes, where it is no longer the owner's."""
+        with self._catalog.write(rows_only=True) as connection:
+            return self.end(connection, job_id, owner, state, result, error)

@@ -567,8 +567,7 @@ def _documents(connection: Connection, hardware_id: str) -> dict[str, bool]:
 
 
 def _in_work(connection: Connection, hardware_id: str, about: dict[str, bool]) -> list[str]:
-    jobs = t.jobs
-    unfinished = sa.select(jobs.c.subject_id).where(jobs.c.state.in_(("queued", "running")))
+    unfinished = sa.select(t.work.c.subject_id).where(t.work.c.state.in_(("queued", "running")))
     return sorted(about.keys() & set(connection.execute(unfinished).scalars()))
 
 

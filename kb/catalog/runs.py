@@ -19,7 +19,8 @@ from kb.catalog import visible
 from kb.catalog.dialect import insert_new, json_text
 from kb.catalog.engine import Catalog
 from kb.catalog.evaluations import answer_of_now
-from kb.catalog.tables import run_mail, run_processes, submissions
+from kb.catalog.tables import run_mail
+from kb.catalog.work import COLUMNS, Job, Work, job_from
 from kb.errors import Conflict, NotFound
 from kb.ids import derived_id
 from kb.scope import ALL_ACCESS, AccessScope
@@ -93,7 +94,7 @@ def is_measuring(connection: Connection) -> bool:
     """Whether a run goes on or an evaluation that was sent is worked on, as far as rows say."""
     running = sa.or_(
         sa.exists().where(t.runs.c.state == "running"),
-        sa.exists().where(submissions.c.state == "running"),
+        sa.exists().where(t.work.c.kind == "evaluation", t.work.c.state == "running"),
     )
     return bool(connection.execute(sa.select(running)).scalar())
 
@@ -345,13 +346,14 @@ def _stored(row: sa.Row[Any]) -> StoredRun:
 
 STARTING = "starting"  # the owner of a run whose process has not taken it yet
 CANCELLED = "cancelled"  # of one that was cancelled before its process had taken it
+_PAYLOAD = ("place", "pid", "began", "seconds")
+_OWNERS = {"queued": STARTING, "failed": CANCELLED}  # by the state of the work
 
 
 @dataclass(frozen=True)
 class RunProcess:
     """A process that works on a run. `place` is its machine and data directory, `began` when it
-    began (Unix time), `seconds` how long the run had gone on before. `alive` says whether its lease
-    lasts.
+    began (Unix time), `seconds` how long the run had gone on before.
     """
 
     run_id: str
@@ -364,72 +366,71 @@ class RunProcess:
 
     @property
     def alive(self) -> bool:
+        """Whether its lease lasts."""
         return self.lease_expires_at >= clock.now()
 
 
-_COLUMNS = [run_processes.c[name] for name in RunProcess.__dataclass_fields__]
-
-
-class ProcessRows:
-    """Every method is one transaction."""
+class RunProcesses(Work):
+    """Which process works on which run, on any machine. The work is queued while its process is
+    starting, and removed when the process has ended; one that was cancelled before is failed.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        super().__init__(catalog, "run")
 
-    def find(self, run_id: str) -> RunProcess | None:
-        """The process that has, or last had, the run; None where it was given back, or nobody ever
-        had it.
+    def process_of(self, run_id: str) -> RunProcess | None:
+        """The process that has, or last had, the run; None where it was given back, or no process
+        ever had it.
         """
-        with self._catalog.read() as connection:
-            row = connection.execute(
-                sa.select(*_COLUMNS).where(run_processes.c.run_id == run_id)
-            ).one_or_none()
-        return None if row is None else RunProcess(**row._mapping)
+        job = self.find(run_id)
+        return None if job is None else _process(job)
 
-    def take(self, process: RunProcess) -> RunProcess | None:
-        """Take a run that nobody has, whose process is dead, or is only starting. Returns the
+    def take_run(self, process: RunProcess) -> RunProcess | None:
+        """Take a run that no process has, whose process is dead, or is only starting. Returns the
         process that has it otherwise, and nothing changes.
         """
-        chosen = run_processes.c.run_id == process.run_id
+        starting = process.owner == STARTING
+        values: dict[str, Any] = {
+            "state": "queued" if starting else "running",
+            "payload": {name: getattr(process, name) for name in _PAYLOAD},
+            "lease_owner": None if starting else process.owner,
+            "lease_expires_at": process.lease_expires_at,
+            "started_at": clock.now(),
+        }
+        chosen = t.work.c.id == process.run_id
+        fixed = {"id": process.run_id, "kind": "run", "created_at": clock.now()}
+        empty: dict[str, Any] = {"progress": {}, "result": {}}
         with self._catalog.write(rows_only=True) as connection:
-            connection.execute(insert_new(connection, run_processes), [vars(process)])
-            # Held until the change is kept: who comes at the same moment waits, and sees it.
-            row = connection.execute(sa.select(*_COLUMNS).where(chosen).with_for_update()).one()
-            holder = RunProcess(**row._mapping)
+            connection.execute(insert_new(connection, t.work), [{**fixed, **empty, **values}])
+            # Locked until the end: a process that comes at the same moment waits, and sees it.
+            row = connection.execute(sa.select(*COLUMNS).where(chosen).with_for_update()).one()
+            holder = _process(job_from(row))
             free = holder.owner in (STARTING, process.owner) or not holder.alive
             if holder.owner == CANCELLED or not free:
                 return holder
-            connection.execute(run_processes.update().where(chosen).values(**vars(process)))
+            attempts = t.work.c.attempts + (0 if starting else 1)
+            connection.execute(t.work.update().where(chosen).values(**values, attempts=attempts))
         return None
 
     def cancel_start(self, run_id: str) -> bool:
         """Let no process take a run that none has taken yet. False where one has."""
+        starting = (self._mine, t.work.c.id == run_id, t.work.c.state == "queued")
         with self._catalog.write(rows_only=True) as connection:
-            changed = connection.execute(
-                run_processes.update()
-                .where(run_processes.c.run_id == run_id, run_processes.c.owner == STARTING)
-                .values(owner=CANCELLED)
-            )
+            changed = connection.execute(t.work.update().where(*starting).values(state="failed"))
         return changed.rowcount == 1
 
-    def renew(self, run_id: str, owner: str, lease_seconds: float) -> bool:
-        """Extend the lease. False where the run is no longer the owner's."""
-        with self._catalog.write(rows_only=True) as connection:
-            changed = connection.execute(
-                run_processes.update()
-                .where(run_processes.c.run_id == run_id, run_processes.c.owner == owner)
-                .values(lease_expires_at=clock.after(lease_seconds))
-            )
-        return changed.rowcount == 1
-
-    def give_back(self, run_id: str, owner: str) -> None:
+    def remove(self, run_id: str, owner: str) -> None:
         """The process has ended its work."""
+        held = t.work.c.state == "queued" if owner == STARTING else self._held(owner)
         with self._catalog.write(rows_only=True) as connection:
-            connection.execute(
-                run_processes.delete().where(
-                    run_processes.c.run_id == run_id, run_processes.c.owner == owner
-                )
-            )
+            connection.execute(t.work.delete().where(self._mine, held, t.work.c.id == run_id))
+
+
+def _process(job: Job) -> RunProcess:
+    owner = _OWNERS.get(job.state, job.lease_owner or "")
+    return RunProcess(
+        run_id=job.id, owner=owner, lease_expires_at=job.lease_expires_at or "", **job.payload
+    )
 
 
 class RunMail:

@@ -561,7 +561,6 @@ trajectories = Table(
     id_column(),
     Column("run_id", String, nullable=True, index=True),
     Column("origin", String, nullable=False),
-    Column("state", String, nullable=False),
     Column("blob_key", String, nullable=False),
     json("summary"),
     when(),
@@ -724,15 +723,27 @@ evidence = Table(
 )
 
 
-# -- Jobs, and named values of the catalog itself
+# -- Named values of the catalog itself
 
-jobs = Table(
-    "jobs",
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String, primary_key=True),
+    json("value"),
+    when("updated_at"),
+)
+
+
+# -- Work that several processes share (`kb.catalog.work`)
+
+work = Table(
+    "work",
     metadata,
     id_column(),
-    Column("kind", String, nullable=False),  # ingest | verify | ...
-    Column("state", String, nullable=False),  # queued | running | ready | partial | failed
-    Column("subject_id", String, nullable=True, index=True),
+    Column("kind", String, nullable=False),  # ingest | evaluation | trajectory | run
+    # queued | running | ready | partial | failed | unverified
+    Column("state", String, nullable=False),
+    Column("subject_id", String, nullable=True, index=True),  # of ingest: the document
     json("payload"),
     json("progress"),
     json("result"),
@@ -745,57 +756,16 @@ jobs = Table(
     when("started_at", nullable=True),
     when("finished_at", nullable=True),
     scope(),
+    # Of jobs of documents:
     Column("group_id", String, nullable=True),  # names what was sent together
     Column("share", String, nullable=False, server_default=""),  # shares take turns
     Column("behind", Boolean, nullable=False, server_default=false()),  # after all others
     Column("passages", Integer, nullable=True),  # None until the document was read
     Column("passages_done", Integer, nullable=False, server_default=text("0")),
-    Index(None, "state", "created_at"),
+    Index(None, "kind", "state", "created_at"),
+    Index(None, "kind", "state", "behind", "share", "created_at"),
+    Index(None, "kind", "share", "started_at"),
     Index(None, "group_id", "created_at"),
-    Index(None, "state", "behind", "share", "created_at"),
-    Index(None, "share", "started_at"),
-)
-
-meta = Table(
-    "meta",
-    metadata,
-    Column("key", String, primary_key=True),
-    json("value"),
-    when("updated_at"),
-)
-
-
-# -- Work that several processes share
-
-submissions = Table(
-    "submissions",
-    metadata,
-    id_column(),
-    Column("state", String, nullable=False),  # queued | running | ready | failed
-    Column("lease_owner", String, nullable=True),  # of a queued one: who accepted it
-    Column("lease_expires_at", String, nullable=True),
-    Column("attempts", Integer, nullable=False, server_default=text("0")),
-    json("submission"),
-    json("result", nullable=True),
-    json("error", nullable=True),
-    when(),
-    when("started_at", nullable=True),
-    when("finished_at", nullable=True),
-    scope(),
-    Index(None, "state", "created_at"),
-)
-
-# Who works on a run. `place` is the machine and data directory, within which `pid` means something.
-run_processes = Table(
-    "run_processes",
-    metadata,
-    Column("run_id", String, primary_key=True),
-    Column("owner", String, nullable=False),
-    Column("place", String, nullable=False),
-    Column("pid", Integer, nullable=False),
-    Column("began", Float, nullable=False),  # Unix time
-    Column("seconds", Float, nullable=False),  # that the run had gone on before
-    Column("lease_expires_at", String, nullable=False),
 )
 
 # What a run asks an external optimizer, and the answer.

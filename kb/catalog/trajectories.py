@@ -1,14 +1,11 @@
-"""External trajectories as rows; the report and the results of measuring it lie in blobs.
+"""External trajectories: searches of other optimizers, with what was measured of them here.
 
-    unverified | failed -> queued -> running -> ready | failed
-    ready -> queued, where a step could not be timed: the machine was busy
+The report and the results of measuring it are blobs. The state is that of the trajectory's work
+(`kb.catalog.work`): a row is a claim of its author until the state is `ready`. When a worker dies,
+`expire` queues the trajectory again: finished evaluations are looked up by their keys, so nothing
+is lost. Every change names the states that it may start from; in any other state nothing changes.
 
-A worker owns a running trajectory only while its lease lasts. When the worker dies, the lease runs
-out and `expire` queues the trajectory again: evaluations that were finished are looked up by their
-keys, so nothing is lost. Every change names the states that it may start from; in any other state
-nothing changes.
-
-Knows nothing about evaluating: a row is what somebody claims until its state is `ready`.
+Knows nothing about evaluating.
 """
 
 from __future__ import annotations
@@ -26,16 +23,15 @@ from kb import clock
 from kb.blobs import Blobs
 from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
+from kb.catalog.work import Work, check_transition
 from kb.errors import NotFound, StoreError
 from kb.ids import derived_id
-from kb.jobs import check_transition
 from kb.scope import ALL_ACCESS, AccessScope
 
 # unverified: the hardware is not here, so nothing in it was measured. failed: it could not be.
 State = Literal["queued", "running", "ready", "failed", "unverified"]
 STATES: tuple[State, ...] = get_args(State)
-# Kept in the summary, shown to nobody.
-_RESULTS, _OWNER, _LEASE = "found_blob", "worker", "lease_expires_at"
+_RESULTS = "found_blob"  # in the stored summary, not in that of the record
 
 
 @dataclass(frozen=True)
@@ -64,6 +60,7 @@ class Trajectories:
         self._catalog = catalog
         self._blobs = blobs
         self._scope = access_scope
+        self._work = Work(catalog, "trajectory")
 
     def add(
         self,
@@ -79,18 +76,16 @@ class Trajectories:
             known = sa.select(t.trajectories.c.id).where(t.trajectories.c.id == identity)
             if connection.execute(known).one_or_none() is not None:
                 return False
-            connection.execute(
-                sa.insert(t.trajectories).values(
-                    id=identity,
-                    run_id=None,
-                    origin=origin,
-                    state=state,
-                    blob_key=key,
-                    summary=dict(summary),
-                    created_at=clock.now(),
-                    access_scope=self._scope.owner,
-                )
-            )
+            row = {
+                "id": identity,
+                "origin": origin,
+                "blob_key": key,
+                "summary": dict(summary),
+                "created_at": clock.now(),
+                "access_scope": self._scope.owner,
+            }
+            connection.execute(sa.insert(t.trajectories).values(**row))
+            self._work.add(connection, identity, {}, state, created_at=row["created_at"])
         return True
 
     def find(self, identity: str) -> StoredTrajectory:
@@ -108,15 +103,22 @@ class Trajectories:
 
     def latest(self, limit: int = 50, states: Sequence[State] = STATES) -> list[StoredTrajectory]:
         """Trajectories in any of these states, newest first."""
-        query = self._select().where(t.trajectories.c.state.in_(states))
+        query = self._select().where(t.work.c.state.in_(states))
         newest = t.trajectories.c.created_at.desc()
         with self._catalog.read() as connection:
             rows = connection.execute(query.order_by(newest, t.trajectories.c.id))
             return [_stored(row) for row in islice(filter(self._sees, rows), limit)]
 
     def _sees(self, row: sa.Row[Any]) -> bool:
-        """By the hardware that its summary names; one that names none is nobody's to see."""
+        """By the hardware in its summary; a restricted caller sees none without hardware."""
         return not self._scope.restricted or self._scope.sees([str(row.summary.get("hardware"))])
+
+    def _select(self) -> sa.Select[Any]:
+        return (
+            sa.select(t.trajectories, t.work.c.state)
+            .join(t.work, t.work.c.id == t.trajectories.c.id)
+            .where(t.trajectories.c.access_scope == self._scope.owner)
+        )
 
     def change(
         self, identity: str, state: State, *, only_from: Sequence[State], **summary: Any
@@ -126,42 +128,37 @@ class Trajectories:
         Returns False, and nothing changes, where the trajectory is in none of the states of
         `only_from`.
         """
+        for before in only_from:
+            check_transition(before, state)
+        chosen = t.work.c.id == identity, t.work.c.state.in_(only_from)
         with self._catalog.write(rows_only=True) as connection:
-            row = self._in_state(connection, identity, only_from)
-            if row is not None:
-                _set(connection, row, state, summary)
-        return row is not None
+            changed = connection.execute(t.work.update().where(*chosen).values(state=state))
+            if changed.rowcount == 1:
+                _add_to_summary(connection, identity, summary)
+        return changed.rowcount == 1
 
     # -- by a worker
 
     def claim(self, owner: str, lease_seconds: float) -> StoredTrajectory | None:
-        """Start the oldest that is queued, or none. What another worker takes at this moment is
-        passed over.
-        """
-        oldest = self._select().where(t.trajectories.c.state == "queued")
-        oldest = oldest.order_by(t.trajectories.c.created_at, t.trajectories.c.id).limit(1)
-        lease = {_OWNER: owner, _LEASE: clock.after(lease_seconds)}
-        with self._catalog.write(rows_only=True) as connection:
-            row = connection.execute(oldest.with_for_update(skip_locked=True)).one_or_none()
-            if row is not None:
-                _set(connection, row, "running", lease)
-        return None if row is None else self.find(row.id)
+        """Start the oldest that is queued, or None."""
+        job = self._work.take(owner, lease_seconds)
+        return None if job is None else self.find(job.id)
 
     def take(self, identity: str, owner: str, lease_seconds: float) -> bool:
-        """Start a queued trajectory; it is the caller's until the lease runs out.
+        """Start a queued trajectory; it is the caller's until the lease expires.
 
         Returns False where it is not queued, for example because another worker has it.
         """
-        lease = {_OWNER: owner, _LEASE: clock.after(lease_seconds)}
-        return self.change(identity, "running", only_from=("queued",), **lease)
+        queued = t.work.c.id == identity, t.work.c.state == "queued"
+        return self._work.take(owner, lease_seconds, *queued) is not None
 
     def renew(self, identity: str, owner: str, lease_seconds: float) -> bool:
         """Extend the lease. Returns False where the trajectory is no longer the caller's."""
-        return self._own(identity, owner, "running", {_LEASE: clock.after(lease_seconds)})
+        return self._work.renew(owner, lease_seconds, identity)
 
     def release(self, identity: str, owner: str) -> bool:
         """Queue it again. Returns False where it is no longer the caller's."""
-        return self._own(identity, owner, "queued", {_OWNER: None, _LEASE: None})
+        return self._work.give_back(owner, identity) == 1
 
     def end(
         self,
@@ -176,41 +173,23 @@ class Trajectories:
         Returns False, and nothing changes, where it is no longer the caller's: the worker that took
         over will end it.
         """
-        changes: dict[str, Any] = {_OWNER: None, _LEASE: None, **summary}
         if results is not None:
-            changes[_RESULTS] = self._blobs.put(json.dumps(results, sort_keys=True).encode())
-        return self._own(identity, owner, state, changes)
+            summary[_RESULTS] = self._blobs.put(json.dumps(results, sort_keys=True).encode())
+        with self._catalog.write(rows_only=True) as connection:
+            ended = self._work.end(connection, identity, owner, state)
+            if ended:
+                _add_to_summary(connection, identity, summary)
+        return ended
 
     def expire(self) -> list[str]:
-        """Queue again every running trajectory whose lease ran out; returns their ids."""
-        if not self.latest(1, ("running",)):
-            return []  # the usual case, which needs no write lock
+        """Queue again every running trajectory whose lease has expired; returns their ids."""
+        with self._catalog.read() as connection:
+            if not self._work.abandoned(connection):
+                return []  # the usual case, which needs no write lock
         with self._catalog.write(rows_only=True) as connection:
-            query = self._select().where(t.trajectories.c.state == "running")
-            query = query.with_for_update(skip_locked=True)
-            lapsed = [row for row in connection.execute(query).all() if _lapsed(row)]
-            for row in lapsed:
-                _set(connection, row, "queued", {_OWNER: None, _LEASE: None})
-        return [row.id for row in lapsed]
-
-    def _own(self, identity: str, owner: str, state: State, summary: Mapping[str, Any]) -> bool:
-        with self._catalog.write(rows_only=True) as connection:
-            row = self._in_state(connection, identity, ("running",))
-            if row is None or row.summary.get(_OWNER) != owner:
-                return False
-            _set(connection, row, state, summary)
-        return True
-
-    def _in_state(
-        self, connection: Connection, identity: str, states: Sequence[State]
-    ) -> sa.Row[Any] | None:
-        """Read under the row's lock, which holds until the change is kept: nobody gets between.
-
-        Not by SQL on the summary's JSON: it may hold an infinite bound, which SQLite's functions
-        refuse before 3.42."""
-        chosen = t.trajectories.c.id == identity, t.trajectories.c.state.in_(states)
-        query = self._select().where(*chosen).with_for_update()
-        return connection.execute(query).one_or_none()
+            ids = [job.id for job in self._work.abandoned(connection, locked=True)]
+            self._work.requeue(connection, ids)
+        return list(ids)
 
     def dtype_of(self, problem_sha256: str, case: str) -> str | None:
         """The element type of a problem's case, as an evaluation stored it; None before any did."""
@@ -238,38 +217,18 @@ class Trajectories:
             ) from problem
         return dict(value)
 
-    def _select(self) -> sa.Select[Any]:
-        return sa.select(t.trajectories).where(t.trajectories.c.access_scope == self._scope.owner)
 
-
-def _set(
-    connection: Connection, row: sa.Row[Any], state: State, summary: Mapping[str, Any]
-) -> None:
-    again = (row.state, state) == ("ready", "queued")  # other work that is ready has ended
-    if state != row.state and not again:  # a renewed lease leaves it as it is
-        check_transition(row.state, state)
-    connection.execute(
-        sa.update(t.trajectories)
-        .where(t.trajectories.c.id == row.id)
-        .values(state=state, summary={**row.summary, **summary})
-    )
-
-
-def _lapsed(row: sa.Row[Any]) -> bool:
-    """A row without a lease has no worker either."""
-    until = row.summary.get(_LEASE)
-    return until is None or str(until) < clock.now()
+def _add_to_summary(connection: Connection, identity: str, entries: Mapping[str, Any]) -> None:
+    """In a transaction that has changed, and so locked, the row of the trajectory's work."""
+    chosen = t.trajectories.c.id == identity
+    summary = connection.execute(sa.select(t.trajectories.c.summary).where(chosen)).scalar_one()
+    changed = sa.update(t.trajectories).where(chosen).values(summary={**summary, **entries})
+    connection.execute(changed)
 
 
 def _stored(row: sa.Row[Any]) -> StoredTrajectory:
-    kept = (_RESULTS, _OWNER, _LEASE)
-    summary = {name: value for name, value in row.summary.items() if name not in kept}
+    summary = dict(row.summary)
+    results_key = summary.pop(_RESULTS, None)
     return StoredTrajectory(
-        row.id,
-        row.origin,
-        row.state,
-        row.blob_key,
-        row.summary.get(_RESULTS),
-        summary,
-        row.created_at,
+        row.id, row.origin, row.state, row.blob_key, results_key, summary, row.created_at
     )

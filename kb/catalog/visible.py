@@ -64,9 +64,9 @@ def facts(access: AccessScope) -> Condition:
 
 
 def jobs(access: AccessScope) -> Condition:
-    """Of jobs: by the document that they read."""
-    c = t.jobs.c
-    mine = c.access_scope == access.owner
+    """Of jobs of documents: by the document."""
+    c = t.work.c
+    mine = sa.and_(c.kind == "ingest", c.access_scope == access.owner)
     if access.hardware is None:
         return mine
     return sa.and_(mine, c.subject_id.in_(_document_ids(access)))

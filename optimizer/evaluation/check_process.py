@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from kb.errors import Conflict, InternalError, Unavailable
-from kb.jobs import ChildProcess
 from kb.settings import Settings
+from kb.workers import ChildProcess
 
 SECONDS = 180.0
 

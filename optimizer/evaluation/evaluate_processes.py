@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from typing import IO, Protocol
 
-from kb import jobs, telemetry
-from kb.jobs import ROOT, ChildProcess
+from kb import telemetry
+from kb import workers as jobs
 from kb.settings import Settings
+from kb.workers import ROOT, ChildProcess
 from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcess, PreparedProcesses
 
 REST_SECONDS = 300.0  # after which what waits for an evaluation is ended: it holds 350 MiB

@@ -14,7 +14,7 @@ from sqlalchemy.exc import DBAPIError
 from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
-from kb.jobs import WorkerThread
+from kb.workers import WorkerThread
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
 from optimizer.evaluation.queue import EvaluationQueue
 from retrieval.knowledge_base import KnowledgeBase

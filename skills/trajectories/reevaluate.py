@@ -16,8 +16,9 @@ import structlog
 
 from kb.catalog.evaluations import Evaluations
 from kb.catalog.trajectories import State, StoredTrajectory
+from kb.catalog.work import ENDED
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
-from kb.jobs import ENDED, keep_lease
+from kb.workers import keep_lease
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import ask_for, choose_target

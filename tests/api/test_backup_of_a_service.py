@@ -199,7 +199,7 @@ def test_runs_evaluations_skills_and_facts_are_in_it(taken: Taken) -> None:
 def test_no_document_is_half_in_it(taken: Taken) -> None:
     """Of each, either all passages with their words and vectors, or a job that waits."""
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
-        states = connection.execute("SELECT subject_id, state FROM jobs").fetchall()
+        states = connection.execute("SELECT subject_id, state FROM work").fetchall()
         unread = "SELECT count(*) FROM passages WHERE active AND document_id = ?"
         lacking = f"{unread} AND embed_sha256 NOT IN (SELECT text_sha256 FROM embeddings)"
         known = {row[0] for row in connection.execute("SELECT id FROM documents")}

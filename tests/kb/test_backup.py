@@ -243,7 +243,7 @@ def test_jobs_that_were_under_way_are_queued_again(
     store.ingest("done.md", MANUAL)
     running = store.submit("running.md", MANUAL.replace("Tile", "Wave"))
     queued = store.submit("queued.md", MANUAL.replace("Tile", "Lane"))
-    claimed = Jobs(store.catalog).claim(("ingest",), "worker_1", 60.0)
+    claimed = Jobs(store.catalog).claim("worker_1", 60.0)
     assert claimed is not None and claimed.id == running.job_id
     written = write_backup(settings_of(store.data_dir), tmp_path / "backup.tar")
     assert written.contents.manifest.jobs == {"queued": 1, "ready": 1, "running": 1}

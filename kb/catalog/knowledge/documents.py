@@ -242,7 +242,7 @@ class Documents:
             )
             deactivate(connection, document_id)
             withdrawn = withdraw(connection, document_id)
-            connection.execute(t.jobs.delete().where(t.jobs.c.subject_id == document_id))
+            connection.execute(t.work.delete().where(t.work.c.subject_id == document_id))
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
             embeddings.delete_unused(connection, texts)
             owe_erasure(connection, keys)
@@ -352,7 +352,7 @@ def _complete(
     versions = _newest_versions(connection, ids)
     counts: dict[str, int] = {}
     latest_jobs: dict[str, tuple[str, str]] = {}
-    jobs = t.jobs
+    work = t.work.c
     for part in portions(ids):
         counts |= {
             document_id: n
@@ -369,9 +369,9 @@ def _complete(
         latest_jobs |= {
             row.subject_id: (row.id, row.state)
             for row in connection.execute(
-                sa.select(jobs.c.subject_id, jobs.c.id, jobs.c.state)
-                .where(jobs.c.subject_id.in_(part))
-                .order_by(jobs.c.created_at, jobs.c.id)
+                sa.select(work.subject_id, work.id, work.state)
+                .where(work.subject_id.in_(part))
+                .order_by(work.created_at, work.id)
             )
         }
     return [

@@ -22,7 +22,7 @@ from kb.catalog.runs import RunMail
 from kb.data_dir import private_folder
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
-from kb.jobs import ChildProcess, WorkerThread
+from kb.workers import ChildProcess, WorkerThread
 from optimizer.search.runs.run_lock import announce, cancel_start, owner_of, start_of
 from optimizer.search.runs.run_store import (
     AcceptedStep,

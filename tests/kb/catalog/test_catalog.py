@@ -140,7 +140,7 @@ def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_pat
     )
     command = [sys.executable, "-c", take, str(first.path)]
     with first.read() as connection:
-        connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar()
+        connection.exec_driver_sql("SELECT count(*) FROM work").scalar()
         second = open_catalog(tmp_path)
         taken = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "database is locked" in taken.stderr, taken.stdout

@@ -1,4 +1,4 @@
-"""The core of all work in progress: transitions, leases, worker threads, child processes."""
+"""Background work of a process: leases that are renewed, worker threads, child processes."""
 
 from __future__ import annotations
 
@@ -10,21 +10,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from kb.jobs import ENDED, FOLLOWING, ChildProcess, WorkerThread, check_transition, keep_lease
 from kb.settings import Settings
+from kb.workers import ChildProcess, WorkerThread, keep_lease
 
 
 @pytest.fixture
 def settings(tmp_path: Path) -> Settings:
     return Settings(data_dir=tmp_path / "data")
-
-
-def test_work_ends_only_where_it_ran() -> None:
-    for state in ENDED:
-        assert [before for before, after in FOLLOWING.items() if state in after] == ["running"]
-    check_transition("queued", "running")
-    with pytest.raises(ValueError, match="ready cannot become queued"):
-        check_transition("ready", "queued")
 
 
 def test_a_lease_is_renewed_until_it_is_lost() -> None:

@@ -1,14 +1,6 @@
-"""Work in progress: its states, the lease of its owner, its thread and its process.
+"""Background work of a process: renewing leases, worker threads and child processes.
 
-Four kinds of work share this core. Documents being read (`kb.catalog.jobs`), trajectories being
-evaluated (`kb.catalog.trajectories`), evaluations sent over HTTP
-(`kb.catalog.submissions`) and runs (`kb.catalog.runs`) are rows of the
-catalog, owned by a lease. Evaluations and runs are child processes of the service that owns them.
-Nothing here knows what the work is.
-
-    queued -> running -> ready | partial | failed
-    running -> queued            its owner gave it back, or was killed
-    failed | unverified -> queued | unverified
+Knows nothing about the work itself; which work there is, and who owns it, is in `kb.catalog.work`.
 """
 
 from __future__ import annotations
@@ -21,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any
 
 import structlog
 from sqlalchemy.exc import OperationalError
@@ -30,29 +22,11 @@ from kb import telemetry
 from kb.errors import KernloreError
 from kb.settings import Settings
 
-# partial: a document of which some pages could not be read. unverified: a trajectory whose hardware
-# is not in this machine.
-WorkState = Literal["queued", "running", "ready", "partial", "failed", "unverified"]
-FOLLOWING: Mapping[WorkState, tuple[WorkState, ...]] = {
-    "queued": ("running",),
-    "running": ("queued", "ready", "partial", "failed"),
-    "failed": ("queued", "unverified"),
-    "unverified": ("queued", "unverified"),
-    "ready": (),
-    "partial": (),
-}
-ENDED: tuple[WorkState, ...] = ("ready", "partial", "failed")
 RENEWALS = 4  # of a lease within its time, so that one that fails loses nothing
 ROOT = Path(__file__).resolve().parent.parent  # the working directory of `python -m api...`
 POLL_SECONDS = 0.05
 
 log = structlog.get_logger(__name__)
-
-
-def check_transition(before: WorkState, after: WorkState) -> None:
-    """Raise ValueError where work cannot come from one state into the other: a defect of ours."""
-    if after not in FOLLOWING[before]:
-        raise ValueError(f"work that is {before} cannot become {after}")
 
 
 @contextmanager
