@@ -351,4 +351,33 @@ class Fact:
         return self.number if self.number is not None else self.text
 
 
+ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
+KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
+
+
+def accepted(connection: Connection, access: AccessScope = ALL_ACCESS) -> dict[str, list[Fact]]:
+    """The accepted facts of each hardware; of one key the one that holds comes first."""
+    stated: dict[str, list[Fact]] = {}
+    query = sa.select(*_FACT_COLUMNS).where(facts.c.status == "accepted", visible.facts(access))
+    for row in connection.execute(query):
+        stated.setdefault(row.hardware_id, []).append(Fact(**row._mapping))
+    for own in stated.values():
+        own.sort(key=lambda f: (ORIGIN_RANK.get(f.origin, 9), KIND_RANK.get(f.kind, 9), f.id))
+    return stated
+
+
+def effective(stated: Mapping[str, Sequence[Fact]], lineage: Sequence[str]) -> dict[str, Fact]:
+    """The fact that holds for each key of a chip, by key: its own, else that of the nearest family.
+    `stated` is as `accepted` gives it.
+    """
+    holding: dict[str, Fact] = {}
+    for owner in reversed(lineage):
+        own: dict[str, Fact] = {}
+        for fact in stated.get(owner, ()):
+            if fact.holds_for_owner:
+                own.setdefault(fact.key, fact)
+        holding |= own
+    return dict(sorted(holding.items()))
+
+
 _FACT_COLUMNS = [facts.c[name] for name in Fact.__dataclass_fields__]

@@ -25,13 +25,14 @@ from kb.catalog.facts import (
     Fact,
     FactStatus,
     Outdated,
+    accepted,
     add,
     as_read,
+    effective,
     keeping_what_was_read,
     outdated,
     replace_outdated,
 )
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge.documents import owe_erasure
 from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
@@ -44,8 +45,6 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 PutOutcome = Literal["created", "updated", "unchanged"]
 # A table is checked cell by cell; a sentence may have a context that no rule sees.
-_ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
-_KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 _RESERVED = {
     ANY: "means no hardware in particular",
     "builtin": "begins the source keys of built-in documents",
@@ -93,12 +92,8 @@ class HardwareRegistry:
                 if self._cached is not None and self._cached[0] == state:
                     self._version = version
                     return self._cached[1]
-            rows = connection.execute(
-                sa.select(hardware.c.id, hardware.c.spec)
-                .where(hardware.c.origin != REMOVED)
-                .order_by(hardware.c.id)
-            )
-            specs = {row.id: self._spec(row.id, row.spec) for row in rows}
+            texts = descriptions(connection)
+            specs = {identity: self._spec(identity, text) for identity, text in texts.items()}
         with self._lock:
             self._cached, self._version = (state, specs), version
         return specs
@@ -243,39 +238,9 @@ class HardwareRegistry:
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The fact that holds for each key, inherited ones included; by key."""
-        owners = self.lineage(self.resolve(name))
         with self._catalog.read() as connection:
-            stated = self._accepted(connection)
-        effective: dict[str, Fact] = {}
-        for owner in owners:
-            own: dict[str, Fact] = {}
-            for fact in stated.get(owner, ()):
-                if fact.holds_for_owner:
-                    own.setdefault(fact.key, fact)
-            effective = {**own, **effective}
-        return dict(sorted(effective.items()))
-
-    def _accepted(self, connection: Connection) -> Mapping[str, Sequence[Fact]]:
-        """The accepted facts of each hardware, of one key the one that holds first. Read once a
-        revision: of all hardware they take hardly longer than of one.
-        """
-
-        def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, list[Fact]]]:
-            accepted = sa.select(*_FACT_COLUMNS).where(
-                facts.c.status == "accepted", visible.facts(self._access)
-            )
-            stated: dict[str, list[Fact]] = {}
-            for row in connection.execute(accepted):
-                stated.setdefault(row.hardware_id, []).append(Fact(**row._mapping))
-            for own in stated.values():
-                own.sort(
-                    key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id)
-                )
-            return dict.fromkeys(scopes, stated)
-
-        return look_up(connection, "accepted facts", [self._access], read, skills=False)[
-            self._access
-        ]
+            stated = accepted(connection, self._access)
+        return effective(stated, self.lineage(self.resolve(name)))
 
     def values(self, name: str) -> dict[str, float | str]:
         """Fact values by key, for predicates."""
@@ -530,12 +495,23 @@ def remove(connection: Connection, hardware_id: str, shared: Sequence[str]) -> R
         )
     )
     count_change(connection)
+    meta.bump_documents(connection, shared)
     owe_erasure(connection, ())
     runs = connection.execute(
         sa.select(sa.func.count()).select_from(t.runs).where(t.runs.c.hardware_id == hardware_id)
     ).scalar_one()
     decided = sum(row.status == "accepted" or row.origin == "person" for row in stated)
     return Removed(len(stated), decided, runs)
+
+
+def descriptions(connection: Connection) -> dict[str, str]:
+    """The description of every registered hardware, by id."""
+    rows = connection.execute(
+        sa.select(hardware.c.id, hardware.c.spec)
+        .where(hardware.c.origin != REMOVED)
+        .order_by(hardware.c.id)
+    )
+    return {row.id: row.spec for row in rows}
 
 
 def count_change(connection: Connection) -> None:

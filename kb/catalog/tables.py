@@ -86,6 +86,8 @@ documents = Table(
     Column("category", String, nullable=False),
     Column("origin", String, nullable=False),  # builtin | upload
     Column("current_version_id", String, nullable=True),
+    # the catalog's revision when what answers quote of it last changed
+    Column("stamp", Integer, nullable=False, server_default=text("0")),
     when(),
     when("updated_at"),
     scope(),
@@ -126,7 +128,7 @@ document_versions = Table(
 sections = Table(
     "sections",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=True),  # rowid of the lexical index
+    Column("seq", Integer, primary_key=True, autoincrement=True),
     Column("id", String, nullable=False, unique=True),
     ref("version_id", "document_versions.id"),
     Column("parent_id", String, nullable=True, index=True),
@@ -144,7 +146,7 @@ sections = Table(
 passages = Table(
     "passages",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=True),  # rowid of the lexical index
+    Column("seq", Integer, primary_key=True, autoincrement=True),
     Column("id", String, nullable=False, unique=True),
     ref("document_id", "documents.id"),
     ref("version_id", "document_versions.id"),
@@ -161,7 +163,7 @@ passages = Table(
     Column("page_label", String, nullable=True),
     Column("prose", Integer, nullable=False),  # function words, per mille; less: a reference
     Column("corrected", Boolean, nullable=False, server_default=false()),
-    # of the current version of a live document; kept equal to the lexical index's rows
+    # of the current version of a live document
     Column("active", Boolean, nullable=False, server_default=false()),
     scope(),
     Index(None, "version_id", "ordinal"),

@@ -1,36 +1,32 @@
-"""The part of a snapshot that is no text of documents: hardware with facts, moves, skills and
-verified kernels. Plain data, and look-ups in it.
+"""The part of a snapshot that is no text of documents: hardware with facts, moves, skills and the
+kernels of runs. Plain data, look-ups in it, and how it is read from a catalog.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
-from kb.catalog.hardware import Fact
-from kb.catalog.knowledge.moves import StoredMove
-from kb.catalog.knowledge.samples import Sample
-from kb.catalog.skills import EvidenceRow, SkillHead
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog import facts as fact_rows
+from kb.catalog import skills as skill_rows
+from kb.catalog import tables as t
+from kb.catalog.facts import Fact
+from kb.catalog.hardware import descriptions
+from kb.catalog.knowledge import moves as move_rows
+from kb.catalog.knowledge import samples as sample_rows
+from kb.catalog.knowledge.moves import AcceptedMove, StoredMove
+from kb.catalog.knowledge.samples import RunSample
+from kb.catalog.meta import State
+from kb.catalog.skills import KnownSkill
 from kb.hardware import lineage as lines
+from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from kb.problem_terms import canonical_dtype, canonical_op
 from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
-
-
-@dataclass(frozen=True)
-class KnownSkill:
-    """A skill as it is chosen. `error` are the fixed words of the error that a debugging skill is
-    about, `tested` its trials with and without it and how many of them bear it out; `evidence` is
-    without details.
-    """
-
-    head: SkillHead
-    owner: str
-    recipe: bool
-    error: str | None
-    tested: tuple[int, int]
-    evidence: tuple[EvidenceRow, ...]
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,6 @@ class Chips:
 
     specs: Mapping[str, HardwareSpec]
     facts: Mapping[str, Sequence[Fact]]
-    access: AccessScope = ALL_ACCESS
     hidden: frozenset[str] = frozenset()
 
     def all(self) -> Mapping[str, HardwareSpec]:
@@ -62,32 +57,27 @@ class Chips:
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The fact that holds for each key, inherited ones included; by key."""
-        effective: dict[str, Fact] = {}
-        for owner in self.lineage(self.resolve(name)):
-            own: dict[str, Fact] = {}
-            for fact in self.facts.get(owner, ()):
-                if fact.holds_for_owner and fact.document_id not in self.hidden:
-                    own.setdefault(fact.key, fact)
-            effective = {**own, **effective}
-        return dict(sorted(effective.items()))
+        lineage = self.lineage(self.resolve(name))
+        stated = {
+            owner: [f for f in self.facts.get(owner, ()) if f.document_id not in self.hidden]
+            for owner in lineage
+        }
+        return fact_rows.effective(stated, lineage)
 
 
 @dataclass(frozen=True)
 class Knowledge:
-    """`specs`, `facts` as `Chips` has them; `moves` are accepted ones by document and name;
-    `move_sections` are the sections that they rest on; `verified` are kernels that runs have found
-    right; `toolchains` are those in use by hardware and name; `owners` are of moves by id.
+    """`specs` and `facts` are as `Chips` has them; `moves` are accepted ones by document and name;
+    `kernels` are those that runs have found right; `skills` are sorted by name; `toolchains` are
+    those in use by hardware and name. `document_hardware` has every document that names hardware.
     """
 
     specs: Mapping[str, HardwareSpec] = field(default_factory=dict)
     facts: Mapping[str, Sequence[Fact]] = field(default_factory=dict)
-    moves: Sequence[StoredMove] = ()
-    move_sections: Mapping[str, str] = field(default_factory=dict)
-    owners: Mapping[str, str] = field(default_factory=dict)
-    verified: Sequence[Sample] = ()
+    moves: Sequence[AcceptedMove] = ()
+    kernels: Sequence[RunSample] = ()
     skills: Sequence[KnownSkill] = ()
     toolchains: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Hardware of every document, those in no answer too: whose facts a restricted caller may see.
     document_hardware: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     # -- hardware
@@ -95,22 +85,14 @@ class Knowledge:
     def chips(self, access: AccessScope = ALL_ACCESS) -> Chips:
         """The hardware that a caller may see."""
         if access.hardware is None:
-            return self._chips
-        visible = access.hardware
-        specs = {name: spec for name, spec in self.specs.items() if name in visible}
-        facts = {name: own for name, own in self.facts.items() if name in visible}
-        return Chips(specs, facts, access, self._hidden(access))
-
-    @cached_property
-    def _chips(self) -> Chips:
-        return Chips(self.specs, self.facts)
+            return Chips(self.specs, self.facts)
+        specs = {name: spec for name, spec in self.specs.items() if name in access.hardware}
+        return Chips(specs, self.facts, self._hidden(access))
 
     def _hidden(self, access: AccessScope) -> frozenset[str]:
-        return frozenset(
-            document
-            for document, hardware in self.document_hardware.items()
-            if not access.sees(hardware)
-        )
+        """Documents that a restricted caller may not see."""
+        about = self.document_hardware.items()
+        return frozenset(document for document, chips in about if not access.sees(chips))
 
     @cached_property
     def shared_languages(self) -> tuple[str, ...]:
@@ -132,28 +114,40 @@ class Knowledge:
         hidden = self._hidden(access) if access.restricted else frozenset[str]()
         return [
             move
-            for move in self.moves
-            if self.owners.get(move.id, access.owner) == access.owner
-            and move.document_id not in hidden
+            for move in (row.move for row in self.moves if row.owner == access.owner)
+            if move.document_id not in hidden
             and not (move.signals and wanted.isdisjoint(move.signals))
             and not (move.hardware and places.isdisjoint(move.hardware))
             and scope.speaks(move.languages)
         ]
 
-    def sections_of_moves(self, move_ids: Collection[str]) -> set[str]:
+    def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:
         """The sections that these moves rest on."""
-        return {self.move_sections[i] for i in move_ids if i in self.move_sections}
+        wanted = set(move_ids)
+        return frozenset(
+            row.section_id for row in self.moves if row.section_id and row.move.id in wanted
+        )
 
     # -- skills
 
-    def candidate_skills(
+    def seen_skills(self, states: Collection[str], access: AccessScope) -> list[KnownSkill]:
+        """Skills in these states that a caller may see, sorted by name."""
+        return [
+            skill
+            for skill in self.skills
+            if skill.head.state in states
+            and skill.owner == access.owner
+            and access.sees(skill.head.scopes.hardware)
+        ]
+
+    def fitting_skills(
         self,
         signals: Sequence[str],
         hardware_scopes: Sequence[str] | None,
         op: str | None,
         languages: Sequence[str] | None,
         dtype: str | None,
-        states: Sequence[str],
+        states: Collection[str],
         access: AccessScope = ALL_ACCESS,
         *,
         begins: bool = False,
@@ -165,39 +159,91 @@ class Knowledge:
         `begins`, only skills that name the operator and have a recipe, which a search begins with.
         """
         wanted = {
-            "signals": list(signals) or None,
-            "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
-            "ops": [canonical_op(op)] if op else None,
-            "languages": languages,
-            "dtypes": [canonical_dtype(dtype)] if dtype else None,
+            "signals": set(signals) or None,
+            "hardware": None if hardware_scopes is None else {*hardware_scopes, ANY},
+            "ops": {canonical_op(op)} if op else None,
+            "languages": None if languages is None else set(languages),
+            "dtypes": {canonical_dtype(dtype)} if dtype else None,
         }
-        chosen = [
-            skill
-            for skill in self.seen_skills(states, access)
-            if all(
-                values is None or not (own := getattr(skill.head.scopes, kind)) or set(own) & set(values)
-                for kind, values in wanted.items()
-            )
-        ]
-        if begins:
-            named = canonical_op(op or "")
-            chosen = [s for s in chosen if s.recipe and named in s.head.scopes.ops]
-        return chosen
+        narrowing = {kind: values for kind, values in wanted.items() if values is not None}
+        named = canonical_op(op or "")
 
-    def error_words(self, states: Sequence[str], access: AccessScope = ALL_ACCESS) -> dict[str, str]:
-        """The fixed words of the error that each debugging skill is about, by the skill's name."""
-        return {
-            skill.head.name: skill.error
-            for skill in self.seen_skills(states, access)
-            if skill.error is not None
-        }
+        def admits(skill: KnownSkill) -> bool:
+            if begins and not (skill.recipe and named in skill.head.scopes.ops):
+                return False
+            scopes = ((getattr(skill.head.scopes, kind), v) for kind, v in narrowing.items())
+            return all(not own or not values.isdisjoint(own) for own, values in scopes)
 
-    def seen_skills(self, states: Sequence[str], access: AccessScope) -> list[KnownSkill]:
-        """Skills in these states that a caller may see, sorted by name."""
-        return [
-            skill
-            for skill in self.skills
-            if skill.head.state in states
-            and skill.owner == access.owner
-            and access.sees(skill.head.scopes.hardware)
-        ]
+        return [skill for skill in self.seen_skills(states, access) if admits(skill)]
+
+
+# -- from a catalog
+
+
+class Descriptions:
+    """Parsed descriptions of hardware; one that has not changed is not parsed again."""
+
+    def __init__(self) -> None:
+        self._parsed: dict[str, tuple[str, HardwareSpec]] = {}
+
+    def specs(self, connection: Connection) -> dict[str, HardwareSpec]:
+        """Every registered hardware, by id."""
+        texts = descriptions(connection)
+        for identity, text in texts.items():
+            known = self._parsed.get(identity)
+            if known is None or known[0] != text:
+                self._parsed[identity] = (text, parse_hardware(text, identity))
+        return {identity: self._parsed[identity][1] for identity in texts}
+
+
+def read_knowledge(
+    connection: Connection,
+    parsed: Descriptions,
+    last: Knowledge | None = None,
+    since: State | None = None,
+    state: State | None = None,
+) -> Knowledge:
+    """The knowledge that a transaction sees at `state`. What has not changed since the `last` one,
+    which was read at `since`, is not read again.
+    """
+    if last is not None and since is not None and state is not None:
+        only_skills = since.revision - since.skills == state.revision - state.skills
+        if only_skills and since.skills == state.skills:
+            return _with_counters(connection, last)
+        if only_skills:
+            skills = tuple(skill_rows.known_skills(connection))
+            toolchains = skill_rows.present_toolchains(connection)
+            return replace(last, skills=skills, toolchains=toolchains)
+    return Knowledge(
+        specs=parsed.specs(connection),
+        facts=fact_rows.accepted(connection),
+        moves=tuple(move_rows.accepted(connection)),
+        kernels=tuple(sample_rows.of_runs(connection)),
+        skills=tuple(skill_rows.known_skills(connection)),
+        toolchains=skill_rows.present_toolchains(connection),
+        document_hardware=_document_hardware(connection),
+    )
+
+
+def _with_counters(connection: Connection, last: Knowledge) -> Knowledge:
+    """The same knowledge with the uses of skills as they are now."""
+    now = skill_rows.counters(connection)
+    skills = []
+    for skill in last.skills:
+        trials, wins = now.get(skill.head.id, (skill.head.trials, skill.head.wins))
+        if (trials, wins) != (skill.head.trials, skill.head.wins):
+            skill = replace(skill, head=replace(skill.head, trials=trials, wins=wins))
+        skills.append(skill)
+    return replace(last, skills=tuple(skills))
+
+
+def _document_hardware(connection: Connection) -> dict[str, tuple[str, ...]]:
+    about: dict[str, tuple[str, ...]] = {}
+    rows = connection.execute(
+        sa.select(t.document_scopes.c.document_id, t.document_scopes.c.value)
+        .where(t.document_scopes.c.kind == "hardware")
+        .order_by(t.document_scopes.c.value)
+    )
+    for document_id, value in rows:
+        about[document_id] = (*about.get(document_id, ()), value)
+    return about

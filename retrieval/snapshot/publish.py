@@ -1,37 +1,26 @@
-"""From the catalog to snapshots: what a document consists of, and what is known beside documents.
+"""From the catalog to the rows of a segment: what answers may quote of a document.
 
 Everything that follows from a text alone is computed here, once: tokens, words, scopes, counts.
 """
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import meta
+from kb.catalog import tables as t
 from kb.catalog.engine import portions
-from kb.catalog.hardware import _FACT_COLUMNS, _KIND_RANK, _ORIGIN_RANK, REMOVED, Fact
-from kb.catalog.knowledge import moves as move_rows
-from kb.catalog.knowledge import samples as sample_rows
-from kb.catalog.knowledge import symbols as symbol_rows
+from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.passages import About
-from kb.catalog.skills import EvidenceRow
-from kb.catalog.skills import reading as skill_rows
-from kb.catalog.skills.support import tested
-from kb.catalog.tables import hardware as hardware_tables
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables import skills as skill_tables
-from kb.hardware.schema import parse_hardware
-from kb.hardware.spec import HardwareSpec
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.symbols import Symbol
 from kb.scope import ANY
 from kb.tokens import shadow
-from retrieval.snapshot.knowledge import Knowledge, KnownSkill
-from retrieval.snapshot.segment import DocumentRows, PassageRow, SectionRow
+from retrieval.snapshot.segment import DocumentRows, PassageRow, SectionRow, StoredDocument
 
 PORTION = 50  # documents read at a time
 
@@ -50,8 +39,9 @@ def read_documents(
     connection: Connection, stamps: Mapping[str, int], model: str
 ) -> Iterator[DocumentRows]:
     """These documents with all that answers may quote of them; vectors are of this model."""
-    for part in portions(sorted(stamps), PORTION):
-        yield from _read(connection, part, stamps, model)
+    ids = sorted(stamps)
+    for start in range(0, len(ids), PORTION):
+        yield from _read(connection, ids[start : start + PORTION], stamps, model)
 
 
 def _read(
@@ -81,8 +71,12 @@ def _read(
     versions = [row.version_id for row in documents]
     sections = _sections(connection, versions)
     passages = _passages(connection, versions, model)
-    cards = _grouped(connection, symbol_rows.active_of(connection, versions))
-    kernels = _grouped(connection, sample_rows.active_of(connection, versions))
+    cards: dict[str, list[Symbol]] = defaultdict(list)
+    for card in symbols.of_versions(connection, versions):
+        cards[card.document_id].append(card)
+    kernels: dict[str, list[Sample]] = defaultdict(list)
+    for kernel in samples.of_versions(connection, versions):
+        kernels[str(kernel.document_id)].append(kernel)
     return [
         _document(
             row,
@@ -91,18 +85,11 @@ def _read(
             tuple(scopes[row.id, "language"]),
             sections[row.version_id],
             passages[row.version_id],
-            cards.get(row.id, ()),
-            kernels.get(row.id, ()),
+            cards[row.id],
+            kernels[row.id],
         )
         for row in documents
     ]
-
-
-def _grouped(connection: Connection, rows: Iterable[Any]) -> dict[str, list[Any]]:
-    groups: dict[str, list[Any]] = defaultdict(list)
-    for row in rows:
-        groups[row.document_id].append(row)
-    return groups
 
 
 def _sections(connection: Connection, versions: Sequence[str]) -> dict[str, list[sa.Row[Any]]]:
@@ -155,24 +142,25 @@ def _passages(
 
 
 def _document(
-    row: sa.Row[Any],
+    row: Any,
     stamp: int,
     hardware: tuple[str, ...],
     languages: tuple[str, ...],
     sections: Sequence[sa.Row[Any]],
     passages: Sequence[Mapping[str, Any]],
-    cards: Sequence[Any],
-    kernels: Sequence[Any],
+    cards: Sequence[Symbol],
+    kernels: Sequence[Sample],
 ) -> DocumentRows:
     used = {passage["section_id"] for passage in passages}
     shown = [section for section in sections if section.id in used]
     place = {section.id: n for n, section in enumerate(shown)}
     headings = {section.id: shadow(" ".join(section.path[-3:])) for section in shown}
+    chips = tuple(sorted({chip for card in cards for chip in card.hardware}))
 
     def about(scope: Sequence[str]) -> About:
         return About(row.access_scope, row.category, tuple(sorted(scope)), languages, hardware)
 
-    return DocumentRows(
+    document = StoredDocument(
         id=row.id,
         stamp=stamp,
         title=row.title,
@@ -182,132 +170,36 @@ def _document(
         source_key=row.source_key,
         hardware=hardware,
         languages=languages,
-        sections=[
-            SectionRow(
-                section.seq,
-                section.id,
-                about(section.hardware_scope or hardware or (ANY,)),
-                (section.parent_id, section.ordinal, section.level, tuple(section.path)),
-            )
-            for section in shown
-        ],
-        passages=[
-            PassageRow(
-                seq=p["seq"],
-                id=p["id"],
-                section=place[p["section_id"]],
-                prose=p["prose"],
-                code=p["kind"] == "code",
-                characters=len(p["text"]),
-                about=about(p["hardware"]),
-                record=(
-                    p["ordinal"],
-                    p["kind"],
-                    p["lead"],
-                    p["text"],
-                    p["language"],
-                    p["page_index"],
-                    p["page_label"],
-                    tuple(p["boxes"]),
-                    bool(p["corrected"]),
-                    tuple(p["tags"]),
-                ),
-                words=(headings[p["section_id"]], shadow(f"{p['lead']}\n{p['text']}")),
-                vector=p["vector"],
-            )
-            for p in passages
-        ],
-        cards=cards,
-        samples=kernels,
+        passages=len(passages),
+        embedded=sum(p["vector"] is not None for p in passages),
+        card_chips=chips if cards else None,
+        kernels=len(kernels),
     )
-
-
-# -- beside documents
-
-
-def read_knowledge(connection: Connection, parsed: dict[str, tuple[str, HardwareSpec]]) -> Knowledge:
-    """Hardware, moves, skills and verified kernels. `parsed` are descriptions by id with their
-    text, so that one that has not changed is not parsed again; it is brought up to date.
-    """
-    moves = list(move_rows.accepted(connection))
-    return Knowledge(
-        specs=_specs(connection, parsed),
-        facts=_facts(connection),
-        moves=tuple(move for move, _, _ in moves),
-        move_sections={move.id: section for move, section, _ in moves if section is not None},
-        owners={move.id: owner for move, _, owner in moves},
-        verified=tuple(sample_rows.verified(connection)),
-        skills=tuple(_skills(connection)),
-        toolchains=meta.get(connection, "toolchains") or {},
-        document_hardware=_document_hardware(connection),
-    )
-
-
-def _specs(
-    connection: Connection, parsed: dict[str, tuple[str, HardwareSpec]]
-) -> dict[str, HardwareSpec]:
-    hardware = hardware_tables.hardware
-    rows = connection.execute(
-        sa.select(hardware.c.id, hardware.c.spec)
-        .where(hardware.c.origin != REMOVED)
-        .order_by(hardware.c.id)
-    ).all()
-    for identity, text in rows:
-        if identity not in parsed or parsed[identity][0] != text:
-            parsed[identity] = (text, parse_hardware(text, identity))
-    return {identity: parsed[identity][1] for identity, _ in rows}
-
-
-def _facts(connection: Connection) -> dict[str, list[Fact]]:
-    """Accepted facts by hardware, those of one key in the order in which they hold."""
-    facts = hardware_tables.facts
-    stated: dict[str, list[Fact]] = defaultdict(list)
-    for row in connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.status == "accepted")):
-        stated[row.hardware_id].append(Fact(**row._mapping))
-    for own in stated.values():
-        own.sort(key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id))
-    return dict(stated)
-
-
-def _document_hardware(connection: Connection) -> dict[str, tuple[str, ...]]:
-    about: dict[str, tuple[str, ...]] = {}
-    rows = connection.execute(
-        sa.select(t.document_scopes.c.document_id, t.document_scopes.c.value)
-        .where(t.document_scopes.c.kind == "hardware")
-        .order_by(t.document_scopes.c.value)
-    )
-    for document_id, value in rows:
-        about[document_id] = (*about.get(document_id, ()), value)
-    return about
-
-
-def _skills(connection: Connection) -> Iterator[KnownSkill]:
-    skills = skill_tables.skills
-    heads = skill_rows.heads(connection)
-    trials = tested(connection, [head.id for head in heads])
-    evidence: dict[str, list[EvidenceRow]] = _evidence(connection)
-    rows = connection.execute(
-        sa.select(skills.c.id, skills.c.access_scope, skills.c.recipe, skills.c.metadata)
-    )
-    more = {row.id: row for row in rows}
-    for head in heads:
-        row = more[head.id]
-        mends = head.transformation.lower().startswith(skill_rows.MEND)
-        error = (row.metadata or {}).get("error") if mends else None
-        yield KnownSkill(
-            head,
-            row.access_scope,
-            row.recipe is not None,
-            None if error is None else str(error),
-            trials.get(head.id, (0, 0)),
-            tuple(evidence.get(head.id, ())),
+    section_rows = [
+        SectionRow(
+            section.seq,
+            section.id,
+            about(section.hardware_scope or hardware or (ANY,)),
+            (section.parent_id, section.ordinal, section.level, section.path),
         )
-
-
-def _evidence(connection: Connection) -> dict[str, list[EvidenceRow]]:
-    from kb.catalog.skills.evidence import evidence_of_all
-
-    return evidence_of_all(connection)
-
-
-__all__ = ["document_stamps", "json", "read_documents", "read_knowledge"]
+        for section in shown
+    ]
+    passage_rows = [
+        PassageRow(
+            seq=p["seq"],
+            id=p["id"],
+            section=place[p["section_id"]],
+            prose=p["prose"],
+            code=p["kind"] == "code",
+            characters=len(p["text"]),
+            about=about(p["hardware"]),
+            record=[
+                *(p[name] for name in ("ordinal", "kind", "lead", "text", "language")),
+                *(p[name] for name in ("page_index", "page_label", "boxes", "corrected", "tags")),
+            ],
+            words=(headings[p["section_id"]], shadow(f"{p['lead']}\n{p['text']}")),
+            vector=p["vector"],
+        )
+        for p in passages
+    ]
+    return DocumentRows(document, section_rows, passage_rows, cards, kernels)

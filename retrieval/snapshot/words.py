@@ -1,9 +1,12 @@
-"""The word index of a segment: BM25 of passages and of sections.
+"""The word indexes of segments: BM25 of passages and of sections.
 
-The formula is that of SQLite's FTS5 (https://www.sqlite.org/fts5.html, the bm25 function): k1 = 1.2,
-b = 0.75, the length of a row counts the tokens of its scope, heading and body, and a word's inverse
-frequency is at least 1e-6. A word in a heading counts `heading_weight` times. Counts of rows are of
-the whole snapshot, so scores do not depend on how it is divided into segments.
+The formula is that of SQLite's FTS5 (https://www.sqlite.org/fts5.html, `bm25`): k1 = 1.2, b = 0.75,
+the length of a row counts the tokens of its scope, heading and body, and a word's inverse frequency
+is at least 1e-6. A word in a heading counts `heading_weight` times. Rows are counted over the whole
+snapshot, so scores do not depend on how it is divided into segments.
+
+Arrays of a level: the postings of word w of `words` (numbers, ascending) are the places `starts[w]`
+to `starts[w + 1]` of `rows` (ascending) and `counts`; `lengths` are of all rows.
 """
 
 from __future__ import annotations
@@ -21,15 +24,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 Level = Literal["passage", "section"]
+LEVELS: tuple[Level, ...] = ("passage", "section")
 K1, B = 1.2, 0.75
 LEAST_IDF = 1e-6
 FEW = 2  # one in so many rows, below which a search reads the runs of its scopes alone
+Scores = NDArray[np.float64]
 
 
 class LevelRow(NamedTuple):
-    """A row to index: its number, the tokens of its scope, heading and body as tokens."""
+    """A row to index: the number of tokens of its scope, its heading and body as tokens."""
 
-    seq: int
     scope_tokens: int
     heading: str
     body: str
@@ -41,43 +45,84 @@ def word_number(word: str) -> int:
     return int.from_bytes(hashlib.blake2b(word.encode(), digest_size=8).digest(), "little")
 
 
-def build(level: Level, rows: Sequence[LevelRow], heading_weight: float) -> dict[str, NDArray[Any]]:
-    """The arrays of a level. The postings of word w of `words` (ascending numbers) are the places
-    `starts[w]` to `starts[w + 1]` of `rows` (ascending) and `counts`; `lengths` are of all rows.
-    """
+def index_words(
+    level: Level, rows: Sequence[LevelRow], heading_weight: float
+) -> dict[str, NDArray[Any]]:
+    """The arrays of a level."""
     words: dict[str, int] = {}
-    word_of, row_of, counts_of = array("i"), array("i"), array("f")
+    word_of, row_of, count_of = array("i"), array("i"), array("f")
     lengths = np.empty(len(rows), np.int32)
     for place, row in enumerate(rows):
         heading, body = row.heading.split(), row.body.split()
         lengths[place] = row.scope_tokens + len(heading) + len(body)
-        counts: dict[str, float] = Counter(body)  # type: ignore[assignment]
+        counts: dict[str, float] = dict(Counter(body))
         for word in heading:
             counts[word] = counts.get(word, 0.0) + heading_weight
         for word, count in counts.items():
             word_of.append(words.setdefault(word, len(words)))
             row_of.append(place)
-            counts_of.append(count)
+            count_of.append(count)
     numbers = np.fromiter(map(word_number, words), np.uint64, len(words))
-    by_number = np.argsort(numbers)
-    rank = np.empty(len(words), np.int64)
-    rank[by_number] = np.arange(len(words))
-    word = rank[np.frombuffer(word_of, np.int32)] if word_of else np.zeros(0, np.int64)
-    places = np.frombuffer(row_of, np.int32) if row_of else np.zeros(0, np.int32)
-    order = np.lexsort((places, word))
+    return _arrays(
+        level,
+        numbers[np.array(word_of, np.int32)],
+        np.array(row_of, np.int32),
+        np.array(count_of, np.float32),
+        lengths,
+    )
+
+
+def merge_words(
+    level: Level,
+    parts: Sequence[tuple[Mapping[str, NDArray[Any]], NDArray[np.int64]]],
+    places: NDArray[np.int64],
+) -> dict[str, NDArray[Any]]:
+    """The arrays of the level of several segments, each with the rows that are left of it; `places`
+    has the new row of each of these, segment by segment.
+    """
+    numbers, rows, counts = [np.zeros(0, np.uint64)], [np.zeros(0, np.int32)], [np.zeros(0, "f4")]
+    lengths = np.empty(len(places), np.int32)
+    first = 0
+    for arrays, kept in parts:
+        own = places[first : first + len(kept)]
+        first += len(kept)
+        lengths[own] = arrays[f"{level}_lengths"][kept]
+        new = np.full(len(arrays[f"{level}_lengths"]), -1, np.int32)
+        new[kept] = own
+        of_posting = new[arrays[f"{level}_rows"]]
+        left = of_posting >= 0
+        sizes = np.diff(arrays[f"{level}_starts"])
+        numbers.append(np.repeat(arrays[f"{level}_words"], sizes)[left])
+        rows.append(of_posting[left])
+        counts.append(arrays[f"{level}_counts"][left])
+    joined = np.concatenate(numbers), np.concatenate(rows), np.concatenate(counts)
+    return _arrays(level, *joined, lengths)
+
+
+def _arrays(
+    level: Level,
+    numbers: NDArray[np.uint64],
+    rows: NDArray[np.int32],
+    counts: NDArray[np.float32],
+    lengths: NDArray[np.int32],
+) -> dict[str, NDArray[Any]]:
+    """Of postings in any order, by word and row."""
+    order = np.lexsort((rows, numbers))
+    words, starts = np.unique(numbers[order], return_index=True)
     return {
-        f"{level}_words": numbers[by_number],
-        f"{level}_starts": np.searchsorted(word[order], np.arange(len(words) + 1)).astype(np.int64),
-        f"{level}_rows": places[order].astype(np.int32),
-        f"{level}_counts": (np.frombuffer(counts_of, np.float32) if counts_of else np.zeros(0, np.float32))[order],
+        f"{level}_words": words,
+        f"{level}_starts": np.append(starts, len(numbers)).astype(np.int64),
+        f"{level}_rows": rows[order],
+        f"{level}_counts": counts[order],
         f"{level}_lengths": lengths,
     }
 
 
 @dataclass(frozen=True, eq=False)
 class Postings:
-    """The word index of one level of one segment, mapped. `seqs` are the numbers of its rows;
-    `dead` are rows that another segment has replaced, ascending.
+    """The word index of one level of one segment. `seqs` are the numbers of its rows; `dead` are
+    rows that another segment has replaced, ascending; `dead_words` says, by place of a word, how
+    many of these have it.
     """
 
     seqs: NDArray[np.int64]
@@ -87,7 +132,33 @@ class Postings:
     counts: NDArray[np.float32]
     lengths: NDArray[np.int32]
     dead: NDArray[np.int64]
-    dead_words: Mapping[int, int]  # place of a word -> how many dead rows have it
+    dead_words: Mapping[int, int]
+
+    @classmethod
+    def of(
+        cls,
+        level: Level,
+        arrays: Mapping[str, NDArray[Any]],
+        seqs: NDArray[np.int64],
+        dead: NDArray[np.int64],
+    ) -> Postings:
+        """The index of a segment with these arrays."""
+        rows, starts = arrays[f"{level}_rows"], arrays[f"{level}_starts"]
+        dead_words: dict[int, int] = {}
+        if len(dead):
+            hit = np.flatnonzero(np.isin(rows, dead))
+            words, counts = np.unique(np.searchsorted(starts, hit, "right") - 1, return_counts=True)
+            dead_words = dict(zip(words.tolist(), counts.tolist(), strict=True))
+        return cls(
+            seqs,
+            arrays[f"{level}_words"],
+            starts,
+            rows,
+            arrays[f"{level}_counts"],
+            arrays[f"{level}_lengths"],
+            dead,
+            dead_words,
+        )
 
     @property
     def live(self) -> int:
@@ -96,37 +167,38 @@ class Postings:
     @property
     def length(self) -> int:
         """The sum of the lengths of live rows."""
-        return int(self.lengths.sum(dtype=np.int64)) - int(self.lengths[self.dead].sum(dtype=np.int64))
+        dead = self.lengths[self.dead].sum(dtype=np.int64)
+        return int(self.lengths.sum(dtype=np.int64) - dead)
 
     def places(self, numbers: NDArray[np.uint64]) -> NDArray[np.int64]:
         """The place of each word, -1 for one that no row has."""
+        if not len(self.words):
+            return np.full(len(numbers), -1)
         at = np.searchsorted(self.words, numbers)
         at[at == len(self.words)] = 0
-        found = self.words[at] == numbers if len(self.words) else np.zeros(len(numbers), np.bool_)
-        return np.where(found, at, -1)
+        return np.where(self.words[at] == numbers, at, -1)
 
     def frequency(self, place: int) -> int:
         """How many live rows have a word."""
         return int(self.starts[place + 1] - self.starts[place]) - self.dead_words.get(place, 0)
 
 
-class Found(NamedTuple):
-    """Rows by number, with the score of each."""
-
+class _Found(NamedTuple):
     seqs: NDArray[np.int64]
-    scores: NDArray[np.float64]
+    scores: Scores
 
 
 @dataclass(frozen=True, eq=False)
 class WordIndex:
-    """One level of a snapshot."""
+    """One level of a snapshot. `count` are its live rows, `average` is their mean length."""
 
     segments: tuple[Postings, ...]
-    count: int  # live rows
-    average: float  # their mean length
+    count: int
+    average: float
 
     @classmethod
     def of(cls, segments: Sequence[Postings]) -> WordIndex:
+        """The index over several segments."""
         count = sum(segment.live for segment in segments)
         total = sum(segment.length for segment in segments)
         return cls(tuple(segments), count, total / count if count else 1.0)
@@ -140,9 +212,9 @@ class WordIndex:
         """
         numbers = np.fromiter(map(word_number, tokens), np.uint64, len(tokens))
         places = [segment.places(numbers) for segment in self.segments]
-        idf = [self._idf(places, n) for n in range(len(numbers))]
+        weights = [self._inverse_frequency(places, n) for n in range(len(numbers))]
         found = [
-            self._found(segment, at, idf, bounds)
+            self._found(segment, at, weights, bounds)
             for segment, at, bounds in zip(self.segments, places, admitted, strict=True)
             if len(bounds)
         ]
@@ -158,8 +230,7 @@ class WordIndex:
         best = hits[np.lexsort((seqs[hits], -scores[hits]))][:limit]
         return dict(zip(seqs[best].tolist(), scores[best].tolist(), strict=True))
 
-    def _idf(self, places: Sequence[NDArray[np.int64]], word: int) -> float:
-        """Of a word, over all segments."""
+    def _inverse_frequency(self, places: Sequence[NDArray[np.int64]], word: int) -> float:
         frequency = sum(
             segment.frequency(int(at[word]))
             for segment, at in zip(self.segments, places, strict=True)
@@ -172,20 +243,18 @@ class WordIndex:
         self,
         segment: Postings,
         places: NDArray[np.int64],
-        idf: Sequence[float],
+        weights: Sequence[float],
         bounds: NDArray[np.int64],
-    ) -> Found:
-        known = [(int(place), idf[n]) for n, place in enumerate(places) if place >= 0]
+    ) -> _Found:
+        known = [(place, weights[n]) for n, place in enumerate(places.tolist()) if place >= 0]
         size = int((bounds[1::2] - bounds[::2]).sum())
         if not known or not size:
-            return Found(np.zeros(0, np.int64), np.zeros(0))
-        if size * FEW < len(segment.seqs):
-            found, scores, rows = self._of_runs(segment, known, bounds, size)
-        else:
-            found, scores, rows = self._of_all(segment, known, bounds)
+            return _Found(np.zeros(0, np.int64), np.zeros(0))
+        of_words = self._of_runs if size * FEW < len(segment.seqs) else self._of_all
+        rows, scores = of_words(segment, known, bounds, size)
         if len(segment.dead):
             scores[np.isin(rows, segment.dead, assume_unique=True)] = 0.0
-        return Found(found, scores)
+        return _Found(segment.seqs[rows], scores)
 
     def _of_runs(
         self,
@@ -193,25 +262,28 @@ class WordIndex:
         known: Sequence[tuple[int, float]],
         bounds: NDArray[np.int64],
         size: int,
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.int64], Scores]:
         """The admitted rows alone. The postings of each word are cut to the runs of the scope."""
-        cuts = np.array([self._cut(segment, place, bounds) for place, _ in known], np.int64)
+        cuts = np.array([_cut(segment, place, bounds) for place, _ in known], np.int64)
         starts, sizes = cuts[:, ::2].ravel(), (cuts[:, 1::2] - cuts[:, ::2]).ravel()
         before = np.cumsum(sizes) - sizes
         postings = np.arange(sizes.sum()) + np.repeat(starts - before, sizes)
         weights = np.repeat(np.repeat([idf for _, idf in known], len(bounds) // 2), sizes)
-        rows = segment.rows[postings]
         runs = bounds[1::2] - bounds[::2]
-        skipped = bounds[::2] - (np.cumsum(runs) - runs)  # rows of other scopes before each run
+        before_run = np.cumsum(runs) - runs
+        skipped = bounds[::2] - before_run  # rows of other scopes before each run
+        rows = segment.rows[postings]
         within = rows - np.repeat(np.tile(skipped, len(known)), sizes)
-        shares = self._shares(segment, postings, rows)
-        pieces = [np.arange(a, b) for a, b in zip(bounds[::2].tolist(), bounds[1::2].tolist(), strict=True)]
-        every = np.concatenate(pieces)
-        return segment.seqs[every], _added(within, shares * weights, size), every
+        scores = _summed(within, self._shares(segment, postings, rows) * weights, size)
+        return np.arange(size) + np.repeat(skipped, runs), scores
 
     def _of_all(
-        self, segment: Postings, known: Sequence[tuple[int, float]], bounds: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        self,
+        segment: Postings,
+        known: Sequence[tuple[int, float]],
+        bounds: NDArray[np.int64],
+        size: int,
+    ) -> tuple[NDArray[np.int64], Scores]:
         """All rows; those that are not admitted have 0."""
         spans = [slice(int(segment.starts[p]), int(segment.starts[p + 1])) for p, _ in known]
         rows = np.concatenate([segment.rows[span] for span in spans])
@@ -219,27 +291,29 @@ class WordIndex:
             self._shares(segment, span, segment.rows[span]) * idf
             for span, (_, idf) in zip(spans, known, strict=True)
         ]
-        scores = _added(rows, np.concatenate(weights), len(segment.seqs))
+        scores = _summed(rows, np.concatenate(weights), len(segment.seqs))
         outside = [0, *bounds.tolist(), len(segment.seqs)]
-        for a, b in zip(outside[::2], outside[1::2], strict=True):
-            scores[a:b] = 0.0
-        return segment.seqs, scores, np.arange(len(segment.seqs))
+        for start, stop in zip(outside[::2], outside[1::2], strict=True):
+            scores[start:stop] = 0.0
+        return np.arange(len(segment.seqs)), scores
 
-    def _shares(self, segment: Postings, postings: Any, rows: NDArray[np.int32]) -> NDArray[np.float64]:
-        """The share of each posting in the score of its row, before the word's frequency."""
+    def _shares(
+        self, segment: Postings, postings: NDArray[np.int64] | slice, rows: NDArray[np.int32]
+    ) -> Scores:
+        """The share of each posting in the score of its row, before the word's weight."""
         found = segment.counts[postings].astype(np.float64)
         length = segment.lengths[rows].astype(np.float64)
-        return found * (K1 + 1.0) / (found + (K1 * (1 - B + B * length / self.average)))
-
-    @staticmethod
-    def _cut(segment: Postings, place: int, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Where the postings of a word reach each of these rows."""
-        start, stop = int(segment.starts[place]), int(segment.starts[place + 1])
-        return segment.rows[start:stop].searchsorted(bounds) + start
+        shares: Scores = found * (K1 + 1.0) / (found + (K1 * (1 - B + B * length / self.average)))
+        return shares
 
 
-def _added(
-    rows: NDArray[Any], weights: NDArray[np.float64], count: int
-) -> NDArray[np.float64]:
+def _cut(segment: Postings, place: int, bounds: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Where the postings of a word reach each of these rows."""
+    start, stop = int(segment.starts[place]), int(segment.starts[place + 1])
+    cut: NDArray[np.int64] = segment.rows[start:stop].searchsorted(bounds) + start
+    return cut
+
+
+def _summed(rows: NDArray[Any], weights: Scores, count: int) -> Scores:
     """The sum of the weights of each of `count` rows."""
     return np.asarray(np.bincount(rows, weights, count), np.float64)

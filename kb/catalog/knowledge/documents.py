@@ -19,7 +19,7 @@ from kb.catalog.facts import Withdrawn, left_behind, withdraw
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.knowledge.versions import check_document, deactivate
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_deletion
 from kb.errors import NotFound, StoreAway
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -246,7 +246,7 @@ class Documents:
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
             embeddings.delete_unused(connection, texts)
             owe_erasure(connection, keys)
-            bump_revision(connection)
+            bump_deletion(connection)
             return Deleted(unused_blobs(connection, keys), withdrawn)
 
     def sections(

@@ -23,7 +23,7 @@ from kb.catalog.engine import Catalog, portions
 from kb.catalog.kept import kept, look_up
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.versions import check_document, hardware_of, reindex_section
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_documents
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
@@ -462,7 +462,7 @@ def correct(
             fields = [name for name, value in vars(patch).items() if value is not None]
             corrections.made_again(connection, passage.document_id, fields, passage.path)
             reindex_section(connection, passage.section_id)
-        bump_revision(connection)
+        bump_documents(connection, [passage.document_id])
         return get(connection, passage_id, access_scope)
 
 

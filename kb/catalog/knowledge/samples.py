@@ -20,7 +20,7 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge.symbols import document_hardware
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_documents, bump_revision
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
@@ -109,7 +109,7 @@ def replace_version_samples(
         connection.execute(
             t.samples.update().where(t.samples.c.document_id == document.id).values(active=False)
         )
-        bump_revision(connection)  # what is kept of the lists does not hold any more
+        bump_documents(connection, [document.id])
     connection.execute(t.samples.delete().where(t.samples.c.version_id == version_id))
     sections = list(
         connection.execute(
@@ -205,16 +205,20 @@ def add_verified(
 
 def set_status(connection: Connection, sample_id: str, status: Status, evidence: str) -> None:
     """Store what the chip's toolchain said of a sample. Raises NotFound."""
-    changed = connection.execute(
+    document_id = connection.execute(
         t.samples.update()
         .where(t.samples.c.id == sample_id)
         .values(status=status, evidence=evidence)
-    )
-    if changed.rowcount != 1:
+        .returning(t.samples.c.document_id)
+    ).one_or_none()
+    if document_id is None:
         raise NotFound(
             f"no sample {sample_id[:80]!r}", hint="GET /hardware/{id}/samples lists them with ids."
         )
-    bump_revision(connection)
+    if document_id[0] is None:
+        bump_revision(connection)
+    else:
+        bump_documents(connection, [document_id[0]])
 
 
 def listed(
@@ -233,6 +237,26 @@ def listed(
         wanted = set(hardware)
         samples = [s for s in samples if set(s.hardware) & wanted]
     return sorted(samples, key=lambda s: (s.document_id is not None, s.document_title, s.id))
+
+
+def of_versions(connection: Connection, version_ids: Sequence[str]) -> list[Sample]:
+    """The active samples of some versions."""
+    query = _SELECT.where(t.samples.c.active.is_(True), t.samples.c.version_id.in_(version_ids))
+    return list(map(_sample, connection.execute(query)))
+
+
+@dataclass(frozen=True)
+class RunSample:
+    """A kernel that a run has found right, with the owner of the run."""
+
+    sample: Sample
+    owner: str
+
+
+def of_runs(connection: Connection) -> list[RunSample]:
+    """The kernels that runs have found right."""
+    query = _SELECT.where(t.samples.c.active.is_(True), t.samples.c.document_id.is_(None))
+    return [RunSample(_sample(row), row.access_scope) for row in connection.execute(query)]
 
 
 def _read(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[Sample]:

@@ -24,7 +24,7 @@ from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.verbatim import Source
 from kb.catalog.knowledge.versions import check_document
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_documents
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
 from kb.plain import Doc
@@ -317,7 +317,7 @@ def replace_version_symbols(
         connection.execute(
             t.symbols.update().where(t.symbols.c.document_id == document.id).values(active=False)
         )
-        bump_revision(connection)  # what is kept of the lists does not hold any more
+        bump_documents(connection, [document.id])
     connection.execute(t.symbols.delete().where(t.symbols.c.version_id == version_id))
     place = _VersionRows(connection, document, version_id, current)
     sections = list(_sections(connection, version_id))
@@ -484,6 +484,16 @@ def _read(
     return [_as_seen(s, access_scope) for s in symbols if access_scope.sees(s.hardware)]
 
 
+def of_versions(connection: Connection, version_ids: Sequence[str]) -> list[Symbol]:
+    """The active accepted cards of some versions."""
+    query = _SELECT.where(
+        t.symbols.c.active.is_(True),
+        t.symbols.c.status.in_(ACCEPTED),
+        t.symbols.c.version_id.in_(version_ids),
+    )
+    return [_symbol(row) for row in connection.execute(query)]
+
+
 def get(connection: Connection, symbol_id: str, access_scope: AccessScope = ALL_ACCESS) -> Symbol:
     """The card with this id. Raises NotFound."""
     row = connection.execute(
@@ -521,7 +531,7 @@ def correct(
             _decide(connection, symbol, fix["status"], actor)
         if texts:
             _correct_texts(connection, symbol, texts, actor)
-        bump_revision(connection)
+        bump_documents(connection, [symbol.document_id])
         return get(connection, symbol_id, access_scope)
 
 

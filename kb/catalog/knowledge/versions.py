@@ -23,7 +23,7 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.knowledge import corrections, lexical
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_documents, bump_revision
 from kb.embedding import embedding_text
 from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
@@ -132,7 +132,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     if content.title:
         values["title"] = content.title
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
-    bump_revision(connection)
+    bump_documents(connection, [document.id])
     return len(passages)
 
 

@@ -2,8 +2,7 @@
 relations and their uses.
 
 Every change of a row or of its state writes an event with an actor and a reason in the same
-transaction. Knows neither the SKILL.md format (`skills`) nor how skills are ranked:
-`candidate_skills` only leaves out what cannot apply.
+transaction. Knows neither the SKILL.md format (`skills`) nor how skills are ranked.
 """
 
 from kb.catalog.skills.evidence import (
@@ -11,10 +10,12 @@ from kb.catalog.skills.evidence import (
     NOT_MEASURED,
     TRIALS,
     Bounds,
+    KnownSkill,
     evidence_for,
     evidence_line,
     evidence_lines,
     evidence_of,
+    known_skills,
     measured,
     present_toolchains,
     tested,
@@ -52,9 +53,8 @@ from kb.catalog.skills.reading import (
     UseRow,
     about,
     as_warning,
-    candidate_skills,
     count,
-    error_words,
+    counters,
     events,
     find,
     get,
@@ -65,7 +65,6 @@ from kb.catalog.skills.reading import (
     names,
     revision_of,
     search,
-    shared_languages,
     structured_key,
 )
 from kb.catalog.skills.writing import (
@@ -100,6 +99,7 @@ __all__ = [
     "Bounds",
     "EvidenceKind",
     "EvidenceRow",
+    "KnownSkill",
     "Lift",
     "Link",
     "LinkKind",
@@ -118,9 +118,8 @@ __all__ = [
     "about",
     "add_evidence",
     "as_warning",
-    "candidate_skills",
     "count",
-    "error_words",
+    "counters",
     "events",
     "evidence_for",
     "evidence_line",
@@ -130,6 +129,7 @@ __all__ = [
     "get",
     "heads",
     "heads_of",
+    "known_skills",
     "lift_of",
     "link",
     "links_of",
@@ -146,7 +146,6 @@ __all__ = [
     "revision_of",
     "search",
     "set_state",
-    "shared_languages",
     "structured_key",
     "tested",
     "toolchain_name",

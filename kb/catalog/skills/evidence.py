@@ -18,8 +18,7 @@ from sqlalchemy import Connection
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.engine import portions
-from kb.catalog.kept import look_up
-from kb.catalog.skills.reading import EvidenceRow, SkillHead
+from kb.catalog.skills.reading import EvidenceRow, SkillHead, stored_heads
 from kb.scope import ALL_ACCESS, AccessScope
 
 _TOOLCHAINS = "toolchains"
@@ -31,14 +30,8 @@ def toolchain_name(toolchain: str) -> str:
 
 
 def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
-    """The toolchains in use, by hardware id and then by toolchain name. Read once for each revision
-    of the catalog.
-    """
-
-    def read(names: Sequence[str]) -> dict[str, Mapping[str, Mapping[str, str]]]:
-        return {name: meta.get(connection, name) or {} for name in names}
-
-    return look_up(connection, "toolchains in use", [_TOOLCHAINS], read)[_TOOLCHAINS]
+    """The toolchains in use, by hardware id and then by toolchain name."""
+    return meta.get(connection, _TOOLCHAINS) or {}
 
 
 NOT_MEASURED = "not measured here"
@@ -78,6 +71,56 @@ def evidence_for(
             values["details"] = values["details"] or {}
             rows_by_skill.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
     return rows_by_skill
+
+
+@dataclass(frozen=True)
+class KnownSkill:
+    """A skill as answers choose it. `error` are the fixed words of the error that a debugging skill
+    is about; `tested` are its trials with a speed-up and how many of them bear it out; `evidence`
+    is without details, oldest first.
+    """
+
+    head: SkillHead
+    owner: str
+    recipe: bool
+    error: str | None
+    tested: tuple[int, int]
+    evidence: tuple[EvidenceRow, ...]
+
+
+def known_skills(connection: Connection) -> list[KnownSkill]:
+    """Every skill of every owner, sorted by name."""
+    rows = stored_heads(connection)
+    ids = [row.head.id for row in rows]
+    trials, evidence = tested(connection, ids), _all_evidence(connection)
+    return [
+        KnownSkill(
+            row.head,
+            row.owner,
+            row.recipe,
+            row.error,
+            trials.get(row.head.id, (0, 0)),
+            tuple(evidence.get(row.head.id, ())),
+        )
+        for row in rows
+    ]
+
+
+def _all_evidence(connection: Connection) -> dict[str, list[EvidenceRow]]:
+    rows = connection.execute(
+        sa.select(t.evidence.c.subject_id, *_FIGURES)
+        .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+        .where(
+            t.evidence.c.subject_kind == "skill",
+            t.evidence.c.access_scope == t.skills.c.access_scope,
+        )
+        .order_by(t.evidence.c.created_at, t.evidence.c.id)
+    )
+    by_skill: dict[str, list[EvidenceRow]] = {}
+    for row in rows:
+        values = dict(row._mapping)
+        by_skill.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values, details={}))
+    return by_skill
 
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
@@ -178,17 +221,8 @@ def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[
 
     Only trials as new as the skill's present text count. A trial bears a skill out where its lower
     bound is above 1; for a skill to avoid something, where its upper bound is below 1. Skills
-    without such a trial are left out. Read once for each revision of the catalog.
+    without such a trial are left out.
     """
-
-    def read(ids: Sequence[str]) -> dict[str, tuple[int, int] | None]:
-        return {**dict.fromkeys(ids), **_tested(connection, ids)}
-
-    counts = look_up(connection, "trials of skills", skill_ids, read)
-    return {identity: count for identity, count in counts.items() if count is not None}
-
-
-def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
         sa.case(

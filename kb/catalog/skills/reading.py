@@ -5,7 +5,7 @@ where the texts are needed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -16,11 +16,10 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import json_text
 from kb.catalog.engine import portions
-from kb.catalog.kept import look_up
 from kb.catalog.tables import document_scopes, hardware
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.ids import SkillId
-from kb.problem_terms import canonical_dtype, canonical_op, op_family
+from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 # -- rows: Rows of skills as data, and which state may follow which.
@@ -279,7 +278,6 @@ _HEAD_COLUMNS = [t.skills.c.id, *(t.skills.c[name] for name in _HEAD)]
 MEND = "mend-"  # how the transformation of a debugging skill begins
 NAME_WEIGHT = 3  # a word in the name says more than one in the description
 MAX_WORDS = 12
-MOST_ASKED = 60  # requests whose skills are kept, of up to some MB each
 
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
@@ -387,92 +385,38 @@ def events(
     return [SkillEvent(**row._mapping) for row in rows]
 
 
-def candidate_skills(
-    connection: Connection,
-    signals: Sequence[str],
-    hardware_scopes: Sequence[str] | None,
-    op: str | None,
-    languages: Sequence[str] | None,
-    dtype: str | None,
-    states: Sequence[str],
-    access_scope: AccessScope = ALL_ACCESS,
-    *,
-    begins: bool = False,
-) -> list[SkillHead]:
-    """Skills that may apply, sorted by name: each scope that they state admits the request.
+@dataclass(frozen=True)
+class StoredHead:
+    """A head with what decides when it is chosen; see `KnownSkill`."""
 
-    Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
-    chip. What the request leaves open (op, languages, dtype None) excludes nothing. With `begins`,
-    only skills that name the operator and have a recipe, which is what a search begins with.
-    Predicates and ranking are left to the caller. What applies is read once for each revision of
-    the catalog; the counters of uses, which change without a new revision, are read anew.
-    """
-    asked = (tuple(signals), _tuple(hardware_scopes), op, _tuple(languages), dtype, tuple(states))
-
-    def read(keys: Sequence[object]) -> dict[object, list[SkillHead]]:
-        query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
-        wanted: dict[str, Sequence[str] | None] = {
-            "signal": list(signals) or None,
-            "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
-            "op": [canonical_op(op)] if op else None,
-            "language": languages,
-            "dtype": [canonical_dtype(dtype)] if dtype else None,
-        }
-        for kind, values in wanted.items():
-            if values is not None:
-                query = query.where(_admits(kind, values))
-        skills = _heads(connection, query.where(_has_recipe()) if begins else query)
-        if begins:
-            skills = [skill for skill in skills if canonical_op(op or "") in skill.scopes.ops]
-        return dict.fromkeys(keys, skills)
-
-    key: object = (*asked, begins, access_scope)
-    applying = look_up(connection, "skills that apply", [key], read, most=MOST_ASKED)[key]
-    return _with_counters(connection, applying)
+    head: SkillHead
+    owner: str
+    recipe: bool
+    error: str | None
 
 
-def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
+def stored_heads(connection: Connection) -> list[StoredHead]:
+    """The heads of all skills of every owner, sorted by name."""
+    c = t.skills.c
+    query = sa.select(*_HEAD_COLUMNS, c.access_scope, c.recipe, c.metadata).order_by(c.name)
+    rows = connection.execute(query).all()
+    scopes = _scopes(connection, [row[0] for row in rows])
+    heads = []
+    for *values, owner, recipe, metadata in rows:
+        head = SkillHead(*[*values, scopes[values[0]]])
+        error = metadata.get("error") if head.transformation.lower().startswith(MEND) else None
+        heads.append(StoredHead(head, owner, recipe is not None, error))
+    return heads
 
 
-def _with_counters(connection: Connection, skills: Sequence[SkillHead]) -> list[SkillHead]:
-    """The skills with their uses as they are now."""
-    # As text, because most requests read it.
-    rows = connection.exec_driver_sql(
-        "SELECT id, trials, wins, last_used_at FROM skills WHERE last_used_at IS NOT NULL"
-    )
-    now = {identity: counters for identity, *counters in rows}
-    fresh = []
-    for skill in skills:
-        trials, wins, last = now.get(skill.id, (skill.trials, skill.wins, skill.last_used_at))
-        if (trials, wins, last) != (skill.trials, skill.wins, skill.last_used_at):
-            skill = replace(skill, trials=trials, wins=wins, last_used_at=last)
-        fresh.append(skill)
-    return fresh
-
-
-def error_words(
-    connection: Connection, states: Sequence[str], access_scope: AccessScope = ALL_ACCESS
-) -> dict[str, str]:
-    """The fixed words of the error that each debugging skill is about, by the skill's name. Read
-    once for each revision of the catalog.
-    """
-
-    def read(keys: Sequence[object]) -> dict[object, dict[str, str]]:
-        words = json_text(t.skills.c.metadata, sa.literal_column("'error'"))
-        rows = connection.execute(
-            sa.select(t.skills.c.name, words).where(
-                visible.in_skills(t.skills, access_scope),
-                t.skills.c.state.in_(list(states)),
-                t.skills.c.transformation.istartswith(MEND, autoescape=True),
-                words.is_not(None),
-            )
+def counters(connection: Connection) -> dict[str, tuple[int, int]]:
+    """(trials, wins) of every skill that was used, by id."""
+    rows = connection.execute(
+        sa.select(t.skills.c.id, t.skills.c.trials, t.skills.c.wins).where(
+            t.skills.c.last_used_at.is_not(None)
         )
-        known = {name: str(text) for name, text in rows}
-        return dict.fromkeys(keys, known)
-
-    key: object = (tuple(states), access_scope)
-    return look_up(connection, "words of errors", [key], read, most=MOST_ASKED)[key]
+    )
+    return {identity: (trials, wins) for identity, trials, wins in rows}
 
 
 def heads(
@@ -593,11 +537,6 @@ def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
     return sa.or_(~named.exists(), named.where(t.skill_scopes.c.value.in_(list(values))).exists())
 
 
-def _has_recipe() -> sa.ColumnElement[bool]:
-    """Whether the skill has a recipe; a missing one is stored as JSON's null."""
-    return sa.func.coalesce(sa.cast(t.skills.c.recipe, sa.Text), "null") != "null"
-
-
 def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
     rows = connection.execute(query.order_by(t.skills.c.name)).all()
     scopes = _scopes(connection, [row[0] for row in rows])
@@ -644,25 +583,6 @@ def _parse_scopes(pairs: str) -> SkillScopes:
 
 
 # -- languages: Languages of kernels as skills name them: those known here, and those of several v
-
-
-def shared_languages(connection: Connection) -> tuple[str, ...]:
-    """Languages that chips of more than one vendor are described with, sorted. What is written in
-    another one holds for one vendor's chips alone. Read once for each revision of the catalog.
-    """
-
-    def read(keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        vendors: dict[str, set[str]] = {}
-        for vendor, languages in connection.execute(
-            sa.select(hardware.c.vendor, hardware.c.languages).where(hardware.c.vendor != "")
-        ):
-            for language in languages:
-                vendors.setdefault(language, set()).add(vendor.lower())
-        shared = tuple(sorted(name for name, known in vendors.items() if len(known) > 1))
-        return dict.fromkeys(keys, shared)
-
-    area = "languages of several vendors"
-    return look_up(connection, area, [area], read)[area]
 
 
 def named_languages(connection: Connection) -> frozenset[str]:

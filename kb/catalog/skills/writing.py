@@ -16,7 +16,7 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog.meta import bump_skills
+from kb.catalog.meta import bump_skills, bump_uses
 from kb.catalog.skills.evidence import (
     _TOOLCHAINS,
     AVOID,
@@ -506,9 +506,11 @@ def record_uses(
             rows.append({**values, **fixed, "id": new_id("use")})
     if rows:
         connection.execute(t.skill_uses.insert(), rows)
-    for use in uses:
-        if use.role == "used" and use.skill in skills:
-            _count(connection, skills[use.skill].id, use.helped, now)
+    used = [use for use in uses if use.role == "used" and use.skill in skills]
+    for use in used:
+        _count(connection, skills[use.skill].id, use.helped, now)
+    if any(use.helped is not None for use in used):
+        bump_uses(connection)
     return len(rows)
 
 
