@@ -53,15 +53,15 @@ from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.ranking import WEIGHTS
+from retrieval.search.ranking import WEIGHTS
 from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
     from ingestion.on_cluster import ClusterReading
+    from kb.answers import Answer
     from kb.cluster import Cluster
     from optimizer.evaluation.queue import EvaluationQueue
     from optimizer.search.runs.processes import RunProcesses
-    from retrieval.answer import Answer
     from skills.trajectories.queue import TrajectoryQueue
 
 # Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the

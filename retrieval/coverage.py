@@ -28,11 +28,11 @@ from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
 from kb.scope import AccessScope
+from retrieval.compose.layout import load_layout
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.layout import load_layout
-from retrieval.request_scope import own_chains
-from retrieval.symbols import unknown_names
+from retrieval.scope import own_chains
+from retrieval.search.names import unknown_names
 
 State = Literal["covered", "thin", "missing"]
 ERRORS = "compiler errors"  # the topic that cards of error codes cover

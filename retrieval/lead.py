@@ -9,18 +9,15 @@ import re
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection
-
-from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.section_texts import WholeSection, whole_sections
+from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.prompt_tokens import count_tokens
 from kb.scope import ScopeFilter
 from kb.tokens import tokenize
-from retrieval.blocks import FENCE, SLACK, Block, fenced, section_block
-from retrieval.card_blocks import symbol_blocks
-from retrieval.excerpts import citation
+from retrieval.compose.cards import symbol_blocks
+from retrieval.compose.sections import FENCE, SLACK, Block, citation, fenced, section_block
+from retrieval.snapshot.snapshot import Snapshot
 
 LIST = 10  # names of a section from which on it is a list of them
 LEAST_WORDS = 12  # tokens of text, below which a cut passage says nothing
@@ -42,7 +39,7 @@ class Lead:
 
 
 def lead_of(
-    connection: Connection,
+    snapshot: Snapshot,
     passage_id: str,
     scope: ScopeFilter,
     asked: str,
@@ -52,17 +49,17 @@ def lead_of(
     """The section of a passage, the best for what was `asked`; None where it may not be seen, or
     where `admits` refuses it. `largest_section` is in tokens.
     """
-    seqs = store.sequences(connection, [passage_id])
-    found = store.load(connection, seqs.values(), scope)
+    seqs = snapshot.numbers([passage_id])
+    found = snapshot.load(seqs.values(), scope)
     if not found:
         return None
     passage = next(iter(found.values()))
-    section = whole_sections(connection, [passage.section_id], scope).get(passage.section_id)
+    section = snapshot.sections([passage.section_id], scope).get(passage.section_id)
     if section is None:
         return None
 
     def block(largest: int) -> Block | None:
-        whole = section_block(connection, scope, passage.category, section, passage, largest)
+        whole = section_block(snapshot, scope, passage.category, section, passage, largest)
         fits = whole is not None and whole.tokens <= largest
         return whole if fits else _cut(passage, largest, asked)
 

@@ -15,7 +15,7 @@ from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest
 from kb.plain import Doc
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.symbols import search_symbols
+from retrieval.search.names import search_symbols
 
 MAX_LISTED = 2_000
 MOST_BY_MEANING = 500  # cards that a query is held against by meaning: 6 ms each, once

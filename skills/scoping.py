@@ -26,7 +26,7 @@ ADVISING = (
 def known_languages(connection: Connection) -> frozenset[str]:
     """The languages that something here names, and those that every model has seen."""
     # Loaded by those who name a language alone: the layout takes as long as the list of skills.
-    from retrieval.layout import load_layout
+    from retrieval.compose.layout import load_layout
 
     return store.named_languages(connection) | load_layout().known_languages
 

@@ -413,7 +413,7 @@ class SkillLibrary:
                 # Imported here: they take 0.3 s of processor time that no other list needs.
                 from kb.catalog.knowledge.documents import languages_of
                 from retrieval.request import RetrieveRequest
-                from retrieval.request_scope import scope_of
+                from retrieval.scope import scope_of
 
                 registry = self._registry.seen_by(access_scope)
                 asked = RetrieveRequest(

@@ -22,9 +22,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.errors import internal_error, respond
 from api.services import Readiness
 from kb import telemetry
+from kb.answers import Answer
 from kb.catalog.figures import Figures
 from kb.ids import new_id
-from retrieval.answer import Answer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})

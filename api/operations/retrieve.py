@@ -11,9 +11,9 @@ from annotated_types import MaxLen
 from api.operations import Media, operation
 from api.operations.examples import retrieve_examples
 from api.services import Services
+from kb.answers import Answer
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc, Finite
-from retrieval.answer import Answer
 from retrieval.request_body import (
     RetrieveBody,
     RetrieveQuery,

@@ -27,10 +27,10 @@ from benchmarks.knowledge.builtin import CHIPS, builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.model_writes.chips import FAMILIES, READABLE, draw
 from ingestion.uploads import Upload
+from kb.answers import Answer, Excerpt, Move
 from kb.catalog.skills import heads_of
 from kb.hardware.schema import parse_hardware
 from kb.scope import CATEGORIES
-from retrieval.answer import Answer, Excerpt, Move
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
 

@@ -49,8 +49,8 @@ from benchmarks.retrieval.scoring import (
 from kb.catalog.knowledge import passages as store
 from kb.catalog.knowledge.passages import Passage
 from kb.scope import ANY, ScopeFilter
-from retrieval.excerpts import make_excerpts
-from retrieval.ranking import Ranked
+from retrieval.compose.excerpts import make_excerpts
+from retrieval.search.ranking import Ranked
 
 TITLE = "Own merging of passages and llama-index's"
 OURS = "our own excerpts"

@@ -25,7 +25,7 @@ from api.services import open_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.ablation import FULL, Asker, Variant, answers_of
 from benchmarks.retrieval.scoring import Scorer, gold_of, listed, scorer_beside
-from retrieval.ranking import WEIGHTS
+from retrieval.search.ranking import WEIGHTS
 
 TITLE = "Retrieval on chips that took no part in choosing the constants"
 LEFT_OUT = 4  # hardware ids of a split

@@ -31,7 +31,7 @@ from kb.catalog.knowledge import candidates, embeddings, lexical
 from kb.index import near
 from kb.index.chroma import ChromaIndex
 from kb.scope import ScopeFilter
-from retrieval.ranking import WEIGHTS
+from retrieval.search.ranking import WEIGHTS
 
 TITLE = "Searches of a store that grows"
 QUERIES, LIMIT = 20, 200

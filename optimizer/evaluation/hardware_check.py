@@ -21,11 +21,11 @@ from optimizer.evaluation.sample_run import SampleRun, run_sample
 from optimizer.evaluation.targets import own_toolchains
 from optimizer.evaluation.toolchains.base import Metric, Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
+from retrieval.compose.target import own_symbols
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.own_rules import OwnRules, as_rules, rules_of
 from retrieval.diagnose.rules import Rule, load_rules
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.target_context import own_symbols
 
 State = Literal["present", "missing", "failed"]
 

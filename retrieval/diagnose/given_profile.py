@@ -10,9 +10,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Protocol
 
+from kb.answers import ProfileRead
 from kb.errors import InvalidRequest
 from kb.hardware.spec import HardwareSpec
-from retrieval.answer import ProfileRead
 from retrieval.diagnose.metrics import MAX_NAME, load_metrics
 from retrieval.diagnose.own_rules import rules_of
 from retrieval.profiles.profile import Profile, time_shares

@@ -568,6 +568,25 @@ class Snapshot:
         kept: Rows = rows[shelf[self._abouts[1][rows]]]
         return kept
 
+    def unknown_ids(self, ids: Iterable[str], access: AccessScope) -> list[str]:
+        """Those of the ids that are no passage, section, document, card or kernel that the caller
+        may see; in their order.
+        """
+        wanted = list(dict.fromkeys(ids))
+        if not wanted:
+            return []
+        within = self._within(ScopeFilter(None, access_scope=access))
+        known = {card.id for card in self.symbols(access=access)}
+        known |= {kernel.id for kernel in self.kernels(access=access)}
+        for identity in wanted:
+            rows = _found(self._by_id, identity).tolist()
+            for section in _found(self._sections_by_id, identity).tolist():
+                rows += self._members(section).tolist()
+            document = self.documents.get(identity)
+            if within[self._abouts[1][rows]].any() or (document and _sees(access, document)):
+                known.add(identity)
+        return [identity for identity in wanted if identity not in known]
+
     # -- names and kernels
 
     def symbols(

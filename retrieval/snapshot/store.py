@@ -39,6 +39,7 @@ from retrieval.snapshot.segment import (
     write_segment,
 )
 from retrieval.snapshot.snapshot import Snapshot
+from retrieval.snapshot.words import HEADING_WEIGHT
 
 FORMAT = 1  # of segments and of what is computed from texts
 FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
@@ -51,7 +52,9 @@ log = structlog.get_logger(__name__)
 class Snapshots:
     """Gives the snapshot of a catalog as it is now. Safe to share between threads."""
 
-    def __init__(self, catalog: Catalog, model: str, heading_weight: float) -> None:
+    def __init__(
+        self, catalog: Catalog, model: str, heading_weight: float = HEADING_WEIGHT
+    ) -> None:
         """`model` is the fingerprint of the embedding model; `heading_weight` is how often a word
         of a heading counts.
         """

@@ -6,7 +6,7 @@ is at least 1e-6. A word in a heading counts `heading_weight` times. Rows are co
 snapshot, so scores do not depend on how it is divided into segments.
 
 Arrays of a level: the postings of word w of `words` (numbers, ascending) are the places `starts[w]`
-to `starts[w + 1]` of `rows` (ascending) and `counts`; `lengths` are of all rows.
+to `starts[w + 1]` of `postings` (rows, ascending) and `counts`; `lengths` are of all rows.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ Level = Literal["passage", "section"]
 LEVELS: tuple[Level, ...] = ("passage", "section")
 K1, B = 1.2, 0.75
 LEAST_IDF = 1e-6
+HEADING_WEIGHT = 2.0  # of a word in a heading; chosen with the weights of the ranking
 FEW = 2  # one in so many rows, below which a search reads the runs of its scopes alone
 Scores = NDArray[np.float64]
 
@@ -89,7 +90,7 @@ def merge_words(
         lengths[own] = arrays[f"{level}_lengths"][kept]
         new = np.full(len(arrays[f"{level}_lengths"]), -1, np.int32)
         new[kept] = own
-        of_posting = new[arrays[f"{level}_rows"]]
+        of_posting = new[arrays[f"{level}_postings"]]
         left = of_posting >= 0
         sizes = np.diff(arrays[f"{level}_starts"])
         numbers.append(np.repeat(arrays[f"{level}_words"], sizes)[left])
@@ -112,7 +113,7 @@ def _arrays(
     return {
         f"{level}_words": words,
         f"{level}_starts": np.append(starts, len(numbers)).astype(np.int64),
-        f"{level}_rows": rows[order],
+        f"{level}_postings": rows[order],
         f"{level}_counts": counts[order],
         f"{level}_lengths": lengths,
     }
@@ -143,7 +144,7 @@ class Postings:
         dead: NDArray[np.int64],
     ) -> Postings:
         """The index of a segment with these arrays."""
-        rows, starts = arrays[f"{level}_rows"], arrays[f"{level}_starts"]
+        rows, starts = arrays[f"{level}_postings"], arrays[f"{level}_starts"]
         dead_words: dict[int, int] = {}
         if len(dead):
             hit = np.flatnonzero(np.isin(rows, dead))

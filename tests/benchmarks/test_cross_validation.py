@@ -6,7 +6,7 @@ import numpy as np
 
 from benchmarks.retrieval.ablation import FULL
 from benchmarks.retrieval.cross_validation import candidates, validate
-from retrieval.ranking import WEIGHTS
+from retrieval.search.ranking import WEIGHTS
 
 HARDWARE = ["a", "a", "b", "b", "c", "c"]
 

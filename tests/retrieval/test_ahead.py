@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
+from kb.answers import Answer
 from kb.catalog import meta
 from kb.catalog.knowledge import candidates, lexical
 from kb.index.exact import ExactIndex
 from retrieval.ahead import Attendance, OrdersAhead
-from retrieval.answer import Answer
-from retrieval.ranking import WEIGHTS
 from retrieval.request import RetrieveRequest
+from retrieval.search.ranking import WEIGHTS
 from retrieval.service import Retriever
 from retrieval.stages import watching
 from tests.fixtures import Store

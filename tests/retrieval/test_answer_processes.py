@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
+from kb.answers import Answer
 from kb.errors import UnknownHardware
 from kb.settings import Settings
-from retrieval.answer import Answer
 from retrieval.answer_processes import NAME, AnswerProcesses
 from retrieval.journal import Unwanted
 from retrieval.knowledge_base import KnowledgeBase

@@ -9,16 +9,16 @@ import pytest
 import sqlalchemy as sa
 
 from ingestion.read import REFERENCE
+from kb.answers import Answer
 from kb.catalog import tables as t
 from kb.catalog.skills import SkillHead
-from retrieval.answer import Answer
+from retrieval.compose.skill_choice import is_for_any
 from retrieval.diagnose.signals import load_signals
-from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
+from retrieval.search.by_signal import speaks_of_other_machines
+from retrieval.search.language_words import foreign_words, is_foreign_heading
+from retrieval.search.titles import Titles, calls
 from retrieval.service import Retriever
-from retrieval.signal_sections import speaks_of_other_machines
-from retrieval.skill_choice import is_for_any
-from retrieval.titles import Titles, calls
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=3)

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from kb.answers import Answer
 from kb.index.exact import ExactIndex
-from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from tests.fixtures import Store

@@ -6,8 +6,8 @@ import random
 from typing import TYPE_CHECKING
 
 from kb.scope import CATEGORIES
-from retrieval.ranking import Ranked
 from retrieval.rankings import kept_ranking
+from retrieval.search.ranking import Ranked
 
 if TYPE_CHECKING:
     from tests.fixtures import Store

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from retrieval.missing_names import language_named, missing_names
 from retrieval.request import RetrieveRequest
+from retrieval.search.names import language_named, missing_names
 from retrieval.service import Retriever
 from tests.fixtures import Store
 

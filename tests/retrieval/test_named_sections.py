@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kb.catalog.knowledge.symbols import Symbol
-from retrieval.named_sections import is_distinct
 from retrieval.request import RetrieveRequest
+from retrieval.search.by_names import is_distinct
 from retrieval.service import Retriever
 from tests.fixtures import Store
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from retrieval import quoted
 from retrieval.request import RetrieveRequest
+from retrieval.search import by_names as quoted
 from retrieval.service import Retriever
 from tests.fixtures import Store
 

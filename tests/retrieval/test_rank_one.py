@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from kb.answers import Answer
 from kb.hardware.schema import parse_hardware
 from kb.scope import AccessScope
-from retrieval.answer import Answer
 from retrieval.diagnose.log_digest import digest
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever

@@ -16,12 +16,8 @@ from kb.catalog.skills import SkillDraft, SkillHead, SkillScopes
 from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
+from retrieval.compose.skill_choice import Choice, choose_skills, evidence_part
 from retrieval.request import RetrieveRequest
-from retrieval.skill_choice import (
-    Choice,
-    choose_skills,
-    evidence_part,
-)
 from tests.catalogs import fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=4)

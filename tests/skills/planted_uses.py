@@ -12,9 +12,9 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillScopes
 from kb.ids import new_id
 from kb.scope import ANY, ScopeFilter
+from retrieval.compose.skill_choice import choose_skills
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
-from retrieval.skill_choice import choose_skills
 from skills.observation import observe
 
 NOISE = 0.05  # of a use's gain, as a share (standard deviation)

@@ -27,7 +27,7 @@ from optimizer.search.runs.optimize import Finished, optimize
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
-from retrieval.symbols import names_in
+from retrieval.search.names import names_in
 
 FIRST_RIGHT = 1e-6  # a target that the first right kernel reaches
 

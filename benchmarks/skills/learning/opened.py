@@ -11,9 +11,9 @@ from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.services import Services
 from benchmarks.report import say
+from kb.answers import Answer
 from kb.embedding import Vectors
 from kb.errors import Unavailable
-from retrieval.answer import Answer
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 

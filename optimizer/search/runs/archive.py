@@ -12,10 +12,10 @@ from kb.scope import ALL_ACCESS
 from optimizer.search.records import Node
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from optimizer.search.tree import Tree
+from retrieval.compose.layout import load_layout
+from retrieval.compose.target import own_symbols
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.layout import load_layout
-from retrieval.symbols import names_in
-from retrieval.target_context import own_symbols
+from retrieval.search.names import names_in
 
 
 def keep_right_kernels(

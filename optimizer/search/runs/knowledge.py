@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kb.answers import Answer
+from kb.answers import Move as AnsweredMove
 from kb.catalog import skills as rows
 from kb.hardware.table_reader import Problems
 from kb.problem_terms import guide_words
@@ -21,8 +23,6 @@ from optimizer.search.knowledge import (
 from optimizer.search.records import Node, Value
 from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
-from retrieval.answer import Answer
-from retrieval.answer import Move as AnsweredMove
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 

@@ -21,21 +21,21 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.search.bench.local import Place
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
-from retrieval.card_blocks import symbol_line
-from retrieval.diagnose.log_digest import digest
-from retrieval.excerpts import citation
-from retrieval.knowledge_base import KnowledgeBase
-from retrieval.layout import load_layout
-from retrieval.request import RetrieveRequest
-from retrieval.request_scope import own_toolchain
-from retrieval.symbols import search_symbols, unknown_line, unknown_names
-from retrieval.target_context import (
+from retrieval.compose.cards import symbol_line
+from retrieval.compose.sections import citation
+from retrieval.compose.layout import load_layout
+from retrieval.compose.target import (
     Target,
     language_documents,
     of_language,
     texts_of,
     usable_symbols,
 )
+from retrieval.diagnose.log_digest import digest
+from retrieval.knowledge_base import KnowledgeBase
+from retrieval.request import RetrieveRequest
+from retrieval.scope import own_toolchain
+from retrieval.search.names import search_symbols, unknown_line, unknown_names
 
 SYMBOLS = 6  # of one look-up
 EXCERPTS = 5  # of one search

@@ -9,11 +9,11 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from kb.answers import Move
 from kb.catalog.facts import Fact
 from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Outcome, Value, compile_predicate
-from retrieval.answer import Move
-from retrieval.language_words import foreign_words, is_common
+from retrieval.search.language_words import foreign_words, is_common
 
 MAX_MOVES = 8  # of any role, and again of the roles that the caller names
 MAX_FOR_PROBLEMS = 2  # of those that hold for some problems only, where there is no other

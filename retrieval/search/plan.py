@@ -8,7 +8,7 @@ Knows nothing about indexes."""
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import islice
@@ -17,8 +17,9 @@ from kb.problem_terms import guide_words
 from kb.tokens import tokenize
 from retrieval.diagnose.boilerplate import without_boilerplate
 from retrieval.diagnose.log_lines import query_lines
-from retrieval.diagnose.metrics import MetricRegistry
+from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.signals import DATA, Signal
+from retrieval.request import RetrieveRequest
 
 MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
 MAX_DENSE_CHARS = 600
@@ -191,3 +192,25 @@ def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
         for query in (guide_words(op), writing.format(language=language))
     )
     return about_language if about_op.empty else replace(about_op, also=about_language)
+
+
+def plan_of(
+    request: RetrieveRequest, signals: Sequence[Signal], is_known: Callable[[str], bool]
+) -> Plan:
+    """What to search for. `signals` are those of the verdict, `is_known` tells the languages that
+    models know.
+    """
+    happened = signals or request.log or request.metrics
+    words = request.query
+    if request.op and request.task in (None, "write") and not words and not happened:
+        if request.language and is_known(request.language):
+            return writing_plan(request.language, request.op, load_metrics())
+        words = writing_words(request.language, request.op)
+    return make_plan(
+        query=words,
+        log=request.log,
+        metrics=request.metrics or {},
+        registry=load_metrics(),
+        signals=signals,
+        op=request.op,
+    )

@@ -31,20 +31,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import Connection
-
+from kb.answers import SkillAnswer
 from kb.catalog import skills as store
 from kb.catalog.facts import Fact
-from kb.catalog.skills import EvidenceRow, SkillHead
+from kb.catalog.skills import EvidenceRow, KnownSkill, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
-from retrieval.answer import SkillAnswer
 from retrieval.diagnose.error_words import saying
 from retrieval.request import RetrieveRequest
-from retrieval.request_scope import RUN_EVERYWHERE
+from retrieval.scope import RUN_EVERYWHERE
+from retrieval.snapshot.knowledge import Knowledge
 
 MAX_SKILLS = 3
 DEFAULT_STATES = ("active",)
@@ -79,9 +78,13 @@ class Choice:
 
 @dataclass(frozen=True)
 class _Scored:
-    skill: SkillHead
+    known: KnownSkill
     parts: Mapping[str, float]
     words: frozenset[str]
+
+    @property
+    def skill(self) -> SkillHead:
+        return self.known.head
 
     @property
     def total(self) -> float:
@@ -89,7 +92,7 @@ class _Scored:
 
 
 def choose_skills(
-    connection: Connection,
+    knowledge: Knowledge,
     request: RetrieveRequest,
     signals: Sequence[str],
     scope: ScopeFilter,
@@ -112,56 +115,53 @@ def choose_skills(
     hash of skill, run and node, so that the effect of showing them can be measured; nothing takes
     their place. A request without a `run_id` always gets the same answer.
     """
-    rows, mending = _candidates(connection, request, signals, scope)
-    if not rows:
+    skills, mending = _candidates(knowledge, request, signals, scope)
+    if not skills:
         return Choice()
     values: dict[str, Value | None] = {key: fact.value for key, fact in facts.items()}
     bindings = Bindings(
         signals=set(signals), metrics=metrics, facts=values, problem=request.problem_values
     )
-    tested = store.tested(connection, [row.id for row in rows])
-    toolchains = _in_use(store.present_toolchains(connection), scope.hardware)
+    toolchains = _in_use(knowledge.toolchains, scope.hardware)
     scored = []
-    for row in rows:
-        relevance = 1.0 if row.name in mending else _relevance(row, signals, bindings)
+    for known in skills:
+        head = known.head
+        relevance = 1.0 if head.name in mending else _relevance(head, signals, bindings)
         if relevance is not None:
             parts = {
                 "relevance": relevance,
-                "evidence": evidence_part(row, tested.get(row.id, (0, 0))),
-                "scope": _nearness(row.scopes.hardware, scope.hardware),
-                "freshness": _freshness(row, toolchains),
+                "evidence": evidence_part(head, known.tested),
+                "scope": _nearness(head.scopes.hardware, scope.hardware),
+                "freshness": _freshness(head, toolchains),
             }
-            scored.append((math.prod(parts.values()), row, parts))
-    scored.sort(key=lambda entry: (-entry[0], entry[1].name))
-    pool = [_scored(row, total, parts) for total, row, parts in scored[:POOL]]
+            scored.append((math.prod(parts.values()), known, parts))
+    scored.sort(key=lambda entry: (-entry[0], entry[1].head.name))
+    pool = [_scored(known, total, parts) for total, known, parts in scored[:POOL]]
     chosen = _diverse(pool, int(request.max_tokens * TOKEN_SHARE))
     shown = [
         scored for scored in chosen if not _is_withheld(scored.skill.name, request, withheld_share)
     ]
     withheld = tuple(skill.skill.name for skill in chosen if skill not in shown)
-    return Choice(
-        _answers(connection, shown, pool, withheld, scope.access_scope),
-        withheld,
-    )
+    return Choice(_answers(shown, pool, withheld, scope.access_scope), withheld)
 
 
 def _candidates(
-    connection: Connection, request: RetrieveRequest, signals: Sequence[str], scope: ScopeFilter
-) -> tuple[list[SkillHead], frozenset[str]]:
+    knowledge: Knowledge, request: RetrieveRequest, signals: Sequence[str], scope: ScopeFilter
+) -> tuple[list[KnownSkill], frozenset[str]]:
     """Skills that may apply, and the names of those that are about an error of the log."""
     if not signals and not request.op and not request.log:
         return [], frozenset()  # no condition to remedy, no operator to begin with, no message
     states = request.skill_states or DEFAULT_STATES
-    errors = store.error_words(connection, states, scope.access_scope)
+    seen = knowledge.seen_skills(states, scope.access_scope)
+    errors = {skill.head.name: skill.error for skill in seen if skill.error is not None}
     mending = saying(request.log or "", errors)
-    languages = _admitted_languages(connection, scope)
+    languages = _admitted_languages(knowledge, scope)
 
-    def fitting(given: Sequence[str], op: str | None, *, begins: bool) -> list[SkillHead]:
-        return store.candidate_skills(
-            connection,
+    def fitting(given: Sequence[str], *, begins: bool) -> list[KnownSkill]:
+        return knowledge.fitting_skills(
             given,
             scope.hardware,
-            op,
+            request.op,
             languages,
             request.dtype,
             states,
@@ -169,25 +169,25 @@ def _candidates(
             begins=begins,
         )
 
-    rows: list[SkillHead] = []
+    skills: list[KnownSkill] = []
     if signals or request.op:
-        rows = [
-            row
-            for row in fitting(signals, request.op, begins=not signals)
-            if row.name not in errors
-            and (request.op or is_for_any(row))
-            and (_says_when(row) or _is_named(row, request))
+        skills = [
+            skill
+            for skill in fitting(signals, begins=not signals)
+            if skill.head.name not in errors
+            and (request.op or is_for_any(skill.head))
+            and (_says_when(skill.head) or _is_named(skill.head, request))
         ]
     if mending:
-        rows += [row for row in fitting((), request.op, begins=False) if row.name in mending]
-    return rows, mending
+        skills += [skill for skill in fitting((), begins=False) if skill.head.name in mending]
+    return skills, mending
 
 
-def _admitted_languages(connection: Connection, scope: ScopeFilter) -> Sequence[str] | None:
+def _admitted_languages(knowledge: Knowledge, scope: ScopeFilter) -> Sequence[str] | None:
     """The languages of the request; where it wants what is true of any chip, those of any."""
     if scope.languages is not None or scope.hardware is None or {*scope.hardware} - {ANY}:
         return scope.languages
-    return (*store.shared_languages(connection), *RUN_EVERYWHERE)
+    return (*knowledge.shared_languages, *RUN_EVERYWHERE)
 
 
 def _says_when(row: SkillHead) -> bool:
@@ -272,9 +272,9 @@ def _freshness(row: SkillHead, in_use: Mapping[str, frozenset[str]]) -> float:
 # -- which of them
 
 
-def _scored(row: SkillHead, total: float, parts: Mapping[str, float]) -> _Scored:
-    words = frozenset(tokenize(f"{row.name} {row.description}"))
-    return _Scored(row, {**parts, "total": round(total, 4)}, words)
+def _scored(known: KnownSkill, total: float, parts: Mapping[str, float]) -> _Scored:
+    words = frozenset(tokenize(f"{known.head.name} {known.head.description}"))
+    return _Scored(known, {**parts, "total": round(total, 4)}, words)
 
 
 def _diverse(pool: Sequence[_Scored], max_tokens: int) -> list[_Scored]:
@@ -335,14 +335,11 @@ def _is_withheld(skill: str, request: RetrieveRequest, share: float) -> bool:
 
 
 def _answers(
-    connection: Connection,
     chosen: Sequence[_Scored],
     pool: Sequence[_Scored],
     withheld: Sequence[str],
     access_scope: AccessScope,
 ) -> tuple[SkillAnswer, ...]:
-    ids = [entry.skill.id for entry in chosen]
-    evidence = store.evidence_for(connection, ids, access_scope, details=False)
     return tuple(
         SkillAnswer(
             name=entry.skill.name,
@@ -357,7 +354,7 @@ def _answers(
             tier=entry.skill.tier,
             state=entry.skill.state,
             score=entry.parts,
-            evidence=_evidence(entry.skill, evidence.get(entry.skill.id, [])),
+            evidence=_evidence(entry.skill, _seen(entry.known.evidence, access_scope)),
         )
         for entry in chosen
     )
@@ -369,6 +366,13 @@ def _summary(skill: SkillHead, opposed: Sequence[str]) -> str:
     if skill.polarity == "avoid":
         return store.as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
     return skill.description + (f" (Warned of by {names}.)" if names else "")
+
+
+def _seen(rows: Sequence[EvidenceRow], access: AccessScope) -> Sequence[EvidenceRow]:
+    """The measurements that a caller may see."""
+    if access.hardware is None:
+        return rows
+    return [row for row in rows if row.hardware_id in access.hardware]
 
 
 def _evidence(skill: SkillHead, rows: Sequence[EvidenceRow]) -> dict[str, Any] | None:

@@ -12,29 +12,19 @@ Deterministic: ties go to the earlier passage.
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection
 
-from kb.catalog.knowledge import lexical
-from kb.catalog.knowledge.candidates import (
-    Columns,
-    Rows,
-    Sample,
-    candidates,
-    members_of,
-    sample,
-    state,
-)
 from kb.embedding import Vectors
-from kb.scope import ALL_ACCESS, ANY, AccessScope, ScopeFilter
-from retrieval.plan import Plan
+from kb.scope import ANY, AccessScope, ScopeFilter
+from retrieval.search.plan import Plan
+from retrieval.snapshot.snapshot import Columns, Snapshot
+from retrieval.snapshot.words import Level
 from retrieval.stages import stage
 
 
@@ -42,16 +32,14 @@ from retrieval.stages import stage
 class Weights:
     """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
 
-    `passage` and `section` weigh the lexical levels, `heading` the heading column in both, and
-    `dense` the dense score beside the lexical one. `neighbour` is the share of the better
-    neighbour's cosine. `prose` is the largest share subtracted for a passage without function
-    words, `code` the factor on a block of code, and `generic` the factor on a passage that is about
-    no chip where a chip was named.
+    `passage` and `section` weigh the lexical levels, and `dense` the dense score beside the lexical
+    one. `neighbour` is the share of the better neighbour's cosine. `prose` is the largest share
+    subtracted for a passage without function words, `code` the factor on a block of code, and
+    `generic` the factor on a passage that is about no chip where a chip was named.
     """
 
     passage: float = 1.0
     section: float = 2.5
-    heading: float = 2.0
     dense: float = 0.9
     neighbour: float = 0.5
     prose: float = 0.2
@@ -61,40 +49,15 @@ class Weights:
 
 WEIGHTS = Weights()
 PROSE_SHARE = 200  # per mille of function words that running prose reaches
-PER_LEVEL: Mapping[lexical.Level, int] = {"passage": 400, "section": 400}  # rows read
-BY_WORDS = 500  # passages kept by their words
-NEAREST = 200  # and from the vector index
+PER_LEVEL = 400  # rows of each lexical level
+BY_WORDS = 500  # passages chosen by their words
+NEAREST = 200  # and by their vectors
 SAMPLE = 300  # passages that stand for a whole scope
-MOST_SAMPLES = 500  # that are kept, of 6 KB
 
-
-class VectorIndex(Protocol):
-    """What the ranking needs of a vector index; `kb.index.exact` and `kb.index.chroma` each are
-    one.
-    """
-
-    @property
-    def generation(self) -> int:
-        """Grows whenever the index was changed apart from the catalog; what was found before is not
-        what is found after.
-        """
-        ...
-
-    def query(
-        self,
-        scopes: Sequence[str] | None,
-        vector: Vectors,
-        limit: int,
-        access_scope: AccessScope = ALL_ACCESS,
-        transaction: Connection | None = None,
-    ) -> dict[int, float]:
-        """At most `limit` passages of the scopes (None: all) nearest to a unit vector of shape
-        (dimension,), best first: passage number -> cosine. What is read of the catalog is read in
-        the `transaction`, where one is given.
-        """
-        ...
-
-
+EmbedQuery = Callable[[str], Vectors]  # the unit vector of a text, of shape (dimension,)
+# At most so many passages about the hardware (None: any) nearest to a unit vector, best first:
+# passage number -> cosine.
+Near = Callable[[Sequence[str] | None, Vectors, int, AccessScope], dict[int, float]]
 Scores = NDArray[np.float64]
 
 
@@ -127,63 +90,48 @@ def ranked_of(
     return list(map(partial(tuple.__new__, Ranked), rows))
 
 
-class ScopeSamples:
-    """A sample of each scope's vectors, kept until the catalog changes."""
-
-    def __init__(self, model: str) -> None:
-        self._model = model
-        self._kept: dict[object, tuple[object, Sample]] = {}
-        self._lock = threading.Lock()  # protects _kept
-
-    def of(self, connection: Connection, scope: ScopeFilter) -> Rows:
-        """About SAMPLE passages of the scope."""
-        seen = state(connection)
-        with self._lock:
-            kept = self._kept.get(scope.key)
-        rows = kept[1].rows() if kept is not None and kept[0] == seen else None
-        while rows is None:
-            fresh = sample(connection, self._model, scope, SAMPLE)
-            with self._lock:
-                if len(self._kept) >= MOST_SAMPLES:
-                    self._kept.clear()
-                self._kept[scope.key] = (seen, fresh)
-            rows = fresh.rows()
-        return rows
-
-
-EmbedQuery = Callable[[str], Vectors]
-
-
 @stage("ranking")
 def rank(
-    connection: Connection,
+    snapshot: Snapshot,
     plan: Plan,
     scope: ScopeFilter,
-    index: VectorIndex,
     embed: EmbedQuery | None,
-    model: str,
-    samples: ScopeSamples,
+    near: Near,
     weights: Weights = WEIGHTS,
 ) -> list[Ranked]:
-    """All candidates of a scope, best first; ties go to the earlier passage. Without `embed` they
-    are ranked by their words alone. `model` is the fingerprint of the embedding model.
+    """All candidates of a scope, best first; ties go to the earlier passage. What the plan asks for
+    `also` is mixed in. Without `embed` they are ranked by their words alone.
     """
+    ranked = _ranked(snapshot, plan, scope, embed, near, weights)
+    if plan.also is None:
+        return ranked
+    return mixed(ranked, rank(snapshot, plan.also, scope, embed, near, weights))
+
+
+def _ranked(
+    snapshot: Snapshot,
+    plan: Plan,
+    scope: ScopeFilter,
+    embed: EmbedQuery | None,
+    near: Near,
+    weights: Weights,
+) -> list[Ranked]:
     if plan.empty:
         return []
-    words = lexical_scores(connection, plan, scope, model, weights)
-    near: dict[int, float] = {}
+    words = lexical_scores(snapshot, plan, scope, weights)
+    nearest: dict[int, float] = {}
     vector = query_vector(plan, embed) if embed is not None else None
     if vector is not None:
-        near = index.query(scope.hardware, vector, NEAREST, scope.access_scope, connection)
-    hits = np.union1d(words.seqs, np.fromiter(near, np.int64, len(near)))
-    columns = candidates(connection, hits, model, scope)
+        nearest = near(scope.hardware, vector, NEAREST, scope.access_scope)
+    hits = np.union1d(words.seqs, np.fromiter(nearest, np.int64, len(nearest)))
+    columns = snapshot.around(hits, scope)
     wanted = np.isin(columns.seqs, hits, assume_unique=True)
     lexical_part = np.zeros(len(columns.seqs))
     spoken = np.isin(columns.seqs, words.seqs, assume_unique=True)
     lexical_part[spoken] = words.scores[words.seqs.searchsorted(columns.seqs[spoken])]
     dense = np.zeros(len(columns.seqs))
     if vector is not None:
-        middle = scope_middle(samples.of(connection, scope), vector, weights)
+        middle = scope_middle(*snapshot.sample(scope, SAMPLE), vector, weights)
         dense = dense_scores(columns, wanted, vector, middle, weights)
     chip_named = scope.hardware is not None and scope.hardware != (ANY,)
     scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
@@ -223,18 +171,12 @@ def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
 
 
 def lexical_scores(
-    connection: Connection,
-    plan: Plan,
-    scope: ScopeFilter,
-    model: str,
-    weights: Weights = WEIGHTS,
+    snapshot: Snapshot, plan: Plan, scope: ScopeFilter, weights: Weights = WEIGHTS
 ) -> Scored:
-    """The BY_WORDS best passages by their words and their section's, 1.0 for the best. `model` says
-    which columns in memory know the members of sections.
-    """
-    own = _level(connection, "passage", plan, scope, weights)
-    sections = _level(connection, "section", plan, scope, weights)
-    members = members_of(connection, sections.seqs.tolist(), model)
+    """The BY_WORDS best passages by their words and their section's, 1.0 for the best."""
+    own = _level(snapshot, "passage", plan, scope, weights)
+    sections = _level(snapshot, "section", plan, scope, weights)
+    members = snapshot.members_of(sections.seqs.tolist())
     of_sections = sections.scores[sections.seqs.searchsorted(members.sections)]
     both = _summed(
         np.concatenate([own.seqs, members.seqs]),
@@ -248,22 +190,11 @@ def lexical_scores(
 
 
 def _level(
-    connection: Connection,
-    level: lexical.Level,
-    plan: Plan,
-    scope: ScopeFilter,
-    weights: Weights,
+    snapshot: Snapshot, level: Level, plan: Plan, scope: ScopeFilter, weights: Weights
 ) -> Scored:
     numbers, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
     for group in plan.words:
-        matches = lexical.search(
-            connection,
-            level,
-            group.tokens,
-            scope,
-            heading_weight=weights.heading,
-            limit=PER_LEVEL[level],
-        )
+        matches = snapshot.search(level, group.tokens, scope, PER_LEVEL)
         numbers.append(np.fromiter(matches, np.int64, len(matches)))
         scores.append(group.weight * np.fromiter(matches.values(), np.float64, len(matches)))
     return _over_best(_summed(np.concatenate(numbers), np.concatenate(scores)))
@@ -291,8 +222,7 @@ def dense_scores(
     """Of each row, its cosine with a share of the better neighbour's in the section, scaled to 0..1
     from middle to the best of the `wanted`; 0 where it has no vector.
     """
-    rows = Rows(columns.vectors, columns.neighbours(), columns.embedded)
-    raw = _with_neighbours(rows, vector, weights)
+    raw = _with_neighbours(columns, columns.embedded, vector, weights)
     counted = wanted & columns.embedded
     if not counted.any():
         return np.zeros(len(raw))
@@ -301,23 +231,28 @@ def dense_scores(
     return np.where(columns.embedded, scaled, 0.0)
 
 
-def scope_middle(sample: Rows, vector: Vectors, weights: Weights) -> float:
-    """The median over a sample of the scope: what an unrelated passage scores."""
-    if not sample.counted.any():
+def scope_middle(
+    sample: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
+) -> float:
+    """The median over the `counted` rows of a sample: what an unrelated passage scores."""
+    if not counted.any():
         return 0.0
-    return float(np.median(_with_neighbours(sample, vector, weights)[sample.counted]))
+    return float(np.median(_with_neighbours(sample, counted, vector, weights)[counted]))
 
 
-def _with_neighbours(rows: Rows, vector: Vectors, weights: Weights) -> Scores:
+def _with_neighbours(
+    columns: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
+) -> Scores:
     """The cosine of each row, 0 without a vector, with a share of the better neighbour's within its
     section, or of its own where it stands alone. 0 where none of the rows counts.
     """
-    if not rows.counted.any():
-        return np.zeros(len(rows.vectors))
-    cosine = (rows.vectors @ vector).astype(np.float64)
+    if not counted.any():
+        return np.zeros(len(columns.vectors))
+    cosine = (columns.vectors @ vector).astype(np.float64)
+    follows = columns.follows()
     before, after = np.full((2, len(cosine)), -np.inf)
-    before[1:][rows.follows] = cosine[:-1][rows.follows]
-    after[:-1][rows.follows] = cosine[1:][rows.follows]
+    before[1:][follows] = cosine[:-1][follows]
+    after[:-1][follows] = cosine[1:][follows]
     better = np.maximum(before, after)
     return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
 

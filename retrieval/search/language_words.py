@@ -12,7 +12,7 @@ from pathlib import Path
 
 REMEMBERED = 20_000  # texts whose words are kept: the same passages stand in many answers
 REMEMBERED_CHIPS = 1_000  # sets of languages
-DATA = Path(__file__).with_name("data") / "language_words.toml"
+DATA = Path(__file__).parent.parent / "data" / "language_words.toml"
 # How a text says that it holds for every kind of machine.
 _ANY_MACHINE = re.compile(
     r"\b(?:on|for|of|with) (?:any|every|all) (?:kinds? of )?"

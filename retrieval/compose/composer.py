@@ -12,10 +12,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
-from typing import Protocol, TypeVar
 
-from sqlalchemy import Connection
-
+from kb.answers import Move, SkillAnswer, Verdict
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import is_about_lacking
@@ -23,39 +21,11 @@ from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.headings import below_title
 from kb.problem_terms import canonical_op, op_family
 from kb.scope import AccessScope, ScopeFilter
-from retrieval.answer import Move, SkillAnswer, Verdict
-from retrieval.blocks import (
-    HITS,
-    Block,
-    plain,
-    section_blocks,
-)
-from retrieval.card_blocks import symbol_blocks
-from retrieval.context import Context, Offer, pack
-from retrieval.diagnose.log_digest import digest
-from retrieval.diagnose.signals import BROKEN, SignalRegistry
-from retrieval.language_words import (
-    is_common,
-    is_for_others,
-    machine_words,
-)
-from retrieval.layout import Layout
-from retrieval.lead import Lead, by_cards, lead_of
-from retrieval.missing_names import language_named, missing_names, vocabulary
-from retrieval.name_choice import MOST_TOKENS, chosen_names
-from retrieval.ranking import Ranked
-from retrieval.request import RetrieveRequest, Task
-from retrieval.signal_sections import NAMED, is_guide_to_absent
-from retrieval.stages import stage
-from retrieval.symbols import (
-    Embed,
-    UnknownName,
-    names_in,
-    nearest_names,
-    unknown_line,
-    unknown_names,
-)
-from retrieval.target_context import (
+from retrieval.compose.cards import MOST_TOKENS, chosen_names, symbol_blocks
+from retrieval.compose.context import Context, Offer, pack
+from retrieval.compose.layout import Layout
+from retrieval.compose.sections import HITS, Block, plain, section_blocks
+from retrieval.compose.target import (
     Search,
     Target,
     language_documents,
@@ -65,7 +35,27 @@ from retrieval.target_context import (
     texts_of,
     usable_symbols,
 )
-from retrieval.titles import Titles
+from retrieval.diagnose.log_digest import digest
+from retrieval.diagnose.signals import BROKEN, SignalRegistry
+from retrieval.lead import Lead, by_cards, lead_of
+from retrieval.request import RetrieveRequest, Task
+from retrieval.search.by_signal import NAMED, is_guide_to_absent
+from retrieval.search.language_words import is_common, is_for_others, machine_words
+from retrieval.search.names import (
+    Embed,
+    UnknownName,
+    language_named,
+    missing_names,
+    names_in,
+    nearest_names,
+    unknown_line,
+    unknown_names,
+    vocabulary,
+)
+from retrieval.search.ranking import Ranked
+from retrieval.search.titles import Titles
+from retrieval.snapshot.snapshot import Snapshot
+from retrieval.stages import stage
 
 LOG_SHARE = 0.6  # of the block of errors; the rest is for the cards of their codes
 CHARS_PER_TOKEN = 3.0  # a log has at least as many characters a token
@@ -81,16 +71,6 @@ COMMON_KINDS = ("keyword",)  # whose names are words of running text too
 
 OFFERED = 2  # sections looked at for each that may be shown, where some are for other machines
 FORWARD = ("softmax", "norm")  # families whose backward pass has guides of its own
-
-T = TypeVar("T")
-
-
-class Remember(Protocol):
-    """Keeps what a key determines for as long as the catalog is unchanged."""
-
-    def __call__(self, key: tuple[object, ...], make: Callable[[], T]) -> T:
-        """What was made for this key, or is made now."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -117,7 +97,6 @@ class Material:
     moves: Sequence[Move]
     skills: Sequence[SkillAnswer]
     excluded: frozenset[str]
-    remember: Remember
     signal_best: float = 0.0
     first: tuple[str, ...] = ()
     spoken: tuple[str, ...] = ()
@@ -158,7 +137,7 @@ def task_of(request: RetrieveRequest, verdict: Verdict, signals: SignalRegistry)
 
 
 @stage("context")
-def compose(connection: Connection, material: Material, task: Task, layout: Layout) -> Composed:
+def compose(snapshot: Snapshot, material: Material, task: Task, layout: Layout) -> Composed:
     """The context for a task."""
     request, scope = material.request, material.scope
     target = _target(material)
@@ -167,18 +146,20 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
     stable: Sequence[Block] = ()
     about: Mapping[str, float] = {}
     if target is not None and "hardware" in scope.categories:
-        about = material.remember(
-            ("about", target.hardware.id, target.language, scope.key),
-            lambda: language_documents(connection, target, own_scope(target, scope)),
+        about = snapshot.keep(
+            "language documents",
+            (target.hardware.id, target.language, scope.key),
+            lambda: language_documents(snapshot, target, own_scope(target, scope)),
         )
         if layout.target.has_room(task, request.max_tokens):
             room = request.max_tokens
             without = frozenset(request.exclude)
-            asked = (target.hardware.id, target.language, target.op, target.run, without)
-            stable = material.remember(
-                ("stable", *asked, scope.key, room),
+            key = (target.hardware.id, target.language, target.op, target.run, without)
+            stable = snapshot.keep(
+                "target",
+                (*key, scope.key, room, material.embed is not None),
                 lambda: target_blocks(
-                    connection,
+                    snapshot,
                     target,
                     layout.target,
                     scope,
@@ -188,16 +169,16 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
                     without,
                 ),
             )
-    cards = _cards(connection, material)
-    unknown = _unknown(connection, material, cards, about)
+    cards = _cards(snapshot, material)
+    unknown = _unknown(snapshot, material, cards, about)
     offers: dict[str, Offer] = {
-        category: partial(_sections, connection, material, layout, about, category)
+        category: partial(_sections, snapshot, material, layout, about, category)
         for category in scope.categories
     }
     if request.log:
         offers["errors"] = partial(_errors, material, cards)
     if task == "write" and target is None:
-        offers["symbols"] = partial(_vocabulary, connection, material)
+        offers["symbols"] = partial(_vocabulary, snapshot, material)
     elif cards:
         offers["symbols"] = partial(_names, material, cards, unknown)
     context = pack(
@@ -211,7 +192,7 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
         skills=material.skills,
         budget=request.max_tokens,
         excluded=material.excluded,
-        lead=None if task == "write" else _lead(connection, material, layout, cards),
+        lead=None if task == "write" else _lead(snapshot, material, layout, cards),
         log=partial(_log_block, request.log) if request.log else None,
     )
     missing = missing_names(request.log or "", cards) if cards else ()
@@ -219,7 +200,7 @@ def compose(connection: Connection, material: Material, task: Task, layout: Layo
 
 
 def _unknown(
-    connection: Connection,
+    snapshot: Snapshot,
     material: Material,
     cards: Sequence[Symbol],
     about: Mapping[str, float],
@@ -230,7 +211,7 @@ def _unknown(
     draft, spec = material.request.draft, material.spec
     if not draft or spec is None or material.toolchain is None:
         return ()
-    spoken = texts_of(connection, spec.id, material.scope.access_scope, about)
+    spoken = texts_of(snapshot, spec.id, material.scope.access_scope, about)
     return tuple(unknown_names(draft, of_language(cards, about), material.embed, spoken))
 
 
@@ -249,35 +230,29 @@ def _target(material: Material) -> Target | None:
     )
 
 
-def _cards(connection: Connection, material: Material) -> list[Symbol]:
+def _cards(snapshot: Snapshot, material: Material) -> list[Symbol]:
     """The cards that a text of the caller can name."""
     request = material.request
     if not (request.log or request.draft or request.query) or material.spec is None:
         return []
     access = material.scope.access_scope
     language = request.language or language_named(request.log or "")
-    return kept_cards(connection, material.remember, material.lineage, language, access)
+    return cards_for(snapshot, material.lineage, language, access)
 
 
-def kept_cards(
-    connection: Connection,
-    remember: Remember,
-    lineage: tuple[str, ...],
-    language: str | None,
-    access: AccessScope,
+def cards_for(
+    snapshot: Snapshot, lineage: tuple[str, ...], language: str | None, access: AccessScope
 ) -> list[Symbol]:
-    """The cards of `usable_symbols`, read once a catalog state."""
-    return remember(
-        ("cards", lineage, language, access),
-        lambda: usable_symbols(connection, lineage, language, access),
-    )
+    """The cards of `usable_symbols`."""
+    key = (lineage, language, access)
+    return snapshot.keep("cards", key, lambda: usable_symbols(snapshot, *key))
 
 
 # -- what the blocks offer
 
 
 def _sections(
-    connection: Connection,
+    snapshot: Snapshot,
     material: Material,
     layout: Layout,
     about: Mapping[str, float],
@@ -292,7 +267,7 @@ def _sections(
     scope = replace(material.scope, categories=(category,))
     ranked = material.by_category(category)
     blocks = section_blocks(
-        connection,
+        snapshot,
         ranked,
         scope,
         category,
@@ -320,7 +295,7 @@ def _is_of_use(material: Material, layout: Layout, block: Block) -> bool:
 
 
 def _lead(
-    connection: Connection, material: Material, layout: Layout, cards: Sequence[Symbol]
+    snapshot: Snapshot, material: Material, layout: Layout, cards: Sequence[Symbol]
 ) -> Lead | None:
     """The section that the answer ranks first of those that are of use and not excluded."""
     request = material.request
@@ -332,7 +307,7 @@ def _lead(
 
     asked = "\n".join(filter(None, (request.query, (request.log or "")[:ASKED])))
     for passage in material.first[:FIRST]:
-        lead = lead_of(connection, passage, material.scope, asked, layout.largest_section, admits)
+        lead = lead_of(snapshot, passage, material.scope, asked, layout.largest_section, admits)
         if lead is not None:
             spoken = {card.name for card in cards if card.kind not in COMMON_KINDS}
             named = names_in(asked, spoken)
@@ -447,14 +422,14 @@ def _names(
 
 
 def _vocabulary(
-    connection: Connection, material: Material, room: int, largest: int, shown: frozenset[str]
+    snapshot: Snapshot, material: Material, room: int, largest: int, shown: frozenset[str]
 ) -> Sequence[Block]:
     """What a kernel in the language may call: the names of its reference, and where there is none,
     those of the documents of the chip that fit the problem and the machine.
     """
     request = material.request
     access, language = material.scope.access_scope, request.language
-    cards = kept_cards(connection, material.remember, material.lineage, language, access)
+    cards = cards_for(snapshot, material.lineage, language, access)
     named = [c for c in cards if c.kind != "error" and c.language == request.language]
     counts = Counter(card.document_id for card in named)
     named = [card for card in named if counts[card.document_id] >= REFERENCE]

@@ -12,36 +12,24 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from sqlalchemy import Connection
-
 from kb.catalog.knowledge import samples as sample_rows
-from kb.catalog.knowledge import symbols as symbol_rows
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.section_texts import (
     OwnDocument,
     WholeSection,
-    code_in,
-    documents_about,
-    documents_for_language,
-    sections_of_documents,
-    texts_about,
 )
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.headings import below_title
 from kb.problem_terms import op_family
 from kb.scope import AccessScope, ScopeFilter
-from retrieval.blocks import (
-    Block,
-    fenced,
-    plain,
-    section_blocks,
-)
-from retrieval.card_blocks import symbol_blocks
-from retrieval.layout import TargetLayout, load_layout
-from retrieval.ranking import Ranked
-from retrieval.repeats import Repeats
-from retrieval.symbols import WORD, names_in
+from retrieval.compose.cards import symbol_blocks
+from retrieval.compose.excerpts import Repeats
+from retrieval.compose.layout import TargetLayout, load_layout
+from retrieval.compose.sections import Block, fenced, plain, section_blocks
+from retrieval.search.names import WORD, names_in
+from retrieval.search.ranking import Ranked
+from retrieval.snapshot.snapshot import Snapshot
 
 CHARS_PER_TOKEN = 6.0  # more than any text takes: a larger text is not counted to know it is large
 QUESTION_SECTIONS = 3  # of each question
@@ -53,7 +41,7 @@ WHOLE = "## The documents of this chip, whole"
 WHOLE_OF_LANGUAGE = "## The documents of this chip that are about its language, whole"
 ERROR = "error"  # kind of the cards of error codes, which nobody writes
 
-Search = Callable[[Connection, str, ScopeFilter], list[Ranked]]
+Search = Callable[[str, ScopeFilter], list[Ranked]]  # the ranking of a scope for a question
 
 
 @dataclass(frozen=True)
@@ -83,7 +71,7 @@ class Target:
 
 
 def target_blocks(
-    connection: Connection,
+    snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
     scope: ScopeFilter,
@@ -101,8 +89,8 @@ def target_blocks(
     own = own_scope(target, scope)
     launch = launch_blocks(target)
     used = sum(block.tokens for block in launch)
-    verified = [s for s in _samples(connection, target) if s.document_id is None]
-    whole = _whole(connection, target, own, int(budget * layout.whole), about, without)
+    verified = [s for s in _samples(snapshot, target) if s.document_id is None]
+    whole = _whole(snapshot, target, own, int(budget * layout.whole), about, without)
     if whole is not None:
         room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
         shown = _plain("\n".join(block.text for block in whole))
@@ -111,7 +99,7 @@ def target_blocks(
             target = replace(target, toolchain=replace(target.toolchain, sample=""))
         blocks = [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
     else:
-        chosen = _chosen(connection, target, layout, own, search, budget - used, about)
+        chosen = _chosen(snapshot, target, layout, own, search, budget - used, about)
         blocks = [*launch, *chosen]
     return [block for block in blocks if not without & _ids(block)]
 
@@ -160,7 +148,7 @@ def launch_blocks(target: Target) -> list[Block]:
 
 
 def _whole(
-    connection: Connection,
+    snapshot: Snapshot,
     target: Target,
     own: ScopeFilter,
     room: int,
@@ -170,26 +158,26 @@ def _whole(
     """The chip's documents in their order, or, where they take too much, those of them that are
     about the language; None where these do too, or where there are none.
     """
-    about_chip = documents_about(connection, (target.hardware.id,), own)
+    about_chip = snapshot.documents_about((target.hardware.id,), own)
     every = [document for document in about_chip if document.id not in without]
     of_language = [d for d in every if about.get(d.id, 0.0) >= ABOUT_LANGUAGE]
     for documents in (every, of_language):
         if documents and sum(d.characters for d in documents) <= room * CHARS_PER_TOKEN:
             title = WHOLE if documents == every else WHOLE_OF_LANGUAGE
-            blocks = _documents(connection, documents, own, title, without)
+            blocks = _documents(snapshot, documents, own, title, without)
             if sum(block.tokens for block in blocks) <= room:
                 return blocks
     return None
 
 
 def _documents(
-    connection: Connection,
+    snapshot: Snapshot,
     documents: Sequence[OwnDocument],
     own: ScopeFilter,
     title: str,
     without: frozenset[str],
 ) -> list[Block]:
-    every = sections_of_documents(connection, [d.id for d in documents], own)
+    every = snapshot.sections_of_documents([d.id for d in documents], own)
     sections = [s for s in every if not without & {s.id, *(p.id for p in s.passages)}]
     blocks = [plain("manual", "manual", title)]
     for document in documents:
@@ -222,7 +210,7 @@ def _document(document: OwnDocument, sections: Sequence[WholeSection]) -> Block:
 
 
 def _chosen(
-    connection: Connection,
+    snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
     own: ScopeFilter,
@@ -232,7 +220,7 @@ def _chosen(
 ) -> list[Block]:
     samples = [
         s
-        for s in _samples(connection, target)
+        for s in _samples(snapshot, target)
         if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
     ]
     kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
@@ -242,7 +230,7 @@ def _chosen(
         kernels = sample_blocks(shortest, target, 1, int(budget * layout.one_sample))
         if kernels:  # it and the names are worth more than sections
             room = int(budget * layout.share) - _tokens(kernels)
-    symbols = own_symbols(connection, target.lineage, target.language, target.access_scope)
+    symbols = own_symbols(snapshot, target.lineage, target.language, target.access_scope)
     names = [s for s in by_use(symbols, about) if s.kind != ERROR]
     # A first kernel is written like those that are shown: it needs their names in detail.
     used = names_in("\n".join(kernel.text for kernel in kernels), {s.name for s in names})
@@ -255,7 +243,7 @@ def _chosen(
     room = int(budget * layout.share) - _tokens(kernels) - _tokens(cards)
     given = {s.section_id for s in symbols if s.kind == ERROR}
     given |= {section for kernel in kernels for section in kernel.sections}
-    sections = _answers(connection, target, layout, own, search, room, about, frozenset(given))
+    sections = _answers(snapshot, target, layout, own, search, room, about, frozenset(given))
     if sections:
         head = plain("section", "sections", "## From the documents of this chip")
         sections = [head, *sections]
@@ -290,23 +278,23 @@ def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
 
 
 def own_symbols(
-    connection: Connection, lineage: Sequence[str], language: str | None, access_scope: AccessScope
+    snapshot: Snapshot, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
     """The cards of a lineage that may be of this language."""
-    cards = symbol_rows.listed(connection, lineage, access_scope=access_scope)
+    cards = snapshot.symbols(lineage, access=access_scope)
     return [card for card in cards if load_layout().may_be(card.language, language)]
 
 
 def usable_symbols(
-    connection: Connection, lineage: Sequence[str], language: str | None, access_scope: AccessScope
+    snapshot: Snapshot, lineage: Sequence[str], language: str | None, access_scope: AccessScope
 ) -> list[Symbol]:
     """What a kernel in this language may name: cards of the language that are about no chip, then
     those of the lineage, which say more of a name that both have.
     """
-    own = own_symbols(connection, lineage, language, access_scope)
+    own = own_symbols(snapshot, lineage, language, access_scope)
     if language is None or not load_layout().is_known(language):
         return own
-    every = symbol_rows.listed(connection, access_scope=access_scope)
+    every = snapshot.symbols(access=access_scope)
     return [*(card for card in every if not card.hardware and card.language == language), *own]
 
 
@@ -322,13 +310,13 @@ def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Sym
 
 
 def texts_of(
-    connection: Connection, hardware: str, access_scope: AccessScope, about: Mapping[str, float]
+    snapshot: Snapshot, hardware: str, access_scope: AccessScope, about: Mapping[str, float]
 ) -> list[str]:
     """The live text of a chip's own documents; where `about` says how much each is about the
     language, of those that are.
     """
     own = ScopeFilter((hardware,), ("hardware",), access_scope=access_scope)
-    texts = texts_about(connection, (hardware,), own)
+    texts = snapshot.texts_about((hardware,), own)
     return [text for i, text in texts.items() if not about or about.get(i, 0.0) >= ABOUT_LANGUAGE]
 
 
@@ -340,9 +328,7 @@ def by_use(symbols: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol
     return sorted(own, key=lambda s: (-about[s.document_id], s.document_title, s.ordinal))
 
 
-def language_documents(
-    connection: Connection, target: Target, own: ScopeFilter
-) -> dict[str, float]:
+def language_documents(snapshot: Snapshot, target: Target, own: ScopeFilter) -> dict[str, float]:
     """How much each document of the chip is about its language: id -> 0 to 1, 1 for the most.
 
     A document that was uploaded for the language counts 1. For the others it is the number of
@@ -350,9 +336,9 @@ def language_documents(
     each divided by the number of documents that have it: words of every language count little, and
     the chip's own names decide.
     """
-    texts = texts_about(connection, (target.hardware.id,), own)
-    declared = documents_for_language(connection, target.language)
-    code = code_in(connection, (target.hardware.id,), target.language, own)
+    texts = snapshot.texts_about((target.hardware.id,), own)
+    declared = snapshot.documents_for_language(target.language)
+    code = snapshot.code_in((target.hardware.id,), target.language, own)
     sources = [target.toolchain_sample, *code, target.language, target.hardware.id]
     sources += [signature.pattern for signature in target.hardware.signatures]
     names = {word for source in sources for word in WORD.findall(source) if len(word) > 1}
@@ -369,7 +355,7 @@ def language_documents(
 
 
 def _answers(
-    connection: Connection,
+    snapshot: Snapshot,
     target: Target,
     layout: TargetLayout,
     own: ScopeFilter,
@@ -383,9 +369,9 @@ def _answers(
     per_question: list[list[Block]] = []
     largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
     for _, query in layout.questions:
-        ranked = search(connection, query, own)
+        ranked = search(query, own)
         offered = section_blocks(
-            connection,
+            snapshot,
             ranked,
             own,
             "section",
@@ -408,11 +394,11 @@ def _answers(
 # -- kernels to start from
 
 
-def _samples(connection: Connection, target: Target) -> list[Sample]:
+def _samples(snapshot: Snapshot, target: Target) -> list[Sample]:
     """The target's samples, the most useful first: right ones of a run, the same operator, the same
     family, what the toolchain took; of equal ones the shorter.
     """
-    stored = _stored(connection, target)
+    stored = _stored(snapshot, target)
     family = op_family(target.op) if target.op else None
     by_code: dict[str, Sample] = {}
     for sample in stored:
@@ -429,11 +415,11 @@ def _samples(connection: Connection, target: Target) -> list[Sample]:
     return sorted(by_code.values(), key=lambda s: (place(s), len(s.code), s.id))
 
 
-def _stored(connection: Connection, target: Target) -> list[Sample]:
+def _stored(snapshot: Snapshot, target: Target) -> list[Sample]:
     """The stored kernels that may be in the language."""
     return [
         sample
-        for sample in sample_rows.listed(connection, target.lineage, target.access_scope)
+        for sample in snapshot.kernels(target.lineage, target.access_scope)
         if load_layout().may_be(sample.language, target.language)
         and (sample.run_id is None or sample.run_id != target.run)
     ]

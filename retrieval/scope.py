@@ -11,12 +11,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from kb.catalog.facts import Fact
-from kb.catalog.hardware import HardwareRegistry
-from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
+from kb.predicates import Value
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.language_words import is_alone
-from retrieval.layout import Layout
+from retrieval.compose.layout import Layout
+from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.request import RetrieveRequest
+from retrieval.search.language_words import is_alone
+from retrieval.snapshot.knowledge import Chips
+from retrieval.snapshot.snapshot import Snapshot
 
 RUN_EVERYWHERE = ("torch",)  # languages of programs that any chip of PyTorch's runs
 
@@ -51,9 +54,7 @@ class RequestScope:
         return tuple(name for name in languages if name not in RUN_EVERYWHERE)
 
 
-def scope_of(
-    request: RetrieveRequest, registry: HardwareRegistry, documented: Documented
-) -> RequestScope:
+def scope_of(request: RetrieveRequest, registry: Chips, documented: Documented) -> RequestScope:
     """The scope of a request; `documented` gives the languages that a hardware's own documents
     name. Raises UnknownHardware.
     """
@@ -128,7 +129,7 @@ def own_toolchain(
 
 
 def with_own_toolchain(
-    request: RetrieveRequest, scope: RequestScope, registry: HardwareRegistry, layout: Layout
+    request: RetrieveRequest, scope: RequestScope, registry: Chips, layout: Layout
 ) -> tuple[RequestScope, RetrieveRequest]:
     """With the toolchain of the chip's own language, empty where none is stated; a chip that has
     one such language is asked about it where none is named.
@@ -140,3 +141,39 @@ def with_own_toolchain(
         return scope, request
     language, toolchain = own
     return replace(scope, toolchain=toolchain), replace(request, language=language)
+
+
+@dataclass(frozen=True)
+class Place:
+    """`scope` is as the request names it, `own` with the toolchain of the chip's own language,
+    which then is `language`; facts, error texts and rules are those of the chip with its families.
+    """
+
+    scope: RequestScope
+    own: RequestScope
+    language: str | None
+    facts: Mapping[str, Value]
+    signatures: tuple[SignatureSpec, ...]
+    rules: OwnRules
+
+
+def place_of(snapshot: Snapshot, request: RetrieveRequest, layout: Layout) -> Place:
+    """The place of a request. Raises UnknownHardware."""
+    run_time = bool(request.given_signals or request.log or request.metrics)
+    access = request.access_scope
+
+    def read() -> Place:
+        chips = snapshot.knowledge.chips(access)
+        scope = scope_of(request, chips, lambda chip: snapshot.languages_of(chip, access))
+        own, named = with_own_toolchain(request, scope, chips, layout)
+        return Place(
+            scope,
+            own,
+            named.language,
+            {key: fact.value for key, fact in scope.facts.items()},
+            tuple(s for place in scope.lineage for s in chips.specs[place].signatures),
+            rules_of(chips.specs, scope.lineage),
+        )
+
+    key = (request.hardware, request.language, request.categories, access, run_time)
+    return snapshot.keep("places", key, read)

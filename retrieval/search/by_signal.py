@@ -29,14 +29,12 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import lru_cache
 
-from sqlalchemy import Connection
-
-from kb.catalog.knowledge.section_marks import Mark, section_marks
 from kb.problem_terms import canonical_op, op_family, problem_terms
 from retrieval.diagnose.signals import BROKEN, Signal
-from retrieval.language_words import foreign_words, is_alone, is_common, is_foreign_heading
-from retrieval.ranking import Ranked
-from retrieval.titles import BY_ID, Heading, Titles, calls, holds, words_of
+from retrieval.search.language_words import foreign_words, is_alone, is_common, is_foreign_heading
+from retrieval.search.ranking import Ranked
+from retrieval.search.titles import BY_ID, Heading, Titles, calls, holds, words_of
+from retrieval.snapshot.snapshot import Mark, Snapshot
 
 # Different ones in a section, from which on it is about other machines: for a GPU, a CPU or a chip
 # with a language of its own, and for one of another kind, about which there is more to show.
@@ -98,7 +96,7 @@ WEIGHTS = SectionWeights()
 
 
 def by_sections(
-    connection: Connection,
+    snapshot: Snapshot,
     ranked: Sequence[Ranked],
     signal: Signal,
     titles: Titles,
@@ -117,7 +115,7 @@ def by_sections(
     pool, rest = ranked[:POOL], ranked[POOL:]
     best = max((entry.score for entry in pool), default=0.0) or 1.0
     by_seq = {entry.seq: entry for entry in pool}
-    marks = section_marks(connection, by_seq, signal.id, move_ids)
+    marks = snapshot.marks(by_seq, signal.id, move_ids)
     sections: dict[str, list[Mark]] = {}
     for mark in marks:
         sections.setdefault(mark.section_id, []).append(mark)

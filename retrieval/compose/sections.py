@@ -12,24 +12,18 @@ import re
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
-from sqlalchemy import Connection
-
-from kb.catalog.kept import look_up
-from kb.catalog.knowledge import hits as store
-from kb.catalog.knowledge.hits import Hit
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import (
     WholeSection,
-    below,
-    parents_of,
     section_text,
-    whole_sections,
 )
+from kb.headings import below_title
 from kb.prompt_tokens import count_tokens, fits
 from kb.scope import ANY, ScopeFilter
-from retrieval.excerpts import citation
-from retrieval.ranking import Ranked
+from retrieval.search.ranking import Ranked
+from retrieval.snapshot.snapshot import Snapshot
 
 HITS = 60  # passages of a ranking that sections are made of
 PORTION = 6  # sections read at a time: a context has room for few of those that are offered
@@ -39,7 +33,6 @@ FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's headin
 SLACK = 4  # tokens by which the fences of two parts of a section may differ
 SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
 _FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
-MOST_KEPT = 5_000  # blocks, of 5 KB
 _SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
 
 Admits = Callable[[WholeSection], bool]
@@ -59,6 +52,17 @@ class Block:
     passages: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
     languages: frozenset[str] = frozenset()
+
+
+def citation(passage: Passage) -> str:
+    """Title, version, innermost headings and the printed page, as a person would cite it."""
+    where = " > ".join(below_title(passage.path[-2:], passage.document_title))
+    label = passage.page_label or (
+        str(passage.page_index + 1) if passage.page_index is not None else ""
+    )
+    page = f", p. {label}" if label else ""
+    section = f", {where}" if where else ""
+    return f"{passage.document_title} (v{passage.version}){section}{page}"
 
 
 def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: str) -> Block:
@@ -84,7 +88,7 @@ def plain(kind: str, identity: str, text: str) -> Block:
 
 
 def section_blocks(
-    connection: Connection,
+    snapshot: Snapshot,
     ranked: Sequence[Ranked],
     scope: ScopeFilter,
     kind: str,
@@ -108,16 +112,16 @@ def section_blocks(
     """
     if largest <= 0:
         return
-    best = _best_of_sections(connection, ranked, scope, excluded, prefer, floor)
+    best = _best_of_sections(snapshot, ranked, scope, excluded, prefer, floor)
     ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
-    shared = _shared_parents(connection, best) if merge else frozenset()
+    shared = _shared_parents(snapshot, best) if merge else frozenset()
     given: set[str] = set()
     refused = 0
     for start in range(0, len(ordered), PORTION):
         portion = ordered[start : start + PORTION]
-        sections = whole_sections(connection, [p.section_id for p in portion], scope)
+        sections = snapshot.sections([p.section_id for p in portion], scope)
         near = {i for s in sections.values() for i in (s.id, s.parent_id) if i in shared}
-        families = _families(connection, near, scope) if near else {}
+        families = _families(snapshot, near, scope) if near else {}
         for passage in portion:
             section = sections.get(passage.section_id)
             if section is None:
@@ -127,9 +131,7 @@ def section_blocks(
                 continue
             group = _admitted(section, family, admits, excluded)
             refused += not group
-            block = (
-                _group_block(connection, scope, kind, group, passage, largest) if group else None
-            )
+            block = _group_block(snapshot, scope, kind, group, passage, largest) if group else None
             if block is not None and not excluded & {*block.sections, *block.passages}:
                 given.add(family[0].id)
                 yield block
@@ -155,16 +157,16 @@ def _admitted(
 
 
 def _best_of_sections(
-    connection: Connection,
+    snapshot: Snapshot,
     ranked: Sequence[Ranked],
     scope: ScopeFilter,
     excluded: frozenset[str],
     prefer: Mapping[str, float] | None,
     floor: float,
-) -> dict[str, Hit]:
+) -> dict[str, Passage]:
     """The best passage of each section that is offered, by section, best first."""
-    hits = store.load(connection, [r.seq for r in ranked[:HITS]], scope)
-    best: dict[str, Hit] = {}
+    hits = snapshot.load([r.seq for r in ranked[:HITS]], scope)
+    best: dict[str, Passage] = {}
     offered = [r for r in ranked[:HITS] if r.score >= floor]
     weighed = sorted(((_score(r, hits, prefer), r) for r in offered), key=lambda w: -w[0])
     for score, entry in weighed:
@@ -176,7 +178,7 @@ def _best_of_sections(
     return best
 
 
-def _score(entry: Ranked, hits: Mapping[int, Hit], prefer: Mapping[str, float] | None) -> float:
+def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, float] | None) -> float:
     passage = hits.get(entry.seq)
     if passage is None:
         return 0.0
@@ -185,9 +187,9 @@ def _score(entry: Ranked, hits: Mapping[int, Hit], prefer: Mapping[str, float] |
     return entry.score * (LEAST_PREFERENCE + prefer.get(passage.document_id, 0.0))
 
 
-def _shared_parents(connection: Connection, section_ids: Collection[str]) -> frozenset[str]:
+def _shared_parents(snapshot: Snapshot, section_ids: Collection[str]) -> frozenset[str]:
     """The sections that several of these stand directly below, by id."""
-    parents = Counter(parents_of(connection, section_ids).values())
+    parents = Counter(snapshot.parents(section_ids).values())
     return frozenset(i for i, count in parents.items() if i is not None and count >= SIBLINGS)
 
 
@@ -221,66 +223,52 @@ class _Family:
 
 
 def _families(
-    connection: Connection, parents: Collection[str], scope: ScopeFilter
+    snapshot: Snapshot, parents: Collection[str], scope: ScopeFilter
 ) -> dict[str, _Family]:
     """The family of each of these sections; the same stand in many contexts."""
 
-    def read(keys: Sequence[tuple[object, ...]]) -> dict[tuple[object, ...], _Family]:
-        wanted = [str(key[0]) for key in keys]
-        children = below(connection, wanted)
-        ids = {*wanted, *(child for group in children.values() for child in group)}
-        texts = whole_sections(connection, ids, scope)
-        families = {}
-        for key, parent in zip(keys, wanted, strict=True):
-            group = tuple(texts[i] for i in (parent, *children.get(parent, ())) if i in texts)
-            least = sum(section.least_tokens + HEADING for section in group)
-            families[key] = _Family(group, texts[parent].level if parent in texts else 0, least)
-        return families
+    def read(parent: str) -> _Family:
+        children = snapshot.below([parent]).get(parent, [])
+        texts = snapshot.sections([parent, *children], scope)
+        group = tuple(texts[i] for i in (parent, *children) if i in texts)
+        least = sum(section.least_tokens + HEADING for section in group)
+        return _Family(group, texts[parent].level if parent in texts else 0, least)
 
-    keys = [(parent, *scope.key) for parent in sorted(parents)]
-    families = look_up(connection, "families", keys, read, most=MOST_KEPT, skills=False)
-    return {str(key[0]): family for key, family in families.items()}
+    return {
+        parent: snapshot.keep("families", (parent, scope.key), partial(read, parent))
+        for parent in sorted(parents)
+    }
 
 
 def section_block(
-    connection: Connection,
+    snapshot: Snapshot,
     scope: ScopeFilter,
     kind: str,
     section: WholeSection,
-    hit: Hit,
+    hit: Passage,
     largest: int,
 ) -> Block | None:
     """A section as a block of at most `largest` tokens, else the part around the hit."""
-    return _group_block(connection, scope, kind, (section,), hit, largest)
+    return _group_block(snapshot, scope, kind, (section,), hit, largest)
 
 
 def _group_block(
-    connection: Connection,
+    snapshot: Snapshot,
     scope: ScopeFilter,
     kind: str,
     group: Sequence[WholeSection],
-    hit: Hit,
+    hit: Passage,
     largest: int,
 ) -> Block | None:
     """The sections as a block, kept for all chips; of one that is too long, the part around the
     hit. None where not even the hit fits.
     """
     about = (kind, scope.access_scope, *(p.id for section in group for p in section.passages))
-    whole = _kept(connection, about, lambda: _whole_block(kind, group))
-    if len(group) > 1 or whole is None or whole.tokens <= largest:
+    whole = snapshot.keep("blocks", about, lambda: _whole_block(kind, group))
+    if len(group) > 1 or whole.tokens <= largest:
         return whole
-    return _kept(
-        connection,
-        (*about, hit.id, largest),
-        lambda: _part_block(kind, group[0], whole, hit, largest),
-    )
-
-
-def _kept(
-    connection: Connection, key: tuple[object, ...], make: Callable[[], Block | None]
-) -> Block | None:
-    made = look_up(connection, "blocks", [key], lambda _: {key: make()}, None, MOST_KEPT, False)
-    return made[key]
+    key = (*about, hit.id, largest)
+    return snapshot.keep("blocks", key, lambda: _part_block(kind, group[0], whole, hit, largest))
 
 
 def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
@@ -292,7 +280,7 @@ def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
 
 
 def _part_block(
-    kind: str, section: WholeSection, whole: Block, hit: Hit, largest: int
+    kind: str, section: WholeSection, whole: Block, hit: Passage, largest: int
 ) -> Block | None:
     fence = whole.tokens - section.tokens
     part = part_around(section.passages, hit, largest - fence - SLACK)
@@ -310,7 +298,7 @@ def _block(kind: str, passages: Sequence[Passage], text: str, sections: Sequence
     return replace(block, passages=ids, sections=tuple(sections), languages=languages)
 
 
-def part_around(passages: Sequence[Passage], hit: Hit, largest: int) -> list[Passage]:
+def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list[Passage]:
     """Passages around the hit that together take at most `largest` tokens, from the beginning of a
     sentence on; code and tables whole where they fit.
     """

@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from kb.answers import Move, SkillAnswer, Verdict
 from kb.prompt_tokens import count_once
-from retrieval.answer import Move, SkillAnswer, Verdict
-from retrieval.blocks import Block, plain
-from retrieval.layout import Layout
+from retrieval.compose.excerpts import Repeats
+from retrieval.compose.layout import Layout
+from retrieval.compose.sections import Block, plain
 from retrieval.lead import Lead
-from retrieval.repeats import Repeats
 from retrieval.request import Task
 
 HEADINGS = {
