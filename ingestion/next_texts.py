@@ -8,7 +8,7 @@ from __future__ import annotations
 from ingestion.turns import Waiting, allot
 from kb.catalog.engine import Catalog
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge import candidates, embeddings
+from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.embeddings import MissingText
 
 # Passages a transaction: as many as take about EMBED_SECONDS. An upload waits for the batch at
@@ -39,7 +39,7 @@ def next_texts(
     turns = jobs.turns()
     others = jobs.held_by_others(owner)
     with catalog.read() as connection:
-        pending = candidates.pending(connection, model)
+        pending = embeddings.pending(connection, model)
         waiting = []
         for document_id, left in pending.items():
             if document_id in others:

@@ -37,7 +37,8 @@ from kb.ids import sha256
 # Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
 PIPELINE = 12
 # The share of prose that passages of a reference page are given, per mille: it halves their place
-# among passages that answer a question (retrieval/search/ranking.py). Who asks for a name gets its card.
+# among passages that answer a question (retrieval/search/ranking.py). A name is answered by its
+# card.
 REFERENCE = -300
 MAX_HEADINGS = 40  # without a card, that a report names
 MAX_ROWS = 50  # of data sheets, that a report names as not read

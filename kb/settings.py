@@ -124,26 +124,10 @@ class Settings(BaseSettings):
     retrievals_at_once: int = Field(
         4,
         ge=1,
-        description="Retrievals that are computed at the same time where there are no"
-        " `answer_processes`; others wait.",
+        description="Retrievals that are computed at the same time; others wait.",
     )
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."
-    )
-    answer_processes: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Processes beside the service's own that compute retrievals, on processors of"
-        " their own, one retrieval in each at a time. Each takes some 650 MiB at 100,000 passages;"
-        " 0: the service computes all itself.",
-    )
-    orders_ahead: int = Field(
-        1500,
-        ge=0,
-        le=2000,
-        description="Answers to a signal and a chip alone that a service prepares while nobody"
-        " asks, after each change of the documents; 0: none.",
     )
     requests_per_minute: int = Field(
         3000,

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 
 from kb.answers import Answer, ContextPart, Excerpt, Move
 from kb.catalog.knowledge.symbols import Symbol
@@ -26,6 +26,7 @@ from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
+from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest
 from retrieval.scope import Place, RequestScope, place_of
 from retrieval.search.by_names import by_words
@@ -43,13 +44,13 @@ PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 @dataclass(frozen=True)
 class Means:
     """What answers are made with beside a snapshot. Without `embed` they are found by words alone,
-    and `words_only` says why. `near` searches vectors; None: those of the snapshot, exactly.
+    and `words_only` says why. `near` searches vectors in place of `Snapshot.near`.
     `withheld_share` is the share, from 0 to 1, of skills that requests of a run are not shown (see
     `skill_choice`).
     """
 
     embed: EmbedQuery | None
-    near: Near | None = None
+    near: NearIndex | None = None
     words_only: str = ""
     withheld_share: float = WITHHELD_SHARE
 
@@ -241,7 +242,7 @@ def _ranking(
     verdict = conclusion.verdict
     signals = [load_signals().get(name) for name in verdict.signal_ids]
     plan = plan_of(request, signals, load_layout().is_known)
-    near = means.near or snapshot.near
+    near = _near(snapshot, means)
     if request.in_words:
         cards = _cards(snapshot, request, scope) if scope.hardware is not None else []
         in_order = by_words(snapshot, request, cards, titles(), verdict.signal_ids)
@@ -262,6 +263,10 @@ def _ranking(
         in_order = list
 
     return lambda within: in_order(rank(snapshot, plan, within, means.embed, near))
+
+
+def _near(snapshot: Snapshot, means: Means) -> Near:
+    return snapshot.near if means.near is None else partial(means.near.nearest, snapshot)
 
 
 def _by_category(
@@ -287,7 +292,7 @@ def _search(snapshot: Snapshot, means: Means) -> Callable[[str, ScopeFilter], li
         plan = make_plan(
             query=query, log=None, metrics={}, registry=load_metrics(), signals=(), op=None
         )
-        return rank(snapshot, plan, scope, means.embed, means.near or snapshot.near)
+        return rank(snapshot, plan, scope, means.embed, _near(snapshot, means))
 
     return search
 

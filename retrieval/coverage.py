@@ -10,7 +10,7 @@ from __future__ import annotations
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -19,15 +19,12 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
-from kb.scope import AccessScope
 from retrieval.compose.layout import load_layout
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.knowledge_base import KnowledgeBase
@@ -152,7 +149,7 @@ def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
     chip = registry.resolve(hardware_id)
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()
-    counts = _counts(catalog, chip, lineage, access_scope)
+    counts = _counts(base, chip, lineage)
     by_signal = {s.id: _subject("signal", s.id, s.title, counts) for s in signals}
     by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
     known = registry.effective_facts(chip)
@@ -261,11 +258,8 @@ def load_coverage_data() -> CoverageData:
     return coverage_data_from(tomllib.loads(text), load_signals())
 
 
-FEW = 32  # chips whose counts are kept: they hold the numbers of all passages of a lineage
-
-
 def _counts(
-    catalog: Catalog, chip: str, lineage: Sequence[str], access_scope: AccessScope
+    base: KnowledgeBase, chip: str, lineage: Sequence[str]
 ) -> dict[tuple[str, str], _Count]:
     """Passages and documents by (kind, tag); ("", "") counts everything of the lineage."""
     about, tags = t.passage_hardware, t.passage_tags
@@ -284,7 +278,7 @@ def _counts(
         )
         .where(
             t.passages.c.active.is_(True),
-            visible.passages(access_scope),
+            visible.passages(base.access),
             about.c.hardware_id.in_(list(lineage)),
         )
     )
@@ -300,10 +294,9 @@ def _counts(
                     count.own.add(seq)
         return counts
 
-    with catalog.read() as connection:
-        key = (chip, tuple(lineage), access_scope)
-        kept = look_up(connection, "coverage", [key], lambda _: {key: read(connection)}, most=FEW)
-        return kept[key]
+    with base.catalog.read() as connection:
+        key = (chip, tuple(lineage), base.access)
+        return base.snapshots.current().keep("coverage", key, partial(read, connection))
 
 
 def _subject(

@@ -301,6 +301,7 @@ def delete_document(base: KnowledgeBase, document_id: str) -> DeletedDocument:
     """Once this has answered, no other answer contains anything of the document."""
     document = base.documents.get(document_id, access_scope=base.access)
     facts = base.documents.delete(document_id, access_scope=base.access).facts
+    base.snapshots.publish()  # from now on no answer has it, and no file of the snapshot
     note: str | None = None
     try:
         erased = erase_deleted(base.catalog, base.blobs)

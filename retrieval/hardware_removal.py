@@ -60,6 +60,7 @@ def remove_hardware(
         now = hardware_removal.use_of(connection, hardware_id)
         _check(hardware_id, now, False)  # uses that were added meanwhile
         removed = hardware_removal.remove(connection, hardware_id, now.shared)
+    base.snapshots.publish()
     note = None
     try:
         erase_deleted(base.catalog, base.blobs)

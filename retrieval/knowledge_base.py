@@ -18,6 +18,7 @@ from kb.catalog.knowledge.documents import Documents
 from kb.embedding import LocalEmbedder, Vectors, open_embedder
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
+from retrieval.near import NearIndex
 from retrieval.service import Retriever
 from retrieval.snapshot.store import Snapshots
 
@@ -66,12 +67,15 @@ class KnowledgeBase:
         """What answers are computed from."""
         return Snapshots(self.catalog, self.embedder.fingerprint)
 
+    near: NearIndex | None = None  # of a service with a Chroma
+
     @cached_property
     def retriever(self) -> Retriever:
         return Retriever(
             self.catalog,
             self.snapshots,
             self.embedder,
+            near=lambda: self.near,
             dense_ready=lambda: self.dense_ready,
             withheld_share=self.settings.skills_withheld_share,
         )

@@ -15,10 +15,10 @@ from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
 from kb.predicates import Value
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.compose.layout import Layout
+from retrieval.diagnose.given_profile import KnownHardware
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.request import RetrieveRequest
 from retrieval.search.language_words import is_alone
-from retrieval.snapshot.knowledge import Chips
 from retrieval.snapshot.snapshot import Snapshot
 
 RUN_EVERYWHERE = ("torch",)  # languages of programs that any chip of PyTorch's runs
@@ -54,7 +54,9 @@ class RequestScope:
         return tuple(name for name in languages if name not in RUN_EVERYWHERE)
 
 
-def scope_of(request: RetrieveRequest, registry: Chips, documented: Documented) -> RequestScope:
+def scope_of(
+    request: RetrieveRequest, registry: KnownHardware, documented: Documented
+) -> RequestScope:
     """The scope of a request; `documented` gives the languages that a hardware's own documents
     name. Raises UnknownHardware.
     """
@@ -129,7 +131,7 @@ def own_toolchain(
 
 
 def with_own_toolchain(
-    request: RetrieveRequest, scope: RequestScope, registry: Chips, layout: Layout
+    request: RetrieveRequest, scope: RequestScope, registry: KnownHardware, layout: Layout
 ) -> tuple[RequestScope, RetrieveRequest]:
     """With the toolchain of the chip's own language, empty where none is stated; a chip that has
     one such language is asked about it where none is named.

@@ -19,9 +19,9 @@ from retrieval.compose.hints import NO_INDEX, NO_VECTORS_YET
 from retrieval.compose.skill_choice import WITHHELD_SHARE
 from retrieval.diagnose.signals import load_signals
 from retrieval.journal import Journal
+from retrieval.near import NearIndex
 from retrieval.phrases import phrase_vectors
 from retrieval.request import RetrieveRequest, check_request
-from retrieval.search.ranking import Near
 from retrieval.snapshot.store import Snapshots
 from retrieval.stages import describe_answer, stage
 
@@ -40,7 +40,7 @@ class Retriever:
         catalog: Catalog,
         snapshots: Snapshots,
         embedder: Embedder,
-        near: Callable[[], Near | None] = lambda: None,
+        near: Callable[[], NearIndex | None] = lambda: None,
         dense_ready: Callable[[], bool] = lambda: True,
         withheld_share: float = WITHHELD_SHARE,
     ) -> None:

@@ -120,11 +120,6 @@ class _State(Collector):
         yield GaugeMetricFamily(
             "kernlore_passages_embedded", "Passages with a vector.", state.embedded
         )
-        yield GaugeMetricFamily(
-            "kernlore_answer_processes",
-            "Processes that answer beside the service's own.",
-            state.answer_processes,
-        )
         jobs = GaugeMetricFamily("kernlore_jobs", "Jobs by state.", labels=["state"])
         for name in _STATES:
             jobs.add_metric([name], state.jobs.get(name, 0))

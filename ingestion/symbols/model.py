@@ -40,7 +40,7 @@ from kb.catalog.knowledge.verbatim import Source
 from kb.data_dir import private_folder
 from kb.errors import KernloreError
 from kb.ids import sha256
-from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
+from kb.scope import ALL_ACCESS, AccessScope
 
 MAX_SECTION = 24_000  # characters that a model is sent
 MAX_CARDS = 60  # of one section
@@ -204,7 +204,6 @@ def _unread(
     catalog: Catalog, registry: HardwareRegistry, chip: str, access_scope: AccessScope
 ) -> tuple[list[UnreadSection], set[str]]:
     """The sections to ask about, and the names that cards have, whatever their status."""
-    own = ScopeFilter((chip,), access_scope=access_scope)
     with catalog.read() as connection:
         cards = symbols.listed(
             connection,
@@ -212,8 +211,7 @@ def _unread(
             statuses=("accepted", "proposed", "rejected"),
             access_scope=access_scope,
         )
-        documents = section_texts.documents_about(connection, (chip,), own)
-        sections = section_texts.sections_of_documents(connection, [d.id for d in documents], own)
+        sections = section_texts.sections_about(connection, chip, access_scope)
     structure = [card for card in cards if card.origin == STRUCTURE]
     # A section is asked about again after its cards were proposed: its stored answer costs nothing.
     defining, read = {card.section_id for card in structure}, {card.name for card in structure}

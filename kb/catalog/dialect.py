@@ -9,9 +9,7 @@ cannot be said once in SQL is a function here. Knows no table, except those of t
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -127,21 +125,6 @@ def insert_new(connection: Connection, table: sa.Table) -> sa.Insert:
     return table.insert().prefix_with("OR IGNORE")
 
 
-def driver_sql(connection: Connection, statement: str) -> str:
-    """A statement for `exec_driver_sql`: `?` stands for a value, and `joined(x)` for the values of
-    a group with commas between them.
-    """
-    return _driver_sql(statement, connection.dialect.name)
-
-
-@lru_cache(maxsize=64)
-def _driver_sql(statement: str, dialect: str) -> str:
-    if dialect != POSTGRESQL:
-        return statement.replace("joined(", "group_concat(")
-    statement = statement.replace("%", "%%").replace("?", "%s")
-    return re.sub(r"joined\((\S+?)\)", r"string_agg(\1::text, ',')", statement)
-
-
 def as_written(connection: Connection) -> sa.ColumnElement[int]:
     """The place of a row in its table, by which rows that never change stand as they came."""
     return sa.literal_column("ctid" if is_postgresql(connection) else "rowid")
@@ -204,11 +187,3 @@ def mark_writes(connection: Connection, table: str) -> None:
     if is_postgresql(connection):
         for statement in _MARK:
             connection.exec_driver_sql(statement.format(table=table))
-
-
-def last_writer(connection: Connection, table: str) -> int:
-    """Another number after every transaction that wrote to a table of `mark_writes`, on
-    PostgreSQL.
-    """
-    statement = f"SELECT writer FROM write_marks WHERE name = '{table}'"
-    return int(connection.exec_driver_sql(statement).scalar() or 0)

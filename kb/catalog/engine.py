@@ -10,14 +10,12 @@ import secrets
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 
 from kb.catalog.database import NAME, Database, PostgresServer, SqliteFile, damaged, store_fault
-from kb.catalog.dialect import driver_sql
-from kb.catalog.kept import Kept, attach, begin
 from kb.catalog.meta import STORE_ID, get, put
 from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
 from kb.data_dir import private_folder
@@ -73,22 +71,10 @@ class Catalog:
         """A consistent view; nothing written here is kept."""
         with self._engine.connect() as connection:
             self._database.begin_read(connection)
-            begin(connection, writes=False)
             try:
                 yield connection
             finally:
                 connection.rollback()
-
-    @contextmanager
-    def within(self, transaction: Connection | None) -> Iterator[Connection]:
-        """The view of this transaction, or one of its own where there is none: beginning one and
-        finding out what state it sees takes half a millisecond.
-        """
-        if transaction is not None:
-            yield transaction
-        else:
-            with self.read() as connection:
-                yield connection
 
     @contextmanager
     def write(self, *, rows_only: bool = False) -> Iterator[Connection]:
@@ -117,7 +103,6 @@ class Catalog:
     def _writing(self, rows_only: bool) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             self._database.begin_write(connection, rows_only)
-            begin(connection, writes=True)
             kept = False
             try:
                 yield connection
@@ -188,7 +173,6 @@ def open_place(place: str) -> Catalog:
 
 def _opened(database: Database, data_dir: Path) -> Catalog:
     engine = database.engine()
-    event.listen(engine, "connect", _keeping(Kept()))
     catalog = Catalog(database, engine, data_dir)
     try:
         database.admit(engine)
@@ -221,20 +205,6 @@ def sqlite_path(url: str) -> Path:
     return Path(database)
 
 
-def _keeping(kept: Kept) -> Any:
-    return lambda connection, record: attach(record.info, kept)
-
-
 def portions(values: Sequence[T]) -> list[Sequence[T]]:
     """The values in portions that fit into one statement's IN list."""
     return [values[n : n + _MAX_PARAMETERS] for n in range(0, len(values), _MAX_PARAMETERS)]
-
-
-def rows_of(connection: Connection, statement: str, values: Sequence[str]) -> Iterator[Any]:
-    """The rows of a statement that ends in `IN`, for these values. As text: what requests read over
-    and over takes less time than a statement that is built.
-    """
-    statement, mark = driver_sql(connection, statement), driver_sql(connection, "?")
-    for part in portions(values):
-        marks = ",".join([mark] * len(part))
-        yield from connection.exec_driver_sql(f"{statement} ({marks})", tuple(part)).all()

@@ -12,8 +12,8 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog.tables import documents, meta
 
-_SKILLS, _DOCUMENTS, _USES = "skills_revision", "documents_revision", "uses_of_skills"
-_DELETED = "deletion_revision"
+_STAMP, _TEXTS = "stamp", "texts_stamp"  # see `State`
+_SKILLS, _USES = "skills_revision", "uses_of_skills"
 STORE_ID = "store_id"  # see `Catalog.store_id`
 
 
@@ -48,26 +48,28 @@ def bump_revision(connection: Connection) -> None:
     put(connection, "revision", revision(connection) + 1)
 
 
-def bump_documents(connection: Connection, document_ids: Collection[str]) -> None:
-    """Count a change of what answers quote of these documents: their text, scopes, cards, kernels
-    or vectors.
+def bump_documents(connection: Connection, document_ids: Collection[str] = ()) -> None:
+    """Count a change of what answers quote of these documents: their text, scopes, cards or
+    kernels; without ids, that documents are gone. No answer is made from what was known before.
     """
     bump_revision(connection)
-    put(connection, _DOCUMENTS, int(get(connection, _DOCUMENTS) or 0) + 1)
-    stamp = revision(connection)
+    put(connection, _TEXTS, _stamp(connection, document_ids))
+
+
+def bump_vectors(connection: Connection, document_ids: Collection[str]) -> None:
+    """Count that passages of these documents have new vectors, which leaves the revision."""
+    _stamp(connection, document_ids)
+
+
+def _stamp(connection: Connection, document_ids: Collection[str]) -> int:
+    stamp = int(get(connection, _STAMP) or 0) + 1
+    put(connection, _STAMP, stamp)
     if document_ids:
         connection.execute(
-            documents.update()
-            .where(documents.c.id == sa.bindparam("document"))
-            .values(stamp=stamp),
-            [{"document": document_id} for document_id in sorted(document_ids)],
+            documents.update().where(documents.c.id == sa.bindparam("document")),
+            [{"document": document_id, "stamp": stamp} for document_id in sorted(document_ids)],
         )
-
-
-def bump_deletion(connection: Connection) -> None:
-    """Count that a document is gone: no answer may be made from what was known before."""
-    bump_documents(connection, ())
-    put(connection, _DELETED, revision(connection))
+    return stamp
 
 
 def bump_uses(connection: Connection) -> None:
@@ -76,24 +78,25 @@ def bump_uses(connection: Connection) -> None:
 
 
 class State(NamedTuple):
-    """What has changed how often. `deletion` is the revision of the last deletion."""
+    """Counters of changes. `stamp` grows with every change of a document or its vectors, `texts` is
+    its value at the last change of a document.
+    """
 
     revision: int
-    documents: int
+    stamp: int
+    texts: int
     skills: int
     uses: int
-    deletion: int
 
 
 def state(connection: Connection) -> State:
     """The counters of the catalog, by one statement."""
+    names = ("revision", _STAMP, _TEXTS, _SKILLS, _USES)
     # As text, because every request reads it.
     rows = connection.exec_driver_sql(
-        "SELECT key, value FROM meta WHERE key IN"
-        f" ('revision', '{_DOCUMENTS}', '{_SKILLS}', '{_USES}', '{_DELETED}')"
+        f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, names))})"
     )
     counts = {row[0]: int(row[1]) for row in rows}
-    names = ("revision", _DOCUMENTS, _SKILLS, _USES, _DELETED)
     return State(*(counts.get(name, 0) for name in names))
 
 

@@ -27,10 +27,9 @@ from urllib.parse import SplitResult, parse_qs, unquote, urlsplit
 
 import httpx
 import structlog
-from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
-from kb.catalog.knowledge import embeddings, passages
+from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreAway
@@ -98,50 +97,23 @@ class ChromaIndex:
     # -- asking
 
     def query(
-        self,
-        scopes: Sequence[str] | None,
-        vector: Vector,
-        limit: int,
-        access_scope: AccessScope = ALL_ACCESS,
-        transaction: Connection | None = None,
-    ) -> dict[int, float]:
-        """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
-        with self._catalog.within(transaction) as connection:
-            wanted = scopes if scopes is not None else embeddings.hardware_scopes(connection)
+        self, scopes: Sequence[str], vector: Vector, limit: int, access_scope: AccessScope
+    ) -> dict[str, float]:
+        """The `limit` entries of each scope nearest to a unit vector: passage id -> cosine. Some
+        may be of passages that are no longer there.
+        """
         try:
             with self._chroma.faults():
-                scores = self._nearest(wanted, vector, limit, access_scope)
+                entries = self._nearest(scopes, vector, limit, access_scope)
         except Unreadable as error:
             log.warning("vector index cannot be read, rebuilding it", error=str(error))
             self.rebuild()
-            scores = self._nearest(wanted, vector, limit, access_scope)
-        live, stale = self._live(scores, limit)
-        if stale:
-            # Entries of deleted passages stand where live ones belong.
-            self.sync(wanted)
-            live, _ = self._live(self._nearest(wanted, vector, limit, access_scope), limit)
-        ranked = sorted(live.items(), key=lambda item: (-item[1][0], item[0]))
-        return {seq: score for seq, (_, score) in ranked[:limit]}
-
-    def _live(
-        self, entries: dict[str, float], limit: int
-    ) -> tuple[dict[int, tuple[float, float]], int]:
-        """Of the `limit` best entries and those as good as the last of them, the live ones: seq ->
-        cosine, rounded and as it is; and how many are not live.
-        """
-        scores: dict[str, float] = {}
-        for entry, score in entries.items():
+            entries = self._nearest(scopes, vector, limit, access_scope)
+        cosines: dict[str, float] = {}
+        for entry, cosine in entries.items():
             passage_id = entry.partition(".")[0]
-            scores[passage_id] = max(score, scores.get(passage_id, -1.0))
-        # Rounded as in exact search, so that equal texts come in the same order.
-        rounded = {passage_id: round(score, 5) for passage_id, score in scores.items()}
-        if len(rounded) > limit:
-            least = sorted(rounded.values(), reverse=True)[limit - 1]
-            rounded = {key: value for key, value in rounded.items() if value >= least}
-        with self._catalog.read() as connection:
-            seqs = passages.sequences(connection, rounded)
-        live = {seq: (rounded[key], scores[key]) for key, seq in seqs.items()}
-        return live, len(rounded) - len(live)
+            cosines[passage_id] = max(cosine, cosines.get(passage_id, -1.0))
+        return cosines
 
     def _nearest(
         self,

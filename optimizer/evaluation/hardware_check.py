@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kb.catalog.knowledge import samples
 from kb.catalog.knowledge.samples import list_recipes
 from kb.errors import KernloreError
 from kb.hardware.spec import ToolchainSpec
@@ -286,8 +285,9 @@ def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part
     }
     with base.catalog.read() as connection:
         listed = list_recipes(connection, lineage, statuses=("proposed", "accepted"))
-        cards = own_symbols(connection, lineage, language, ALL_ACCESS)
-        kernels = samples.listed(connection, lineage)
+    snapshot = base.snapshots.current()
+    cards = own_symbols(snapshot, lineage, language, ALL_ACCESS)
+    kernels = snapshot.kernels(lineage)
     recipes = [recipe.name for recipe in listed if recipe.language == language]
     upload = f"kernlore ingest MANUAL --hardware {hardware} --category hardware"
     sampled = f"{upload}, of a manual with a code sample in {language}"

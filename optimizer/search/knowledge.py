@@ -25,8 +25,8 @@ class Query:
     a candidate that failed. `problem` holds quantities of the problem, named as in
     kb/problem_terms.toml. `roles` are those of the parameters that a proposer can change, empty
     where it can change anything. `max_tokens` bounds the answer. `task` is what the answer is for
-    (retrieval/compose/layout.py) and `draft` the source of the kernel that failed, empty where there is
-    none. `operators` are the reference's operators by torch's names and `dtypes` all element types
+    (retrieval/compose/layout.py) and `draft` the source of the kernel that failed, empty without
+    one. `operators` are the reference's operators by torch's names and `dtypes` all element types
     of the problem. `lacks` are extensions of its family that the processor here lacks
     (kb/hardware/extensions.toml).
     """

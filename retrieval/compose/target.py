@@ -14,10 +14,7 @@ from dataclasses import dataclass, replace
 
 from kb.catalog.knowledge import samples as sample_rows
 from kb.catalog.knowledge.samples import Sample
-from kb.catalog.knowledge.section_texts import (
-    OwnDocument,
-    WholeSection,
-)
+from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.headings import below_title
@@ -29,7 +26,7 @@ from retrieval.compose.layout import TargetLayout, load_layout
 from retrieval.compose.sections import Block, fenced, plain, section_blocks
 from retrieval.search.names import WORD, names_in
 from retrieval.search.ranking import Ranked
-from retrieval.snapshot.snapshot import Snapshot
+from retrieval.snapshot.snapshot import OwnDocument, Snapshot
 
 CHARS_PER_TOKEN = 6.0  # more than any text takes: a larger text is not counted to know it is large
 QUESTION_SECTIONS = 3  # of each question

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from kb.catalog.knowledge.passages import About, Passage
 from kb.catalog.knowledge.samples import Sample
-from kb.catalog.knowledge.section_texts import OwnDocument, WholeSection
+from kb.catalog.knowledge.section_texts import WholeSection
 from kb.catalog.knowledge.symbols import Symbol
 from kb.catalog.meta import State
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope, ScopeFilter
@@ -60,6 +60,16 @@ class Members(NamedTuple):
     sections: NDArray[np.int64]
     sizes: NDArray[np.int64]
     seqs: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OwnDocument:
+    """A document about a chip; `characters` counts its passages about that chip."""
+
+    id: str
+    title: str
+    source_key: str
+    characters: int
 
 
 class Mark(NamedTuple):
@@ -472,6 +482,16 @@ class Snapshot:
             for start, stop in self._runs_with_vectors(part, hardware, access)
         ]
         return _merged(best, limit)
+
+    def with_vectors(self, hardware: Sequence[str] | None, access: AccessScope) -> int:
+        """How many passages about this hardware (None: any) have a vector."""
+        runs = (run for p in self._parts for run in self._runs_with_vectors(p, hardware, access))
+        return sum(stop - start for start, stop in runs)
+
+    @cached_property
+    def hardware_scopes(self) -> tuple[str, ...]:
+        """Every hardware that passages are about, sorted; `any` among them."""
+        return tuple(sorted({chip for about in self._abouts[0] for chip in about.hardware}))
 
     def search(
         self, level: Level, tokens: Sequence[str], scope: ScopeFilter, limit: int

@@ -5,8 +5,9 @@ catalog consist. Whoever finds the catalog changed publishes: it reads the chang
 them as one segment, and replaces the manifest. Files are derived data: a missing, damaged or
 foreign folder is built anew from the catalog. Readers keep the snapshot that they have begun with.
 
-A deletion is not acknowledged before it is published (`Snapshots.publish`), and no process answers
-from a snapshot that is older than the last deletion. Nothing of a deleted document stays in a file.
+No process answers from a snapshot that is older than the last change of a text, so what was read is
+found and what was deleted is not. A deletion is published before it is acknowledged
+(`Snapshots.publish`); then nothing of the document is left in a file.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import itertools
 import json
 import os
 import secrets
+import shutil
 import threading
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -72,8 +74,8 @@ class Snapshots:
         self.cache = Cache()
 
     def current(self) -> Snapshot:
-        """The knowledge of the catalog. While another thread or process publishes a change, the
-        snapshot before it, unless something was deleted since.
+        """The knowledge of the catalog. While another thread or process publishes, that of before,
+        unless a text has changed since.
         """
         snapshot, version = self._snapshot, self._catalog.version()
         if snapshot is not None and version == self._version:
@@ -83,7 +85,7 @@ class Snapshots:
         if snapshot is not None and snapshot.state == state:
             self._version = version
             return snapshot
-        wait = snapshot is None or state.deletion > snapshot.state.revision
+        wait = snapshot is None or state.texts > snapshot.state.stamp
         if not self._lock.acquire(blocking=wait):
             assert snapshot is not None
             return snapshot
@@ -99,6 +101,13 @@ class Snapshots:
             assert snapshot is not None
             return snapshot
 
+    def rebuild(self) -> Snapshot:
+        """The same, from the catalog alone."""
+        with self._lock:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._parts, self._manifest, self._snapshot = (), "", None
+        return self.publish()
+
     # -- publishing; the caller has the lock of this process
 
     def _published(self, wait: bool) -> Snapshot | None:
@@ -110,7 +119,7 @@ class Snapshots:
             if last is not None and last.state == state:
                 self._version = version
                 return last
-            if last is None or last.state.documents != state.documents:
+            if last is None or last.state.stamp != state.stamp:
                 with self._folder_lock(wait) as locked:
                     if not locked and last is not None:
                         return last

@@ -16,8 +16,8 @@ from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
 from kb.ids import derived_id, sha256
 from kb.problem_terms import canonical_op
-from retrieval.search.names import names_in
 from retrieval.diagnose.signals import load_signals
+from retrieval.search.names import names_in
 from skills.curator.draft import CODE
 from skills.curator.mending import MOST_CHANGED, Lesson, Mend
 from skills.format.lint import Allowed, lint

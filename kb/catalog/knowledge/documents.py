@@ -4,7 +4,7 @@ passages.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,9 @@ from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.engine import Catalog, portions
 from kb.catalog.facts import Withdrawn, left_behind, withdraw
-from kb.catalog.kept import look_up
-from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.versions import check_document, deactivate
-from kb.catalog.meta import bump_deletion
+from kb.catalog.meta import bump_documents
 from kb.errors import NotFound, StoreAway
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -28,38 +27,22 @@ def languages_of(
     connection: Connection, hardware_id: str, access_scope: AccessScope
 ) -> tuple[str, ...]:
     """The languages that current documents about this very hardware name, by name."""
-
-    def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, tuple[str, ...]]]:
-        return {scope: _languages_by_hardware(connection, scope) for scope in scopes}
-
-    # Of all hardware at once: it takes hardly longer than of one.
-    kept = look_up(connection, "languages of hardware", [access_scope], read, skills=False)[
-        access_scope
-    ]
-    return kept.get(hardware_id, ())
-
-
-def _languages_by_hardware(
-    connection: Connection, access_scope: AccessScope
-) -> dict[str, tuple[str, ...]]:
     about, spoken = t.document_scopes.alias(), t.document_scopes.alias()
     rows = connection.execute(
-        sa.select(about.c.value.label("hardware"), spoken.c.value)
+        sa.select(spoken.c.value)
         .distinct()
         .join(about, about.c.document_id == spoken.c.document_id)
         .join(t.documents, t.documents.c.id == spoken.c.document_id)
         .where(
             spoken.c.kind == "language",
             about.c.kind == "hardware",
+            about.c.value == hardware_id,
             visible.documents(access_scope),
             t.documents.c.current_version_id.is_not(None),
         )
         .order_by(spoken.c.value)
     )
-    languages: dict[str, list[str]] = {}
-    for row in rows:
-        languages.setdefault(row.hardware, []).append(row.value)
-    return {hardware_id: tuple(names) for hardware_id, names in languages.items()}
+    return tuple(rows.scalars())
 
 
 @dataclass(frozen=True)
@@ -246,7 +229,7 @@ class Documents:
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
             embeddings.delete_unused(connection, texts)
             owe_erasure(connection, keys)
-            bump_deletion(connection)
+            bump_documents(connection)
             return Deleted(unused_blobs(connection, keys), withdrawn)
 
     def sections(
@@ -415,34 +398,6 @@ def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Versio
     return chosen
 
 
-# -- known ids: Which ids name something of the catalog's documents that a caller may see.
-
-
-def unknown_ids(connection: Connection, ids: Iterable[str], access: AccessScope) -> list[str]:
-    """Those of the ids that are no passage, section, document, card or kernel, of any version, that
-    the caller may see; in their order.
-    """
-    wanted = list(dict.fromkeys(ids))
-    known: set[str] = set()
-    passages = visible.passages(access)
-    for part in portions(wanted):
-        for query in (
-            sa.select(t.passages.c.id).where(t.passages.c.id.in_(part), passages),
-            sa.select(t.passages.c.section_id).where(t.passages.c.section_id.in_(part), passages),
-            sa.select(t.documents.c.id).where(
-                t.documents.c.id.in_(part), visible.documents(access)
-            ),
-            sa.select(t.symbols.c.id).where(
-                t.symbols.c.id.in_(part), visible.read_from(t.symbols, access)
-            ),
-            sa.select(t.samples.c.id).where(
-                t.samples.c.id.in_(part), visible.read_from(t.samples, access)
-            ),
-        ):
-            known.update(connection.execute(query).scalars())
-    return [i for i in wanted if i not in known]
-
-
 # -- erasure: Text of deleted documents leaves every file of the data directory.
 
 _OWED = "erasures_owed"  # keys of stored files; None: nothing
@@ -525,7 +480,6 @@ def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
         except StoreAway as error:
             away = error  # the words go all the same
         meta.put(connection, _COUNT, count_erasures(connection) + 1)
-        lexical.merge(connection)
     if not catalog.empty_log():
         return False
     if away is not None:

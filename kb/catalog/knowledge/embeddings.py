@@ -6,7 +6,7 @@ Stored as little-endian float32 of unit length. Knows nothing about models or ne
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -20,7 +20,6 @@ from kb import clock
 from kb.catalog import dialect
 from kb.catalog import tables as t
 from kb.catalog.engine import portions
-from kb.catalog.kept import revision_of, seen_by
 from kb.embedding import embedding_text
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -189,24 +188,6 @@ def counts(connection: Connection, model: str) -> tuple[int, int]:
     return int(embedded), int(total)
 
 
-def by_sequence(connection: Connection, model: str, seqs: Iterable[int]) -> dict[int, Vector]:
-    """Vectors of passages by their number; passages not embedded yet are left out."""
-    wanted = list(seqs)
-    vectors: dict[int, Vector] = {}
-    for part in portions(wanted):
-        rows = connection.execute(
-            sa.select(t.passages.c.seq, t.embeddings.c.vector)
-            .join(t.embeddings, t.embeddings.c.text_sha256 == t.passages.c.embed_sha256)
-            .where(
-                t.passages.c.seq.in_(part),
-                t.embeddings.c.model_fingerprint == model,
-            )
-        )
-        for seq, vector in rows:
-            vectors[seq] = np.frombuffer(vector, "<f4")
-    return vectors
-
-
 @dataclass(frozen=True)
 class ScopeVectors:
     """All vectors of one hardware scope: `ids[i]` and `seqs[i]` belong to row i of `matrix` (n,
@@ -260,19 +241,18 @@ def hardware_scopes(connection: Connection, access_scope: AccessScope = ALL_ACCE
     )
 
 
-def text_scopes(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:
-    """Hardware scopes of the active passages that have one of these texts."""
-    scopes: set[str] = set()
+def documents_of(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:
+    """Documents with current passages that have one of these texts."""
+    documents: set[str] = set()
     for part in portions(text_sha256s):
-        scopes |= set(
+        documents |= set(
             connection.execute(
-                sa.select(t.passage_hardware.c.hardware_id)
+                sa.select(t.passages.c.document_id)
                 .distinct()
-                .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
                 .where(t.passages.c.embed_sha256.in_(part), t.passages.c.active.is_(True))
             ).scalars()
         )
-    return scopes
+    return documents
 
 
 def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[str]:
@@ -288,21 +268,3 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
             ).scalars()
         )
     return scopes
-
-
-def index_state(connection: Connection) -> tuple[int, int]:
-    """Changes whenever a search over vectors could: (revision, newest vector)."""
-    return revision_of(connection), newest(connection)
-
-
-def newest(connection: Connection) -> int:
-    """The number of the newest vector, or on PostgreSQL of who wrote one last; 0 without one. A
-    transaction reads it once.
-    """
-
-    def read() -> int:
-        if dialect.is_postgresql(connection):
-            return dialect.last_writer(connection, "embeddings")
-        return int(connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar() or 0)
-
-    return seen_by(connection, "newest vector", read)

@@ -18,7 +18,6 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge.symbols import document_hardware
 from kb.catalog.meta import bump_documents, bump_revision
 from kb.errors import NotFound
@@ -227,12 +226,7 @@ def listed(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Sample]:
     """Active samples, those of runs first; with `hardware`, those about one of these ids."""
-    if access_scope != ALL_ACCESS:
-        samples = _read(connection, access_scope)
-    else:
-        samples = look_up(connection, "samples", ["all"], lambda _: {"all": _read(connection)})[
-            "all"
-        ]
+    samples = _read(connection, access_scope)
     if hardware is not None:
         wanted = set(hardware)
         samples = [s for s in samples if set(s.hardware) & wanted]

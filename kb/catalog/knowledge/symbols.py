@@ -20,7 +20,6 @@ from sqlalchemy import Connection
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog, portions
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.verbatim import Source
 from kb.catalog.knowledge.versions import check_document
@@ -446,15 +445,7 @@ def listed(
     Without `statuses`, only accepted ones: what was
     read from structure, and what a person has accepted of a model's proposals.
     """
-    whole = names is None and section is None and access_scope == ALL_ACCESS
-    if whole and statuses == ACCEPTED:
-        # Proposals come without a new revision; accepted cards change with it alone.
-        kept = look_up(
-            connection, "symbols", ["accepted"], lambda _: {"accepted": _read(connection)}
-        )
-        symbols = kept["accepted"]
-    else:
-        symbols = _read(connection, names, section, statuses, access_scope)
+    symbols = _read(connection, names, section, statuses, access_scope)
     if hardware is not None:
         symbols = [s for s in symbols if set(s.hardware) & set(hardware)]
     return sorted(symbols, key=lambda s: (s.document_title, s.document_id, s.ordinal))

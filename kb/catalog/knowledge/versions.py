@@ -9,25 +9,22 @@ Knows nothing about parsing or embedding.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
-import structlog
 from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog, portions
-from kb.catalog.knowledge import corrections, lexical
-from kb.catalog.meta import bump_documents, bump_revision
+from kb.catalog.engine import portions
+from kb.catalog.knowledge import corrections
+from kb.catalog.meta import bump_documents
 from kb.embedding import embedding_text
 from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
-from kb.tokens import shadow
 
 
 @dataclass(frozen=True)
@@ -111,7 +108,7 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     if not first:
         connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
     fixes = corrections.load(connection, document.id)
-    hardware, languages = _document_scope(connection, document.id)
+    hardware = _document_hardware(connection, document.id)
     narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
     section_rows = _insert_sections(connection, version, content.sections, narrowed)
     scopes = [own or tuple(hardware) for own in narrowed]
@@ -126,14 +123,13 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
         connection.execute(
             t.passages.update().where(t.passages.c.version_id == version_id).values(active=False)
         )
-        return len(passages)
-    _index(connection, document, content, passages, section_rows, scopes, languages)
+        return passages
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
         values["title"] = content.title
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     bump_documents(connection, [document.id])
-    return len(passages)
+    return passages
 
 
 def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
@@ -215,31 +211,14 @@ def standing(connection: Connection, passage_id: str, access_scope: AccessScope)
 
 def deactivate(connection: Connection, document_id: str) -> None:
     """Take the document's passages out of every search; the rows stay."""
-    seqs = connection.execute(
-        sa.select(t.passages.c.seq).where(
-            t.passages.c.document_id == document_id, t.passages.c.active.is_(True)
-        )
-    ).scalars()
-    passage_seqs = list(seqs)
-    section_seqs = list(
-        connection.execute(
-            sa.select(t.sections.c.seq)
-            .distinct()
-            .join(t.passages, t.passages.c.section_id == t.sections.c.id)
-            .where(t.passages.c.document_id == document_id, t.passages.c.active.is_(True))
-        ).scalars()
-    )
-    lexical.delete(connection, "passage", passage_seqs)
-    lexical.delete(connection, "section", section_seqs)
     connection.execute(
         t.passages.update().where(t.passages.c.document_id == document_id).values(active=False)
     )
 
 
-def _document_scope(connection: Connection, document_id: str) -> tuple[list[str], list[str]]:
-    rows = sorted(scopes_of(connection, document_id))
-    hardware = [value for kind, value in rows if kind == "hardware"] or [ANY]
-    return hardware, [value for kind, value in rows if kind == "language"]
+def _document_hardware(connection: Connection, document_id: str) -> list[str]:
+    scopes = scopes_of(connection, document_id)
+    return sorted(value for kind, value in scopes if kind == "hardware") or [ANY]
 
 
 def _insert_sections(
@@ -274,14 +253,6 @@ def _insert_sections(
     return list(zip(seqs, ids, strict=True))
 
 
-@dataclass(frozen=True)
-class _Stored:
-    seq: int
-    section: int
-    searched: str  # lead and text
-    hardware: tuple[str, ...]
-
-
 def _insert_passages(
     connection: Connection,
     version: sa.Row[Any],
@@ -290,8 +261,8 @@ def _insert_passages(
     sections: Sequence[tuple[int, SectionId]],
     scopes: Sequence[tuple[str, ...]],
     fixes: corrections.Corrections,
-) -> list[_Stored]:
-    rows, tag_rows, hardware_rows, stored = [], [], [], []
+) -> int:
+    rows, tag_rows, hardware_rows = [], [], []
     for n, draft in enumerate(content.passages):
         fix = fixes.passage(sha256(draft.text))
         text = fix.text if fix.text is not None else draft.text
@@ -321,7 +292,6 @@ def _insert_passages(
                 {"passage_id": passage_id, "kind": kind, "value": value, "origin": origin}
             )
         hardware_rows += [{"passage_id": passage_id, "hardware_id": h} for h in hardware]
-        stored.append((draft.section, f"{draft.lead}\n{text}", hardware))
     for table, values in (
         (t.passages, rows),
         (t.passage_tags, tag_rows),
@@ -329,12 +299,7 @@ def _insert_passages(
     ):
         if values:
             connection.execute(table.insert(), values)
-    seqs = connection.execute(
-        sa.select(t.passages.c.seq)
-        .where(t.passages.c.version_id == version.id)
-        .order_by(t.passages.c.ordinal)
-    ).scalars()
-    return [_Stored(seq, *parts) for seq, parts in zip(seqs, stored, strict=True)]
+    return len(rows)
 
 
 def _draft_values(draft: PassageDraft) -> dict[str, Any]:
@@ -350,54 +315,6 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
         "page_label": first.get("page_label"),
         "prose": draft.prose,
     }
-
-
-def _index(
-    connection: Connection,
-    document: sa.Row[Any],
-    content: VersionContent,
-    passages: Sequence[_Stored],
-    sections: Sequence[tuple[int, SectionId]],
-    scopes: Sequence[tuple[str, ...]],
-    languages: Sequence[str],
-) -> None:
-    """Write the two lexical levels of a version."""
-    by_section: dict[int, list[_Stored]] = defaultdict(list)
-    for passage in passages:
-        by_section[passage.section].append(passage)
-    passage_rows: list[lexical.LexicalRow] = []
-    section_rows: list[lexical.LexicalRow] = []
-    for section, members in by_section.items():
-        bodies = [shadow(member.searched) for member in members]
-        in_section, whole = lexical_rows(
-            seq=sections[section][0],
-            heading=shadow(" ".join(content.sections[section].path[-3:])),
-            members=[(m.seq, m.hardware, body) for m, body in zip(members, bodies, strict=True)],
-            section_hardware=scopes[section],
-            scope_parts=(languages, document.category, document.access_scope),
-        )
-        passage_rows += in_section
-        section_rows.append(whole)
-    lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(connection, "section", section_rows)
-
-
-def lexical_rows(
-    *,
-    seq: int,
-    heading: str,
-    members: Sequence[tuple[int, Sequence[str], str]],
-    section_hardware: Sequence[str],
-    scope_parts: tuple[Sequence[str], str, str],
-) -> tuple[list[lexical.LexicalRow], lexical.LexicalRow]:
-    """The rows of a section's passages, and its own. members: (seq, hardware, shadow text)."""
-    passage_rows = [
-        lexical.LexicalRow(passage_seq, lexical.row_scope(hardware, *scope_parts), heading, body)
-        for passage_seq, hardware, body in members
-    ]
-    scope = lexical.row_scope(section_hardware, *scope_parts)
-    text = " ".join(body for _, _, body in members)
-    return passage_rows, lexical.LexicalRow(seq, scope, heading, text)
 
 
 # -- identity: Whether an upload is a new document, a new version, unchanged, or a copy of another
@@ -624,19 +541,6 @@ def _stage(connection: Connection, document_id: str, source: Source) -> VersionI
     return version_id
 
 
-# -- reindexing: Writing lexical rows anew from live passages: of one section after a correction,
-
-log = structlog.get_logger(__name__)
-
-_MEMBERS = (
-    sa.select(
-        t.passages, t.documents.c.category, t.sections.c.path, t.sections.c.seq.label("section_seq")
-    )
-    .join(t.documents, t.documents.c.id == t.passages.c.document_id)
-    .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-)
-
-
 def hardware_of(connection: Connection, ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """Scopes of passages; the row `any` reads as no scope at all only at the doors, not here."""
     scopes: dict[str, list[str]] = {}
@@ -648,74 +552,3 @@ def hardware_of(connection: Connection, ids: Iterable[str]) -> dict[str, tuple[s
         ):
             scopes.setdefault(row.passage_id, []).append(row.hardware_id)
     return {key: tuple(values) for key, values in scopes.items()}
-
-
-def reindex_section(connection: Connection, section_id: str) -> None:
-    """Write the lexical rows of one live section anew from its passages."""
-    rows = list(
-        connection.execute(
-            _MEMBERS.where(
-                t.passages.c.section_id == section_id, t.passages.c.active.is_(True)
-            ).order_by(t.passages.c.ordinal)
-        )
-    )
-    if not rows:
-        return
-    hardware = hardware_of(connection, [row.id for row in rows])
-    first = rows[0]
-    scopes = scopes_of(connection, first.document_id)
-    section_scope = connection.execute(
-        sa.select(t.sections.c.hardware_scope).where(t.sections.c.id == section_id)
-    ).scalar()
-    document_scope = sorted(value for kind, value in scopes if kind == "hardware") or [ANY]
-    seqs = [row.seq for row in rows]
-    lexical.delete(connection, "passage", seqs)
-    lexical.delete(connection, "section", [first.section_seq])
-    passage_rows, section_row = lexical_rows(
-        seq=first.section_seq,
-        heading=shadow(" ".join(first.path[-3:])),
-        members=[
-            (row.seq, hardware.get(row.id, ()), shadow(f"{row.lead}\n{row.text}")) for row in rows
-        ],
-        section_hardware=section_scope or document_scope,
-        scope_parts=(
-            sorted(value for kind, value in scopes if kind == "language"),
-            first.category,
-            first.access_scope,
-        ),
-    )
-    lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(connection, "section", [section_row])
-
-
-def repair_lexical(catalog: Catalog) -> bool:
-    """Write the lexical index anew where it is missing, damaged, or not that of the live passages;
-    whether it was.
-    """
-    active = t.passages.c.active.is_(True)
-    live = sa.select(sa.func.count()).where(active)
-    sections = sa.select(sa.func.count(sa.distinct(t.passages.c.section_id))).where(active)
-    with catalog.write() as connection:
-        if lexical.is_whole(
-            connection,
-            {
-                "passage": connection.execute(live).scalar_one(),
-                "section": connection.execute(sections).scalar_one(),
-            },
-        ):
-            return False
-        rebuild_lexical(connection)
-    log.warning("lexical index was not whole, rebuilt it")
-    return True
-
-
-def rebuild_lexical(connection: Connection) -> int:
-    """Write the whole lexical index anew from the live passages; returns how many there are."""
-    lexical.create(connection)
-    sections = connection.execute(
-        sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
-    ).scalars()
-    for section_id in list(sections):
-        reindex_section(connection, section_id)
-    bump_revision(connection)
-    return lexical.count(connection, "passage")

@@ -59,8 +59,8 @@ def _keep(
     shapes = tuple(f"{t.name} {t.dtype} {list(t.shape)}" for t in case.signature.tensors)
     cycles = [t.cycles for t in node.evaluation.timings if t.cycles is not None]
     took = f", {cycles[0]} cycles in the simulator" if cycles else ""
+    cards = own_symbols(base.snapshots.current(), hardware.lineage, language, ALL_ACCESS)
     with base.catalog.write() as connection:
-        cards = own_symbols(connection, hardware.lineage, language, ALL_ACCESS)
         return samples.add_verified(
             connection,
             VerifiedKernel(

@@ -11,10 +11,6 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from sqlalchemy import Connection
-
-from kb.catalog.knowledge import passages
-from kb.catalog.knowledge.section_texts import whole_sections
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import ALL_ACCESS, ANY, ScopeFilter
 from optimizer.evaluation.bundle import Bundle
@@ -22,8 +18,8 @@ from optimizer.search.bench.local import Place
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import HardwareView, ProblemView
 from retrieval.compose.cards import symbol_line
-from retrieval.compose.sections import citation
 from retrieval.compose.layout import load_layout
+from retrieval.compose.sections import citation
 from retrieval.compose.target import (
     Target,
     language_documents,
@@ -36,6 +32,7 @@ from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 from retrieval.scope import own_toolchain
 from retrieval.search.names import search_symbols, unknown_line, unknown_names
+from retrieval.snapshot.snapshot import Snapshot
 
 SYMBOLS = 6  # of one look-up
 EXCERPTS = 5  # of one search
@@ -64,8 +61,8 @@ class ModelTools:
     def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
         """The cards that a name or a few words mean, best first."""
         language = self._hardware.languages[0]
-        with self._base.catalog.read() as connection:
-            cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
+        snapshot = self._base.snapshots.current()
+        cards = usable_symbols(snapshot, self._hardware.lineage, language, ALL_ACCESS)
         return [
             Excerpt(
                 card.id,
@@ -83,15 +80,15 @@ class ModelTools:
         language = self._hardware.languages[0]
         if language in load_layout().known_languages:
             return ""
-        with self._base.catalog.read() as connection:
-            about = self._about_language(connection)
-            cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
-            cards = of_language(cards, about)
-            spoken = texts_of(connection, self._hardware.id, ALL_ACCESS, about)
+        snapshot = self._base.snapshots.current()
+        about = self._about_language(snapshot)
+        cards = usable_symbols(snapshot, self._hardware.lineage, language, ALL_ACCESS)
+        cards = of_language(cards, about)
+        spoken = texts_of(snapshot, self._hardware.id, ALL_ACCESS, about)
         embed = self._embed if self._base.dense_ready else None
         return "\n".join(map(unknown_line, unknown_names(source, cards, embed, spoken)))
 
-    def _about_language(self, connection: Connection) -> Mapping[str, float]:
+    def _about_language(self, snapshot: Snapshot) -> Mapping[str, float]:
         """How much each document of the chip is about the language; nothing where the chip has no
         toolchain of its own."""
         if self._about is None:
@@ -103,7 +100,7 @@ class ModelTools:
                 spec = specs[self._hardware.id]
                 target = Target(spec, lineage, language, own[1], None, ALL_ACCESS, None)
                 scope = ScopeFilter((spec.id,), ("hardware",))
-                self._about = language_documents(connection, target, scope)
+                self._about = language_documents(snapshot, target, scope)
         return self._about
 
     def search_manual(self, query: str) -> Sequence[Excerpt]:
@@ -124,16 +121,15 @@ class ModelTools:
 
     def read_section(self, id: str) -> Excerpt:
         """The whole section that an excerpt was taken from. Raises NotFound."""
-        with self._base.catalog.read() as connection:
-            passage = passages.get(connection, id, ALL_ACCESS)
-            scope = ScopeFilter((*self._hardware.lineage, ANY))
-            section = whole_sections(connection, [passage.section_id], scope).get(
-                passage.section_id
-            )
-        if section is None:
+        snapshot = self._base.snapshots.current()
+        scope = ScopeFilter((*self._hardware.lineage, ANY))
+        found = snapshot.load(snapshot.numbers([id]).values(), scope)
+        if not found:
             raise NotFound(
-                f"{id} is not about this hardware", hint="Take an id from search_manual."
+                f"no passage {id} about this hardware", hint="Take an id from search_manual."
             )
+        [passage] = found.values()
+        section = snapshot.sections([passage.section_id], scope)[passage.section_id]
         title = f"{passage.document_title}: {' > '.join(passage.path)}"
         return Excerpt(id, title, section.text, citation(passage))
 
