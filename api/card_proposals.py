@@ -13,9 +13,9 @@ from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.llm.asker import (
     CallFailed,
+    ChatReply,
     LitellmAsker,
     RateLimit,
-    Reply,
     load,
 )
 from optimizer.search.synthesizers.llm.settings import (
@@ -40,7 +40,7 @@ class SectionModel:
     name: str
     asker: LitellmAsker
 
-    def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> Reply:
+    def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> ChatReply:
         """The model's reply. Raises Unavailable where there is none."""
         try:
             return self.asker.ask(messages, tools)

@@ -40,7 +40,7 @@ from kb.catalog.knowledge.documents import erase_deleted, remove_orphan_facts
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma import parse_address
-from kb.memory import collect_once_and_freeze, give_back, share_arenas
+from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from kb.answers import Answer
     from kb.cluster import Cluster
     from optimizer.evaluation.queue import EvaluationQueue
-    from optimizer.search.runs.processes import RunProcesses
+    from optimizer.search.runs.processes import ServiceRuns
     from skills.trajectories.queue import TrajectoryQueue
 
 FOLLOW_SECONDS = 0.5  # between two looks at whether the catalog has changed
@@ -108,7 +108,7 @@ class Running:
     """What a service runs beside its requests."""
 
     evaluations: EvaluationQueue
-    runs: RunProcesses
+    runs: ServiceRuns
     trajectories: TrajectoryQueue
     background: Background | None  # None where the services of a command are lent
 
@@ -345,7 +345,7 @@ class Background:
         # A second thread of a product of numpy waits for the next product by spinning: of two
         # processors that takes the time in which another request is answered.
         threadpool_limits(1, user_api="blas")
-        share_arenas()
+        limit_arenas()
         # Before the first request: a chip that is built in is never an unknown one.
         if loaded_by_newer(services.catalog, product_version()) is None:
             self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
@@ -447,7 +447,7 @@ class Background:
                 if last is None:
                     collect_once_and_freeze()
                 if snapshot is not last:
-                    give_back()
+                    return_freed_memory()
                 last = snapshot
             except Exception:  # the thread's boundary: requests publish for themselves
                 log.exception("the snapshot cannot be brought up to date")

@@ -85,10 +85,21 @@ def measured_rooms() -> dict[str, Room]:
     }
 
 
-def recorded_rooms() -> dict[str, Room]:
-    """The sizes in rooms.toml, which a room may not exceed without a reason there."""
-    recorded = tomllib.loads(ROOMS_FILE.read_text(encoding="utf-8"))
-    return {name: Room(room["files"], room["lines"]) for name, room in recorded.items()}
+def room_limits() -> dict[str, Room]:
+    """The sizes that rooms.toml records, with every rise that has a reason.
+
+    Raises ValueError where a rise has none.
+    """
+    limits = {}
+    for name, room in tomllib.loads(ROOMS_FILE.read_text(encoding="utf-8")).items():
+        raised = room.get("raised", [])
+        if any(not entry.get("why", "").strip() for entry in raised):
+            raise ValueError(f"{ROOMS_FILE.name}: a rise of {name} has no `why`")
+        limits[name] = Room(
+            room["files"] + sum(entry.get("files", 0) for entry in raised),
+            room["lines"] + sum(entry.get("lines", 0) for entry in raised),
+        )
+    return limits
 
 
 def shape_rows() -> Iterator[tuple[str, str]]:

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 
-from ingestion.elements import Element, Table
-from ingestion.formats.tables import render_table
+from ingestion.elements import Element, Table, render_table
 
 LINE_CHARS = 40_000  # about 100 passages
 

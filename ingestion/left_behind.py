@@ -49,4 +49,6 @@ def retry_read(catalog: Catalog, jobs: Jobs) -> None:
 
 def _fail_version(connection: Connection, job: Job) -> None:
     """Not staged any more: the same file may be sent again and is then read."""
-    versions.fail(connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})})
+    versions.fail_version(
+        connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})}
+    )

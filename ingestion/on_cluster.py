@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ingestion.on_node import File, NotRead, Reading, ReadsOtherwise, embed, read_file
 from ingestion.read import ReadDocument
-from kb.cluster import NODE_ID, Cluster, Sent, WorkLost
+from kb.cluster import NODE_ID, Cluster, SentTask, WorkLost
 from kb.errors import Unavailable
 from kb.hardware.spec import HardwareSpec
 
@@ -55,7 +55,7 @@ class ClusterReading:
         """What a file yields. Raises what its parser raised, and Unavailable."""
         known = self._known(specs)
 
-        def send() -> Sent:
+        def send() -> SentTask:
             return self._send(read_file, known, file, name=f"read {file.name[:60]}")
 
         answer = self._answered(send, send())
@@ -75,10 +75,10 @@ class ClusterReading:
                 vectors += self._answered(send, first)
         finally:
             for first in sent:
-                self._cluster.forget(first)
+                self._cluster.finish(first)
         return vectors
 
-    def _embedding(self, texts: Sequence[str]) -> Callable[[], Sent]:
+    def _embedding(self, texts: Sequence[str]) -> Callable[[], SentTask]:
         return lambda: self._send(embed, list(texts), name=f"embed {len(texts)} texts")
 
     def _known(self, specs: Mapping[str, HardwareSpec]) -> Any:
@@ -88,7 +88,7 @@ class ClusterReading:
                 self._specs = specs, self._cluster.put(dict(specs))
             return self._specs[1]
 
-    def _send(self, work: Callable[..., Any], *arguments: Any, name: str) -> Sent:
+    def _send(self, work: Callable[..., Any], *arguments: Any, name: str) -> SentTask:
         options: dict[str, Any] = {"num_cpus": 1}
         with self._changing:
             if self._without:
@@ -96,7 +96,7 @@ class ClusterReading:
                 options["label_selector"] = {NODE_ID: f"!in({excluded})"}
         return self._cluster.send(work, self._reading, *arguments, name=name, options=options)
 
-    def _answered(self, send: Callable[[], Sent], sent: Sent) -> Any:
+    def _answered(self, send: Callable[[], SentTask], sent: SentTask) -> Any:
         """The answer, of another node where one is lost or is none of those that read alike."""
         lost = 0
         while True:
@@ -113,12 +113,12 @@ class ClusterReading:
                     return answer
                 self._leave_out(answer)
             finally:
-                self._cluster.forget(sent)
+                self._cluster.finish(sent)
             sent = send()
 
-    def _wait(self, sent: Sent) -> None:
+    def _wait(self, sent: SentTask) -> None:
         waited = without_node = 0.0
-        while not sent.answered(LOOK_SECONDS):
+        while not sent.wait_for_value(LOOK_SECONDS):
             waited += LOOK_SECONDS
             without_node = 0.0 if self._living() else without_node + LOOK_SECONDS
             if self._cluster.closed or without_node > NO_NODE_SECONDS or waited > LONGEST_SECONDS:

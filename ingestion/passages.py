@@ -21,8 +21,7 @@ from functools import partial
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestion.elements import Box, Element, ElementKind, Table
-from ingestion.formats.tables import render_table
+from ingestion.elements import Box, Element, ElementKind, Table, render_table
 from kb.embedding import Embedder, header_text
 
 MAX_HEADING = 300  # characters; a longer "heading" is a paragraph that a parser mistook

@@ -16,7 +16,7 @@ from ingestion.job_report import progress_of
 from ingestion.read import ReadDocument
 from ingestion.shipped_samples import believed
 from kb.catalog import tables as t
-from kb.catalog.facts import Fact, outdated, withdraw_proposals
+from kb.catalog.facts import Fact, outdated_facts, withdraw_proposals
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import corrections, likeness, versions
 from kb.catalog.knowledge.moves import replace_document_moves
@@ -60,7 +60,7 @@ def store_version(
     said = likeness.remarks(connection, version.id, earlier) if earlier and current else []
     if current and not first:
         said += corrections.remarks(corrections.unfit(connection, version.document_id))
-        said += outdated_remarks(outdated(connection, document_id=version.document_id))
+        said += outdated_remarks(outdated_facts(connection, document_id=version.document_id))
     return progress_of(read, said, facts_proposed=proposed, passages=passages)
 
 

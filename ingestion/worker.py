@@ -377,7 +377,7 @@ class Worker:
         telemetry.describe({}, failed=str(error["code"]))
 
         def write(connection: sa.Connection) -> None:
-            versions.fail(connection, version_id, {"error": error})
+            versions.fail_version(connection, version_id, {"error": error})
             self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
 
         try:

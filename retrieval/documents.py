@@ -19,7 +19,7 @@ from kb.catalog.knowledge.documents import Document, Section, Version, erase_del
 from kb.catalog.knowledge.moves import StoredMove
 from kb.catalog.knowledge.passages import Passage, Patch
 from kb.catalog.knowledge.samples import RecipeStatus, StoredRecipe, decide_recipe, list_recipes
-from kb.catalog.knowledge.versions import check_document, standing
+from kb.catalog.knowledge.versions import check_document, succession_of
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
 from kb.plain import Doc
@@ -300,7 +300,7 @@ def drop_correction(base: KnowledgeBase, document_id: str, correction_id: str) -
 def delete_document(base: KnowledgeBase, document_id: str) -> DeletedDocument:
     """Once this has answered, no other answer contains anything of the document."""
     document = base.documents.get(document_id, access_scope=base.access)
-    facts = base.documents.delete(document_id, access_scope=base.access).facts
+    facts = base.documents.delete(document_id, access_scope=base.access)
     base.snapshots.publish()  # from now on no answer has it, and no file of the snapshot
     note: str | None = None
     try:
@@ -379,7 +379,7 @@ def show_passage(base: KnowledgeBase, passage_id: str) -> OnePassage:
     document is `superseded`, with the id of its `current_passage` where that is known."""
     with base.catalog.read() as connection:
         passage = passage_rows.get(connection, passage_id, base.access)
-        place = standing(connection, passage_id, base.access)
+        place = succession_of(connection, passage_id, base.access)
     return OnePassage(
         **_shown(passage), superseded=place.superseded, current_passage=place.successor
     )

@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from kb.catalog import hardware as hardware_removal
-from kb.catalog.hardware import Use
+from kb.catalog.hardware import HardwareUse, remove_hardware_rows, use_of_hardware
 from kb.catalog.knowledge.documents import erase_deleted
 from kb.errors import Conflict, StoreAway
 from kb.hardware.spec import is_shipped
@@ -53,13 +52,13 @@ def remove_hardware(
             " out, set KERNLORE_KNOWLEDGE_DIR, and remove it then.",
         )
     with base.catalog.read() as connection:
-        use = hardware_removal.use_of(connection, hardware_id)
+        use = use_of_hardware(connection, hardware_id)
     _check(hardware_id, use, with_documents)
     deleted = [delete_document(base, document_id) for document_id in use.documents]
     with base.catalog.write() as connection:
-        now = hardware_removal.use_of(connection, hardware_id)
+        now = use_of_hardware(connection, hardware_id)
         _check(hardware_id, now, False)  # uses that were added meanwhile
-        removed = hardware_removal.remove(connection, hardware_id, now.shared)
+        removed = remove_hardware_rows(connection, hardware_id, now.shared)
     base.snapshots.publish()
     note = None
     try:
@@ -78,7 +77,7 @@ def remove_hardware(
     )
 
 
-def _check(hardware_id: str, use: Use, with_documents: bool) -> None:
+def _check(hardware_id: str, use: HardwareUse, with_documents: bool) -> None:
     """Raise Conflict for the first thing that still uses it."""
     for ids, what, hint in (
         (

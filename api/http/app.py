@@ -52,7 +52,7 @@ from kb.catalog.keys import RequestCounts
 from kb.errors import Unavailable
 from kb.settings import Settings, product_version
 from optimizer.evaluation.queue import EvaluationQueue
-from optimizer.search.runs.processes import RunProcesses
+from optimizer.search.runs.processes import ServiceRuns
 from skills.trajectories.queue import TrajectoryQueue
 
 log = structlog.get_logger(__name__)
@@ -148,7 +148,7 @@ async def _queues(services: Services, background: Background | None) -> AsyncIte
     """What operations start beside a request, while the services are open."""
     evaluations = EvaluationQueue(services, evaluate_processes())
     evaluations.open()
-    runs = RunProcesses(services, RUN_COMMAND)
+    runs = ServiceRuns(services, RUN_COMMAND)
     trajectories = TrajectoryQueue(services, evaluations)
     trajectories.wake()  # an earlier service may have left some
     services.running = Running(evaluations, runs, trajectories, background)

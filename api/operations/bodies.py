@@ -20,7 +20,7 @@ from pydantic import (
 )
 
 from kb.errors import InvalidRequest
-from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
+from skills.trajectories.external import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 MAX_SOURCE = 4_000_000
 

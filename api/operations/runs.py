@@ -25,16 +25,16 @@ from optimizer.search.runs.run_store import (
 )
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS
 from retrieval.request import MAX_TOKENS
-from skills.trajectories.reviews import FlaggedNode, FlaggedNodes, flagged_nodes, review_node
+from skills.trajectories.reading import FlaggedNode, FlaggedNodes, flagged_nodes, review_node
 
 if TYPE_CHECKING:
-    from optimizer.search.runs.processes import RunProcesses
+    from optimizer.search.runs.processes import ServiceRuns
 
 declared = partial(operation, tag="runs")
 _ANY_GOAL = GoalBody.model_validate({})
 
 
-def _processes(services: Services, run_id: str) -> RunProcesses:
+def _processes(services: Services, run_id: str) -> ServiceRuns:
     """The runs of the service. Raises NotFound for a run that the caller may not see."""
     if services.access.restricted:
         runs.run_store(services).run(run_id)

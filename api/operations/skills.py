@@ -21,10 +21,9 @@ from api.services import Services
 from kb.catalog.skills import SkillEvent
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc
-from skills.format.folders import MAX_BYTES, packed, placed, unpacked
+from skills.format.skillfile import MAX_BYTES, packed, placed, unpacked
 from skills.lifecycle import Wanted, change_state
-from skills.revising import Revision
-from skills.skill_library import Imported, SkillDetail, SkillSummary
+from skills.skill_library import Imported, Revision, SkillDetail, SkillSummary
 
 declared = partial(operation, tag="skills")
 

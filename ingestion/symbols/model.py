@@ -25,7 +25,6 @@ from ingestion.symbols.drafts import (
     MAX_OPERAND,
     MAX_OPERANDS,
     MAX_SIGNATURE,
-    Kind,
     bounded,
     cut,
 )
@@ -35,7 +34,7 @@ from ingestion.symbols.usage import MAX_EXAMPLE
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import section_texts, symbols
-from kb.catalog.knowledge.symbols import STRUCTURE, ProposedCard, check_proposal
+from kb.catalog.knowledge.symbols import STRUCTURE, CardKind, ProposedCard, check_proposal
 from kb.catalog.knowledge.verbatim import Source
 from kb.data_dir import private_folder
 from kb.errors import KernloreError
@@ -44,7 +43,7 @@ from kb.scope import ALL_ACCESS, AccessScope
 
 MAX_SECTION = 24_000  # characters that a model is sent
 MAX_CARDS = 60  # of one section
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[CardKind, ...] = get_args(CardKind)
 
 _TEXT = {"type": "string"}
 CARD_SCHEMA: Mapping[str, Any] = {

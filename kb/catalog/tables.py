@@ -46,11 +46,9 @@ def id_column() -> Column[str]:
     return Column("id", String, primary_key=True)
 
 
-def ref(name: str, target: str, *, nullable: bool = False, index: bool = True) -> Column[str]:
-    """A foreign key that goes away with what it points to."""
-    return Column(
-        name, String, ForeignKey(target, ondelete="CASCADE"), nullable=nullable, index=index
-    )
+def ref(name: str, target: str, *, index: bool = True) -> Column[str]:
+    """A foreign key; the row is deleted with the one it points to."""
+    return Column(name, String, ForeignKey(target, ondelete="CASCADE"), nullable=False, index=index)
 
 
 def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
@@ -59,7 +57,7 @@ def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
 
 
 def scope() -> Column[str]:
-    """Who may read the row; "all" until there are accounts."""
+    """The owner of the row; "all" by default."""
     return Column("access_scope", String, nullable=False, server_default=text("'all'"))
 
 
@@ -86,7 +84,7 @@ documents = Table(
     Column("category", String, nullable=False),
     Column("origin", String, nullable=False),  # builtin | upload
     Column("current_version_id", String, nullable=True),
-    # the catalog's revision when what answers quote of it last changed
+    # a counter of changes (kb.catalog.meta) when what answers quote of it last changed
     Column("stamp", Integer, nullable=False, server_default=text("0")),
     when(),
     when("updated_at"),
@@ -146,7 +144,7 @@ sections = Table(
 passages = Table(
     "passages",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=True),
+    Column("seq", Integer, primary_key=True, autoincrement=True),  # rowid of the lexical index
     Column("id", String, nullable=False, unique=True),
     ref("document_id", "documents.id"),
     ref("version_id", "document_versions.id"),
@@ -353,7 +351,7 @@ facts = Table(
     Column("date", String, nullable=True),
     Column("note", String, nullable=True),
     Column("formula", String, nullable=True),
-    Column("subject", String, nullable=True),  # what names the subject: a header, or a chip
+    Column("subject", String, nullable=True),  # names the subject: a header, or a chip
     Column("document_id", String, nullable=True, index=True),
     Column("version_id", String, nullable=True),
     Column("page_index", Integer, nullable=True),
@@ -496,7 +494,7 @@ evaluation_cases = Table(
     Index("ix_warm_start", "op_family", "dtype", "hardware_id", "shape_bucket", "speedup_low"),
 )
 
-# What people answered to integrity flags that wait for them. Rows are added, never changed.
+# Answers of people to integrity flags. Rows are added, never changed.
 evaluation_reviews = Table(
     "evaluation_reviews",
     metadata,
@@ -601,7 +599,7 @@ outcomes = Table(
     json("used", default="[]"),
     Column("correct", Boolean, nullable=True),
     Column("speedup", Float, nullable=True),
-    Column("baseline_speedup", Float, nullable=True),  # of what was there before, same reference
+    Column("baseline_speedup", Float, nullable=True),  # of the parent kernel, same reference
     Column("gain", Float, nullable=True),  # speedup over baseline_speedup
     Column("helped", Integer, nullable=True),  # 1, 0 or unknown
     Column("note", String, nullable=True),
@@ -759,7 +757,7 @@ work = Table(
     when("finished_at", nullable=True),
     scope(),
     # Of jobs of documents:
-    Column("group_id", String, nullable=True),  # names what was sent together
+    Column("group_id", String, nullable=True),  # of one upload
     Column("share", String, nullable=False, server_default=""),  # shares take turns
     Column("behind", Boolean, nullable=False, server_default=false()),  # after all others
     Column("passages", Integer, nullable=True),  # None until the document was read
@@ -770,7 +768,7 @@ work = Table(
     Index(None, "group_id", "created_at"),
 )
 
-# What a run asks an external optimizer, and the answer.
+# Contexts that a run sends to an external optimizer, and the answers.
 run_mail = Table(
     "run_mail",
     metadata,

@@ -19,9 +19,9 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
-from optimizer.search.propose import Task, compose_context, query, roles_of, tree_before
+from optimizer.search.propose import SearchTask, compose_context, query, roles_of, tree_before
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Context, ProposalFailed, Synthesizer
+from optimizer.search.synthesizers.base import ProposalContext, ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
 
 CHANGED = "the knowledge has changed since"
@@ -57,7 +57,7 @@ class Attribution:
 
 
 def attribution(
-    tree: Tree, task: Task, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
+    tree: Tree, task: SearchTask, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
 ) -> list[Attribution]:
     """An attribution for every node that was shown knowledge. `synthesizers` must be configured as
     in the run."""
@@ -77,7 +77,7 @@ def attribution(
 
 
 def _told(
-    tree: Tree, node: Node, task: Task, synthesizer: Synthesizer | None, answer: Knowledge
+    tree: Tree, node: Node, task: SearchTask, synthesizer: Synthesizer | None, answer: Knowledge
 ) -> Attribution:
     assert node.proposal is not None and node.parent is not None
     attribution = Attribution(node.number, _shown(node))
@@ -123,7 +123,7 @@ def _shown(node: Node) -> tuple[str, ...]:
     return (*node.shown.moves, *node.shown.skills, *node.shown.excerpts)
 
 
-def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
+def _bundle(synthesizer: Synthesizer, context: ProposalContext) -> str | None:
     """SHA-256 of the bundle that it proposes for this context; None for no proposal."""
     try:
         proposal = synthesizer.propose(context)
@@ -145,7 +145,7 @@ def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
         yield excerpt.id, excerpt.text
 
 
-def _added(tree: Tree, node: Node, task: Task) -> str:
+def _added(tree: Tree, node: Node, task: SearchTask) -> str:
     """Lines that the candidate has and its parent has not."""
     assert node.proposal is not None and node.parent is not None
     parent = tree[node.parent].proposal

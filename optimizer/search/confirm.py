@@ -17,8 +17,7 @@ from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import BRIEFLY, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
-from optimizer.search.rough import rough_best
-from optimizer.search.tree import BY_COMMANDS, Tree
+from optimizer.search.tree import BY_COMMANDS, Tree, rough_best
 
 FINALISTS = 2
 UNTRIED = "nothing was tried"  # how the reason begins where there was no candidate
@@ -40,7 +39,7 @@ class Confirming(Protocol):
 
 
 @dataclass(frozen=True)
-class Figure:
+class CaseFigure:
     """A case of the final measurement: its speed-up and the times of a call in microseconds.
     `held_out` is set where the search never saw the case."""
 
@@ -52,7 +51,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The result of a run.
 
     `node` is the number of the winner; it is None where nothing beats the reference for certain,
@@ -69,7 +68,7 @@ class Outcome:
     gain: Interval | None
     reason: str
     inherited: Interval | None = None
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[CaseFigure, ...] = ()
     notes: tuple[str, ...] = field(default=())
     over: str = "the reference"
     clock: str = "wall"
@@ -89,14 +88,14 @@ def confirm(
     most: int = FINALISTS,
     left: Callable[[], float] = lambda: math.inf,
     untried: Callable[[], str] = lambda: UNTRIED,
-) -> Outcome:
+) -> RunOutcome:
     """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
     with. most: finalists. left: seconds that are left; the best finalist is measured at least once,
     and what is not begun, because it would not end in time, is noted. untried: the reason to give
     where there was no candidate."""
     notes: list[str] = []
     wrong: list[int] = []
-    best: Outcome | None = None
+    best: RunOutcome | None = None
     chosen = finalists(tree)[:most]
     took = 0.0  # seconds of the last round, which the next may take too
     for node in chosen:
@@ -110,7 +109,7 @@ def confirm(
     right = best_so_far(tree, wrong)
     number = right.number if right is not None else None
     if best is None and (reason := _not_measured(tree, chosen, untried)):
-        return Outcome(
+        return RunOutcome(
             None, None, reason, inherited, (), tuple(notes), measured=False, best_so_far=number
         )
     if best is None or _low(best) <= 1.0:
@@ -120,23 +119,23 @@ def confirm(
         elif right is not None:
             reason += f"; best: {candidate_text(tree, right, over)}"
         figures = best.figures if best is not None else ()
-        return Outcome(None, None, reason, inherited, figures, tuple(notes), best_so_far=number)
-    return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
+        return RunOutcome(None, None, reason, inherited, figures, tuple(notes), best_so_far=number)
+    return RunOutcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
 
 
-def not_confirmed(tree: Tree, why: str, over: str = "the reference") -> Outcome:
+def not_confirmed(tree: Tree, why: str, over: str = "the reference") -> RunOutcome:
     """The outcome of a run whose winner was not measured again, for the reason `why`: no gain, and
     the best candidate so far."""
     best = best_so_far(tree)
     if best is None:
-        return Outcome(None, None, why, _inherited(tree), over=over, measured=False)
+        return RunOutcome(None, None, why, _inherited(tree), over=over, measured=False)
     reason = f"{why}; best so far: {candidate_text(tree, best, over)}"
-    return Outcome(
+    return RunOutcome(
         None, None, reason, _inherited(tree), over=over, measured=False, best_so_far=best.number
     )
 
 
-def so_far(tree: Tree, why: str) -> Outcome:
+def so_far(tree: Tree, why: str) -> RunOutcome:
     """The outcome of a stored run without a result, for the reason `why`. What its figures are over
     and their clock are read from its rows."""
     evaluations = [node.evaluation for node in tree if node.evaluation is not None]
@@ -229,7 +228,7 @@ def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
     return (1 + again) * max(took[-RECENT:], default=0.0)
 
 
-def _low(outcome: Outcome) -> float:
+def _low(outcome: RunOutcome) -> float:
     return outcome.gain.low if outcome.gain is not None else 0.0
 
 
@@ -239,12 +238,12 @@ def _measured(
     notes: list[str],
     wrong: list[int],
     left: Callable[[], float],
-) -> tuple[Outcome | None, float]:
+) -> tuple[RunOutcome | None, float]:
     """The searched cases in ROUNDS of fresh processes, the held-out ones once, and the seconds of
     the longest round. `wrong` gets the number of a node that fails on fresh values."""
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
-    figures: list[Figure] = []
+    figures: list[CaseFigure] = []
     took = 0.0
     for held_out in (*[False] * ROUNDS, True):
         if rounds and left() <= took:
@@ -282,21 +281,21 @@ def _measured(
         return None, took
     searched = [_joined(timings) for timings in by_case.values()]
     gain = combined([(figure.speedup, 1.0) for figure in searched])
-    return Outcome(node.number, gain, "", figures=(*searched, *figures)), took
+    return RunOutcome(node.number, gain, "", figures=(*searched, *figures)), took
 
 
-def _joined(timings: Sequence[CaseTiming]) -> Figure:
+def _joined(timings: Sequence[CaseTiming]) -> CaseFigure:
     """Several measurements of one case, in processes of their own."""
     intervals = [(t.speedup, 1.0) for t in timings if t.speedup is not None]
     last = timings[-1]
-    return Figure(
+    return CaseFigure(
         last.case, False, combined(intervals), last.candidate_us or 0.0, last.baseline_us or 0.0
     )
 
 
-def _figure(timing: CaseTiming, held_out: bool) -> Figure:
+def _figure(timing: CaseTiming, held_out: bool) -> CaseFigure:
     assert timing.speedup is not None
-    return Figure(
+    return CaseFigure(
         timing.case,
         held_out,
         timing.speedup,
@@ -305,13 +304,13 @@ def _figure(timing: CaseTiming, held_out: bool) -> Figure:
     )
 
 
-def outcome_from_json(result: Mapping[str, Any]) -> Outcome:
+def outcome_from_json(result: Mapping[str, Any]) -> RunOutcome:
     """Read the outcome that `Outcome.as_json` wrote."""
     figures = tuple(
-        Figure(**{**figure, "speedup": Interval(**figure["speedup"])})
+        CaseFigure(**{**figure, "speedup": Interval(**figure["speedup"])})
         for figure in result["figures"]
     )
-    return Outcome(
+    return RunOutcome(
         result["node"],
         Interval(**result["gain"]) if result["gain"] else None,
         result["reason"],

@@ -6,13 +6,13 @@ snapshot of a portable session stand behind it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.search.records import Shown
+from optimizer.search.records import Node, ShownIds
 
 Number = float | str
 
@@ -110,9 +110,9 @@ class Knowledge:
     situation: str = ""
     parts: tuple[str, ...] = ()
 
-    def shown(self) -> Shown:
+    def shown(self) -> ShownIds:
         """The ids of everything in the answer, as a node records them."""
-        return Shown(
+        return ShownIds(
             self.retrieval_id,
             tuple(dict.fromkeys([*(excerpt.id for excerpt in self.excerpts), *self.parts])),
             tuple(move.id for move in self.moves),
@@ -191,3 +191,88 @@ def _decided(move: Move, known: Bindings) -> Move:
     if not move.when:
         return move
     return replace(move, applies=compile_predicate(move.when).evaluate(known).value)
+
+
+# -- snapshot: Knowledge for a machine without the knowledge base: answers fetched ahead, one for
+
+KEPT_EXCERPTS = 3
+BEGINNING = ""  # stands for the signal of a query that has none
+Ask = Callable[[Query], Knowledge]
+
+
+@dataclass
+class KnowledgeSnapshot:
+    """The knowledge that a session takes along.
+
+    `excerpts` holds rows by signal. `answers` holds rows by operator, then by signal, without
+    excerpts and facts and with skills by name only; `texts` holds the text of each skill.
+    """
+
+    excerpts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON that `SnapshotKnowledge` reads."""
+        return asdict(self)
+
+
+def take_snapshot(
+    consult: Ask, moves: Ask, signals: Sequence[str], operators: Sequence[str], template: Query
+) -> KnowledgeSnapshot:
+    """Fetch the answers for these signals and operators.
+
+    `consult` answers with excerpts too, `moves` with moves and skills alone. `template` is the
+    query without signal and operator.
+    """
+    snapshot = KnowledgeSnapshot()
+    for signal in signals:
+        excerpts = consult(replace(template, signals=(signal,), op="")).excerpts[:KEPT_EXCERPTS]
+        if excerpts:
+            snapshot.excerpts[signal] = [asdict(excerpt) for excerpt in excerpts]
+    for op in dict.fromkeys(operators):
+        verdicts: dict[str, tuple[str, ...]] = {signal: (signal,) for signal in signals}
+        verdicts[BEGINNING] = ()
+        snapshot.answers[op] = {
+            key: _kept(moves(replace(template, signals=named, op=op)), snapshot.texts)
+            for key, named in verdicts.items()
+        }
+    return snapshot
+
+
+def _kept(answer: Knowledge, texts: dict[str, str]) -> dict[str, Any]:
+    """The answer's row without the parts that are stored elsewhere in the session."""
+    texts.update({skill.name: skill.text for skill in answer.skills})
+    bare = tuple(replace(skill, text="") for skill in answer.skills)
+    return replace(answer, excerpts=(), facts={}, skills=bare).as_json()
+
+
+class SnapshotKnowledge:
+    """A `KnowledgeSource` over the JSON of a snapshot; an empty one knows the facts alone."""
+
+    def __init__(
+        self, snapshot: Mapping[str, Any], op: str, facts: Mapping[str, float | str]
+    ) -> None:
+        self._facts = dict(facts)
+        answers = snapshot.get("answers", {}).get(op, {})
+        self._answers = {
+            signal: self._whole(snapshot, signal, answers[signal]) for signal in answers
+        }
+
+    def _whole(self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]) -> Knowledge:
+        answer = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
+        skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in answer.skills)
+        return replace(answer, skills=skills, facts=self._facts)
+
+    def consult(self, query: Query) -> Knowledge:
+        """The answer for the leading signal that there is one for, its moves decided with the
+        verdict's metrics."""
+        signals = query.signals or (BEGINNING,)
+        leading = next((signal for signal in signals if signal in self._answers), None)
+        if leading is None:
+            return Knowledge(facts=self._facts)
+        answer = self._answers[leading]
+        return replace(answer, moves=applicable_moves(answer.moves, query, self._facts))
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """Do nothing: the nodes carry the result, and importing the session reports it."""

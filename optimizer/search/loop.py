@@ -10,25 +10,35 @@ first changes nothing.
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kb import telemetry
-from optimizer.evaluation.records import Evaluation
-from optimizer.search.confirm import last_seconds
-from optimizer.search.evaluate import Bench, evaluate_all
-from optimizer.search.goal import Goal, reason_to_stop
+from kb.errors import KernloreError, NotFound, Unavailable
+from optimizer.evaluation.records import BRIEFLY, Evaluation
+from optimizer.search.confirm import UNTRIED, last_seconds
+from optimizer.search.goal import Goal, minutes_are_over, reason_to_stop
 from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
-from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, without_evaluation
-from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
+from optimizer.search.propose import (
+    NOTHING_LEFT,
+    SILENT_IN_A_ROW,
+    Proposer,
+    SearchTask,
+    without_evaluation,
+)
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, NodeState, Proposal
 from optimizer.search.store import RunRow, RunStore
 from optimizer.search.synthesizers.base import (
     Asking,
-    Context,
     HardwareView,
     ProblemView,
+    ProposalContext,
+    ProposalFailed,
+    SaysWhy,
     Synthesizer,
 )
 from optimizer.search.tree import Tree
@@ -83,7 +93,7 @@ class Search:
         if not self.goal.knowledge:
             self.knowledge = NoKnowledge()
         self.tree = Tree(self.store.nodes(self.row.id))
-        task = Task(self.row.id, self.goal, self.problem, self.hardware)
+        task = SearchTask(self.row.id, self.goal, self.problem, self.hardware)
         self._proposer = Proposer(task, self.synthesizers, self.knowledge, self.listener.log)
         self._proposer.recall(self.tree)
         self._known = len(self.tree)
@@ -155,7 +165,7 @@ class Search:
         reserve = last_seconds(tree) if self.goal.minutes is not None else 0.0
         return reason_to_stop(self.goal, counted, self.seconds + self.spent, reserve)
 
-    def first_context(self) -> Context:
+    def first_context(self) -> ProposalContext:
         """What the next candidate from the reference is made from."""
         return self._proposer.context(self.tree, REFERENCE)
 
@@ -251,3 +261,228 @@ class Search:
         self.store.add(self.row.id, node)
         self.tree.add(node)
         self.listener.node(node, self.tree)
+
+
+# -- evaluate: Evaluates candidates, several side by side where the bench can, and tries again wha
+
+ATTEMPTS = 3  # of one evaluation, where the machine or the infrastructure failed
+Log = Callable[[str], None]
+
+
+class Bench(Protocol):
+    """Measures candidates. `at_once` threads may call it at the same time."""
+
+    @property
+    def at_once(self) -> int:
+        """How many evaluations run side by side without disturbing each other: devices of the
+        target, or runs of a simulator whose time is not wall time."""
+        ...
+
+    def reference(self) -> Evaluation:
+        """Evaluate the problem's own reference; its verdict says what bounds it."""
+        ...
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate. Raises KernloreError or OSError where the infrastructure failed."""
+        ...
+
+
+def evaluate_with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
+    """The node with its evaluation, tried up to ATTEMPTS times where the machine was busy (once,
+    where it is timed briefly) or the infrastructure broke.
+
+    `log` takes a message for each failure; `seconds` is the clock of the run, in seconds since it
+    began.
+    """
+    assert node.proposal is not None
+    about: dict[str, telemetry.Value] = {
+        "kernlore.node": node.number,
+        "kernlore.proposer": node.proposal.synthesizer,
+    }
+    with telemetry.span("node: evaluate", about):
+        evaluated = _evaluated(bench, node, log, seconds)
+        telemetry.describe({"kernlore.verdict": evaluated.verdict})
+    return evaluated
+
+
+def _evaluated(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
+    assert node.proposal is not None
+    problem = ""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            evaluation = bench.evaluate(node.proposal)
+        except (KernloreError, OSError) as error:
+            problem = str(error)
+            log(f"node {node.number}: {problem}; trying again")
+            continue
+        state: NodeState = "evaluated"
+        if evaluation.correct and evaluation.timing == "repeat":
+            state = "unmeasured"
+        last = attempt == ATTEMPTS or BRIEFLY in evaluation.notes
+        if state == "evaluated" or last:
+            node = replace(node, state=state, evaluation=evaluation, attempts=attempt)
+            return replace(node, at=seconds())
+    return replace(node, state="failed", attempts=ATTEMPTS, problem=problem, at=seconds())
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """An exception that ends the run, from a thread that measured."""
+
+    error: BaseException
+
+
+def evaluate_all(
+    bench: Bench, nodes: Sequence[Node], log: Log, seconds: Callable[[], float]
+) -> list[Node]:
+    """Evaluate nodes, each in a thread of its own, and return them in their order. A single node
+    stays in the calling thread."""
+    if len(nodes) < 2:
+        return [evaluate_with_retries(bench, node, log, seconds) for node in nodes]
+    messages: queue.SimpleQueue[Node | str | _Raised] = queue.SimpleQueue()
+
+    def measure(node: Node) -> None:
+        try:
+            messages.put(evaluate_with_retries(bench, node, messages.put, seconds))
+        except BaseException as error:  # carried over to the thread that waits
+            messages.put(_Raised(error))
+
+    for node in nodes:
+        name = f"evaluate-{node.number}"
+        measuring = telemetry.carried(measure)
+        threading.Thread(target=measuring, args=(node,), name=name, daemon=True).start()
+    done: dict[int, Node] = {}
+    while len(done) < len(nodes):
+        message = messages.get()
+        if isinstance(message, _Raised):
+            raise message.error
+        if isinstance(message, str):
+            log(message)
+        else:
+            done[message.number] = message
+    return [done[node.number] for node in nodes]
+
+
+class ReplayBench:
+    """A bench that answers from the stored evaluations of a run instead of a device: with the same
+    goal and seed the search gives the same tree again."""
+
+    at_once: int
+
+    def __init__(self, nodes: Iterable[Node], at_once: int = 1) -> None:
+        """`at_once` is how many candidates the run's bench evaluated side by side."""
+        self.at_once = at_once
+        self._reference: Evaluation | None = None
+        self._nodes: dict[str, Node] = {}
+        for node in nodes:
+            if node.number == REFERENCE:
+                self._reference = node.evaluation
+            elif node.proposal is not None and node.state != "duplicate":
+                self._nodes[node.proposal.bundle.sha256] = node
+
+    def reference(self) -> Evaluation:
+        """The stored evaluation of the reference. Raises NotFound."""
+        if self._reference is None:
+            raise _absent("its reference")
+        return self._reference
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        """The stored evaluation of the same bundle. Raises NotFound for a bundle that the run never
+        had, Unavailable where the run's own evaluation failed."""
+        node = self._nodes.get(proposal.bundle.sha256)
+        if node is None:
+            raise _absent(f"bundle {proposal.bundle.sha256[:12]}")
+        if node.evaluation is None:
+            raise Unavailable(node.problem, hint="The run had no result for it either.")
+        return node.evaluation
+
+
+def _absent(what: str) -> NotFound:
+    return NotFound(
+        f"the run has no evaluation of {what}",
+        hint="Replay with the goal, the seed and the proposers of the run itself.",
+    )
+
+
+# -- untried: Why a search tried nothing: no proposer has a candidate, or its time was over before
+
+SHORTEST = 1.0  # seconds: what took less is not mentioned
+
+
+@dataclass
+class Stages:
+    """Seconds of each stage of getting ready, in the order in which they ended."""
+
+    clock: Callable[[], float] = time.monotonic
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._last = self.clock()
+
+    def ended(self, stage: str) -> None:
+        """What was done since the last stage ended was this one."""
+        now = self.clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Seconds of all of them."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class UnusedProposer:
+    """A proposer that the goal leaves out, and what would bring it in."""
+
+    synthesizer: Synthesizer
+    remedy: str
+
+
+def why_untried(
+    search: Search,
+    ended: str,
+    stages: Mapping[str, float],
+    left_out: Callable[[], Sequence[UnusedProposer]] = tuple,
+) -> str:
+    """The reason to give for a search that ended, for the reason `ended`, without a candidate.
+
+    `stages` are seconds of getting ready. `left_out` is called, and its proposers are asked, only
+    where no candidate exists.
+    """
+    if minutes_are_over(search.goal, ended):
+        return f"{UNTRIED}: {_no_time(search, stages)}"
+    if ended != NOTHING_LEFT:
+        return UNTRIED
+    asked = "; ".join(_nothing_of(synthesizer) for synthesizer in search.synthesizers)
+    context = search.first_context()
+    others = [other for other in left_out() if _has_one(other.synthesizer, context)]
+    brings = [f"{o.synthesizer.name}, which was not asked, has one: {o.remedy}" for o in others]
+    brings.append(
+        "a language model (--models) or a proposer of your own (POST /runs) can write one"
+    )
+    return f"{UNTRIED}: no candidate exists. Asked: {asked or 'nobody'}. " + "; ".join(brings)
+
+
+def _no_time(search: Search, stages: Mapping[str, float]) -> str:
+    spent = dict(stages) or {"getting ready": search.spent}
+    reference = search.tree.root.at if len(search.tree) else 0.0
+    spent["the reference"] = spent.get("the reference", 0.0) + reference
+    spent["looking for a candidate"] = search.seconds - reference
+    parts = sorted(spent.items(), key=lambda part: -part[1])
+    long = [f"{stage} ({seconds:.0f} s)" for stage, seconds in parts if seconds >= SHORTEST]
+    went = f"; it went to {', '.join(long)}" if long else ""
+    return f"the time was over before the first candidate{went}; give more (--minutes)"
+
+
+def _nothing_of(synthesizer: Synthesizer) -> str:
+    why = synthesizer.nothing_because if isinstance(synthesizer, SaysWhy) else ""
+    return f"{synthesizer.name} ({why})" if why else synthesizer.name
+
+
+def _has_one(synthesizer: Synthesizer, context: ProposalContext) -> bool:
+    try:
+        return synthesizer.propose(context) is not None
+    except ProposalFailed:
+        return False

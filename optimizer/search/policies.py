@@ -22,10 +22,10 @@ TOURNAMENT = 3
 MIGRATE_EVERY = 10  # candidates
 EXPLORE = 0.7
 
-__all__ = ["POLICY_OF", "BestFirst", "Evolutionary", "Policy", "TreeSearch"]
+__all__ = ["POLICY_OF", "BestFirst", "Evolutionary", "SearchPolicy", "TreeSearch"]
 
 
-class Policy(Protocol):
+class SearchPolicy(Protocol):
     """Chooses the parent of the next candidate."""
 
     def __init__(self) -> None: ...
@@ -151,7 +151,7 @@ class TreeSearch:
         return 0
 
 
-POLICY_OF: Mapping[PolicyName, type[Policy]] = {
+POLICY_OF: Mapping[PolicyName, type[SearchPolicy]] = {
     "best-first": BestFirst,
     "mcts": TreeSearch,
     "evolutionary": Evolutionary,

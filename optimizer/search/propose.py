@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from optimizer.evaluation.records import EvaluationVerdict
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
-from optimizer.search.policies import POLICY_OF, Policy
-from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, Shown
+from optimizer.search.policies import POLICY_OF, SearchPolicy
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, ShownIds
 from optimizer.search.synthesizers.base import (
-    Context,
     HardwareView,
     OfRoles,
     ProblemView,
+    ProposalContext,
     ProposalFailed,
     ReadsContext,
     Synthesizer,
@@ -38,7 +38,7 @@ Pair = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """The part of the context that every proposal of a run shares."""
 
     run_id: str
@@ -52,7 +52,7 @@ class Proposer:
 
     def __init__(
         self,
-        task: Task,
+        task: SearchTask,
         synthesizers: Sequence[Synthesizer],
         knowledge: KnowledgeSource,
         log: Callable[[str], None],
@@ -62,7 +62,7 @@ class Proposer:
         self._knowledge = knowledge
         self._roles = roles_of(synthesizers, task.problem)
         self._log = log
-        self._policy: Policy = POLICY_OF[task.goal.policy]()
+        self._policy: SearchPolicy = POLICY_OF[task.goal.policy]()
         self._max_tokens = context_tokens(synthesizers)
         # By parent, whether it is packed for a reader, and the last failure from the parent.
         self._known: dict[tuple[int, bool, int], Knowledge] = {}
@@ -91,7 +91,7 @@ class Proposer:
         self,
         tree: Tree,
         proposal: Proposal,
-        shown: Shown | None = None,
+        shown: ShownIds | None = None,
         *,
         inherited: bool = False,
         exhausted: Sequence[Pair] = (),
@@ -105,7 +105,7 @@ class Proposer:
             state=IN_FLIGHT if same is None else "duplicate",
             proposal=proposal,
             evaluation=None,
-            shown=shown or Shown(),
+            shown=shown or ShownIds(),
             same_as=None if same is None else same.number,
             island=self._policy.island_of(tree, proposal.parent),
             inherited=inherited,
@@ -139,7 +139,7 @@ class Proposer:
         stop: Callable[[], str | None],
         exhausted: list[Pair],
         silent: list[str],
-    ) -> tuple[Proposal, Shown] | str:
+    ) -> tuple[Proposal, ShownIds] | str:
         chance = random.Random(f"{self._task.goal.seed}:{len(tree)}")
         while True:
             parent = self._parent(tree, chance)
@@ -217,7 +217,7 @@ class Proposer:
 
     # -- what it is made from
 
-    def context(self, tree: Tree, parent: int, reader: bool = False) -> Context:
+    def context(self, tree: Tree, parent: int, reader: bool = False) -> ProposalContext:
         """The context of a proposal from this parent, now. For a `reader`, the knowledge is packed
         for the last kernel that was made from it and failed, if there is one."""
         failed = last_failure(tree, parent) if reader else None
@@ -229,12 +229,14 @@ class Proposer:
         return compose_context(self._task, tree, parent, self._known[key])
 
 
-def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
+def compose_context(
+    task: SearchTask, tree: Tree, parent: int, knowledge: Knowledge
+) -> ProposalContext:
     """The context of the tree's next node. Facts of the device itself override those that the
     knowledge base has of its family."""
     if knowledge.facts:
         knowledge = replace(knowledge, facts={**knowledge.facts, **task.hardware.facts})
-    return Context(
+    return ProposalContext(
         problem=task.problem,
         hardware=task.hardware,
         parent=tree[parent],
@@ -266,7 +268,7 @@ def context_tokens(synthesizers: Iterable[Synthesizer]) -> int:
 
 
 def query(
-    task: Task,
+    task: SearchTask,
     node: Node,
     roles: tuple[str, ...] = (),
     failed: Node | None = None,
@@ -313,7 +315,7 @@ def dtypes_of(problem: ProblemView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.dtype for case in problem.cases for t in case.signature.tensors))
 
 
-def _task_of(task: Task, node: Node) -> str | None:
+def _task_of(task: SearchTask, node: Node) -> str | None:
     """What the answer is for, where the verdict alone does not say it: before there is a kernel,
     the reference has no verdict yet, or, on a chip of its own, one about another processor.
     """

@@ -30,7 +30,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Shown:
+class ShownIds:
     """The knowledge that a proposal was based on: ids of excerpts, moves and skills, and the id of
     the retrieval that returned them."""
 
@@ -92,7 +92,7 @@ class Node:
     state: NodeState | Literal["in_flight"]
     proposal: Proposal | None
     evaluation: Evaluation | None
-    shown: Shown = field(default_factory=Shown)
+    shown: ShownIds = field(default_factory=ShownIds)
     same_as: int | None = None
     island: int = 0
     inherited: bool = False
@@ -149,8 +149,8 @@ def node_from_json(row: Mapping[str, Any]) -> Node:
     if fields.get("evaluation") is not None:
         fields["evaluation"] = evaluation_from_json(fields["evaluation"])
     shown = fields.get("shown") or {}
-    fields["shown"] = Shown(
-        **_tuples({n: shown[n] for n in Shown.__dataclass_fields__ if n in shown})
+    fields["shown"] = ShownIds(
+        **_tuples({n: shown[n] for n in ShownIds.__dataclass_fields__ if n in shown})
     )
     fields["exhausted"] = tuple((name, number) for name, number in fields.get("exhausted") or ())
     fields["silent"] = tuple(fields.get("silent") or ())

@@ -62,7 +62,7 @@ class Chips:
             owner: [f for f in self.facts.get(owner, ()) if f.document_id not in self.hidden]
             for owner in lineage
         }
-        return fact_rows.effective(stated, lineage)
+        return fact_rows.effective_facts(stated, lineage)
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def read_knowledge(
             return replace(last, skills=skills, toolchains=toolchains)
     return Knowledge(
         specs=parsed.specs(connection),
-        facts=fact_rows.accepted(connection),
+        facts=fact_rows.accepted_facts(connection),
         moves=tuple(move_rows.accepted(connection)),
         kernels=tuple(sample_rows.of_runs(connection)),
         skills=tuple(skill_rows.known_skills(connection)),

@@ -30,7 +30,7 @@ from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.targets import AUTO
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
@@ -38,12 +38,10 @@ from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
-from skills.lifecycle import queue
-from skills.observation import known_uses, store_narrowed, without
-from skills.trials.ablation import Ablation
-from skills.trials.searching import WithSkill
-from skills.trials.trial import Arm, Trial, TrialContext, Verdict, classify_trials
-from skills.uses import Part, outside
+from skills.lifecycle import known_uses, queue, store_narrowed, without
+from skills.trials.ablation import Ablation, WithSkill
+from skills.trials.trial import Arm, Trial, TrialContext, TrialVerdict, classify_trials
+from skills.uses import ScopePart, outside
 
 ACTOR = "verification"
 BUDGET = 4  # candidates of each arm
@@ -56,7 +54,7 @@ class Verification:
 
     skill: str
     state: str
-    verdict: Verdict
+    verdict: TrialVerdict
     trials: tuple[Trial, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def _again(
         return []
 
 
-def _losing(trials: Sequence[Trial], polarity: str) -> Part | None:
+def _losing(trials: Sequence[Trial], polarity: str) -> ScopePart | None:
     """Only sizes separate: a wrong candidate speaks against the skill wherever it was."""
     if polarity == AVOID or any(trial.wrong for trial in trials):
         return None
@@ -220,7 +218,7 @@ def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Ar
 def _moved(
     connection: Any,
     skill: SkillRow,
-    verdict: Verdict,
+    verdict: TrialVerdict,
     budget: int,
     actor: str,
     access_scope: AccessScope,
@@ -259,7 +257,7 @@ def _note(
 Sizes = Mapping[str, float]
 
 
-def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> Part | None:
+def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> ScopePart | None:
     """The side of a cut that has all cases in which a skill harmed and none in which it helped, by
     the quantity that tells them furthest apart.
 
@@ -275,17 +273,17 @@ def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> Part | None
             continue
         if max(bad) < min(good):
             cut = float(math.ceil(math.sqrt(max(bad) * min(good))))
-            parts.append((min(good) / max(bad), Part(key, below=cut)))
+            parts.append((min(good) / max(bad), ScopePart(key, below=cut)))
         elif max(good) < min(bad):
             cut = float(math.floor(math.sqrt(max(good) * min(bad))))
-            parts.append((min(bad) / max(good), Part(key, at_least=cut)))
+            parts.append((min(bad) / max(good), ScopePart(key, at_least=cut)))
     return max(parts, key=lambda entry: entry[0], default=(0.0, None))[1]
 
 
 def narrow(
     connection: Connection,
     skill: SkillRow,
-    part: Part,
+    part: ScopePart,
     *,
     actor: str,
     reason: str,
@@ -386,7 +384,7 @@ class Verifier:
         return [load_problem(path) for path in sorted(paths)]
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, TargetToolchain]:
         return places_for(self._base, AUTO, None)
 
     def _ablation(self, skill: SkillRow) -> Ablation:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from api.bodies import EvaluationBody, RunBody, TrajectoryBody
+from api.bodies import EvaluationBody, RunBody
 from api.http.models import OutcomeBody
-from api.skill_bodies import SkillBody
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
@@ -15,6 +14,7 @@ from pydantic import BaseModel
 from api.http import routes
 from api.http.app import create_app
 from api.http.dependencies import query_parameters
+from api.operations.bodies import SkillBody, TrajectoryBody
 from kb.settings import Settings
 from retrieval.diagnose.signals import load_signals
 from tests.api.conftest import URL, assert_error, wait_until_ready

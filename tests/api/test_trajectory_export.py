@@ -19,22 +19,19 @@ from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.records import Node, Proposal, Shown
+from optimizer.search.records import Node, Proposal, ShownIds
 from optimizer.search.runs.portable import export_run
-from optimizer.search.synthesizers.llm.asker import Reply
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.asker import ChatReply
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.curator.distil import parameter_roles
 from skills.training.export import ExportRequest, export_trajectories
-from skills.training.prompts import Prompts, without_uploads
+from skills.training.prompts import LEFT_OUT, Prompts, ShownKnowledge, without_uploads
 from skills.training.rows import FORMATS, SHAPES
-from skills.training.samples import Licences
-from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
-from skills.training.trainable import LicenceBook
-from skills.trajectories.accept import trajectory_store
-from skills.trajectories.reading import trajectory
-from skills.trajectories.records import side_as_json
+from skills.training.samples import LicenceBook, Licences
+from skills.trajectories.reading import trajectory, trajectory_store
+from skills.trajectories.records import kernel_as_json
 from tests.api.cli_process import kernlore
 from tests.shared import FINISHED_CANDIDATES as CANDIDATES
 from tests.shared import finished_run
@@ -167,11 +164,11 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     services: Services, run: str, tmp_path: Path
 ) -> None:
     """Without the texts of documents that are not this product's own."""
-    from skills.training.export import _source, _task
+    from skills.training.export import exported_search, task_of
 
-    source = _source(services, run, tmp_path)
+    source = exported_search(services, run, tmp_path)
     quoted = Fence("b" * 16).around("excerpt", f"id: {ID}\nfrom: A manual\nits words")
-    record = Transcript(
+    record = ModelTranscript(
         run,
         1,
         0,
@@ -181,14 +178,14 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
             {"role": "system", "content": "the system's part"},
             {"role": "user", "content": f"before\n{quoted}\nafter"},
         ],
-        [Reply("an answer")],
+        [ChatReply("an answer")],
     )
     FolderTranscripts(services.settings.data_dir / "transcripts").write(record)
     node = source.tree[1]
     assert node.proposal is not None
     node = replace(node, proposal=replace(node.proposal, transcript=record.id))
     for leave, expected in ((False, False), (True, True)):
-        prompts = Prompts(services, _task(services, source), ShownKnowledge(services, leave))
+        prompts = Prompts(services, task_of(services, source), ShownKnowledge(services, leave))
         found = prompts.of(source.tree, node)
         assert found.origin == "stored" and found.system == "the system's part"
         assert found.user.startswith("before\n") and found.user.endswith("\nafter")
@@ -220,7 +217,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
     (folder / "references").mkdir()
     (folder / "references" / "moves.json").write_text(json.dumps([move]))
     services.skills.import_folder(folder, actor="ann")
-    shown = Shown("ret_1", (), (f"{imported}#0",), (shipped, imported))
+    shown = ShownIds("ret_1", (), (f"{imported}#0",), (shipped, imported))
     body = services.skills.show(shipped).body
     for leave in (False, True):
         again = ShownKnowledge(services, leave)
@@ -248,7 +245,7 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
     own, told = trajectory(services, run), trajectory(services, ran.json["id"])
     for mine, theirs in zip(own.steps, told.steps, strict=True):
         if mine.child.number not in busy:  # what was not measured then is tried again
-            both = (side_as_json(side)["measured"] for side in (theirs.child, mine.child))
+            both = (kernel_as_json(side)["measured"] for side in (theirs.child, mine.child))
             assert next(both) == next(both)
         assert theirs.proposal.bundle.files == mine.proposal.bundle.files
     assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]

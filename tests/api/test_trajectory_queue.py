@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from api.bodies import TrajectoryBody
 from structlog.testing import capture_logs
 
+from api.operations.bodies import TrajectoryBody
 from api.services import Services, evaluate_processes
 from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
 from kb.workers import keep_lease
 from optimizer.evaluation.queue import EvaluationQueue
-from skills.trajectories.accept import requeue, trajectory_store
-from skills.trajectories.queue import TrajectoryQueue
+from skills.trajectories.queue import TrajectoryQueue, requeue
+from skills.trajectories.reading import trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
 

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestion.bounds import LINE_CHARS, bounded
-from ingestion.elements import Element, Table
-from ingestion.formats.tables import table_element
+from ingestion.elements import Element, Table, table_element
 
 if TYPE_CHECKING:
     from tests.fixtures import Store

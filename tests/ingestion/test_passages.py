@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ingestion.elements import Box, Element, Table
-from ingestion.formats.tables import make_table, render_table, table_element
+from ingestion.elements import Box, Element, Table, make_table, render_table, table_element
 from ingestion.passages import (
     MAX_CHARS,
     MAX_CODE_CHARS,

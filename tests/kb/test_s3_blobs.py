@@ -244,7 +244,7 @@ def test_a_lost_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3Se
 def test_an_upload_without_a_store_leaves_nothing(on_s3: Store, proxy: FaultyProxy) -> None:
     proxy.set("refuse")
     away(lambda: on_s3.submit("manual.md", MANUAL, hardware=("h100",)))
-    assert on_s3.rows("documents") == on_s3.rows("jobs") == 0
+    assert on_s3.rows("documents") == on_s3.rows("work") == 0
 
 
 def test_what_is_built_in_is_stored_once(on_s3: Store, proxy: FaultyProxy) -> None:

@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
+from kb.index.exact import ExactIndex
+from retrieval.ahead import Attendance, OrdersAhead
 
 from kb.answers import Answer
 from kb.catalog import meta
-from kb.catalog.knowledge import candidates, lexical
-from kb.index.exact import ExactIndex
-from retrieval.ahead import Attendance, OrdersAhead
+from kb.catalog.knowledge import lexical
+from kb.catalog.tables import candidates
 from retrieval.request import RetrieveRequest
 from retrieval.search.ranking import WEIGHTS
 from retrieval.service import Retriever

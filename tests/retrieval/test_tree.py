@@ -11,9 +11,9 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.documents import Documents
 from kb.catalog.knowledge.versions import (
+    DocumentSource,
     PassageDraft,
     SectionDraft,
-    Source,
     VersionContent,
     activate,
     register,
@@ -55,7 +55,7 @@ def add(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> str:
     """A document made current as the ingestion worker does it; returns its id."""
-    source = Source(
+    source = DocumentSource(
         source_key=key,
         title=key.title(),
         category=category,

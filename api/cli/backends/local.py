@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
 from api.cli.output import note
-from kb.data_dir import open_to_others, running_service
+from kb.data_dir import access_of_others, running_service
 from kb.errors import PayloadTooLarge, StoreAway, StoreError, Unavailable
 from kb.plain import plain
 from kb.scope import ALL_ACCESS
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.symbols import SymbolStatus
     from kb.cluster import Cluster
-    from skills.exporting import Exported
+    from skills.format.skillfile import Exported
     from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
@@ -191,7 +191,7 @@ class LocalTarget:
         """Read and embed what is queued in threads, while the caller watches the jobs: in one, or
         on a cluster in as many as files are read there at once.
         """
-        if (wide := open_to_others(self.settings.data_dir)) is not None:
+        if (wide := access_of_others(self.settings.data_dir)) is not None:
             note(f"Warning: {wide}.")
         stop = threading.Event()
         workers = self._workers = []
@@ -298,7 +298,8 @@ class LocalTarget:
         return [*page["passages"]]
 
     def correct_passage(self, passage_id: str, patch: Json) -> Json:
-        from api.bodies import PassagePatch, validated
+        from api.bodies import PassagePatch
+        from api.strict_json import validated
         from retrieval.documents import correct_passage
 
         body = validated(PassagePatch, dict(patch))
@@ -342,7 +343,8 @@ class LocalTarget:
         return facts_of(self.services.registry, hardware_id, chosen, FactWhere(**where))
 
     def patch_facts(self, hardware_id: str, patch: Json) -> Json:
-        from api.bodies import FactsPatch, validated
+        from api.bodies import FactsPatch
+        from api.strict_json import validated
         from ingestion.hardware import FactWhere, decide_facts
 
         body = validated(FactsPatch, dict(patch))
@@ -351,7 +353,8 @@ class LocalTarget:
         return decide_facts(self.services.registry, hardware_id, where=where, **fields)
 
     def patch_fact(self, fact_id: str, patch: Json) -> Json:
-        from api.bodies import FactPatch, validated
+        from api.bodies import FactPatch
+        from api.strict_json import validated
         from ingestion.hardware import decide_fact
 
         body = validated(FactPatch, dict(patch))
@@ -379,7 +382,8 @@ class LocalTarget:
         return list(list_samples(self.services, hardware_id, operator))
 
     def patch_symbol(self, symbol_id: str, fix: Json) -> Json:
-        from api.bodies import SymbolPatch, validated
+        from api.bodies import SymbolPatch
+        from api.strict_json import validated
         from retrieval.vocabulary import correct_symbol
 
         body = validated(SymbolPatch, dict(fix))
@@ -438,8 +442,8 @@ class LocalTarget:
         return [*self.skill(name)["events"]]
 
     def change_skill(self, name: str, patch: Json) -> Json:
-        from api.bodies import validated
         from api.skill_bodies import SkillPatch
+        from api.strict_json import validated
         from skills.lifecycle import change_state
 
         body = validated(SkillPatch, dict(patch))
@@ -461,9 +465,9 @@ class LocalTarget:
         }
 
     def revise_skill(self, name: str, change: Json) -> Json:
-        from api.bodies import validated
         from api.skill_bodies import RevisionBody
-        from skills.revising import Revision
+        from api.strict_json import validated
+        from skills.skill_library import Revision
 
         body = validated(RevisionBody, dict(change))
         revision = Revision(body.description, body.predicate, body.body)
@@ -472,7 +476,7 @@ class LocalTarget:
         return {**plain(stored)}
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
-        from skills.exporting import write_export
+        from skills.format.skillfile import write_export
 
         chosen = names or [skill["name"] for skill in self.skills(filters)]
         library = self._library()

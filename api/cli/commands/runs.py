@@ -352,7 +352,7 @@ def propose(
     with opened(data_dir) as local:
         from api.cli.progress import remarks
         from optimizer.search.runs.models import models_to_go_on
-        from optimizer.search.runs.rounds import propose_round
+        from optimizer.search.runs.portable import propose_round
 
         runs = _runs_of(local, targets, hardware, goal)
         asked = next((run.asked for run in runs if run.asked), {})
@@ -372,7 +372,7 @@ def _runs_of(
     local: LocalTarget, targets: list[str], hardware: str | None, goal: Goal
 ) -> list[RunRow]:
     """The stored runs among the targets, and a new one for each problem."""
-    from optimizer.search.runs.rounds import begin_runs, runs_to_continue
+    from optimizer.search.runs.portable import begin_runs, runs_to_continue
 
     known = [target for target in targets if target.startswith(("run_", "session_"))]
     fresh = [Path(target) for target in targets if target not in known]
@@ -423,7 +423,7 @@ def flagged(run: ReviewedId, data_dir: DataDir = None, as_json: AsJson = False) 
     looked at by a person before anything is learned from it.
     """
     with opened(data_dir) as local:
-        from skills.trajectories.reviews import flagged_nodes
+        from skills.trajectories.reading import flagged_nodes
 
         rows = [node.as_json() for node in flagged_nodes(local.services, run)]
     show(rows, as_json, _flagged_text)
@@ -460,7 +460,7 @@ def review(
         )
     decision = "accepted" if accept else "refused"
     with opened(data_dir) as local:
-        from skills.trajectories.reviews import review_node
+        from skills.trajectories.reading import review_node
 
         decided = review_node(
             local.services, run, node, decision, login() if actor is None else actor, reason

@@ -83,7 +83,8 @@ def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = F
     where its hardware was not here, and not timed where the machine was too busy. Exits 1 unless it
     is ready afterwards."""
     with opened(data_dir) as local:
-        from skills.trajectories.accept import requeue, trajectory_store
+        from skills.trajectories.queue import requeue
+        from skills.trajectories.reading import trajectory_store
 
         store = trajectory_store(local.services)
         store.expire()
@@ -140,7 +141,8 @@ def export(
 
 
 def _body(file: Path, problem: Path | None) -> Any:
-    from api.bodies import TrajectoryBody, load_json, validated
+    from api.operations.bodies import TrajectoryBody
+    from api.strict_json import load_json, validated
 
     if file.stat().st_size > MAX_FILE:
         raise InvalidRequest(

@@ -15,10 +15,11 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog, portions
+from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import corrections
-from kb.catalog.knowledge.versions import check_document, hardware_of
+from kb.catalog.knowledge.versions import check_document, hardware_of_passages
 from kb.catalog.meta import bump_documents
+from kb.catalog.rows import portions, select_in
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
@@ -112,15 +113,10 @@ def about(connection: Connection, hardware_id: str, access_scope: AccessScope) -
 
 def numbers(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
     """The numbers of current passages by id; other ids are left out."""
-    found: dict[str, int] = {}
-    for part in portions(sorted(set(passage_ids))):
-        rows = connection.execute(
-            sa.select(t.passages.c.id, t.passages.c.seq).where(
-                t.passages.c.id.in_(part), t.passages.c.active.is_(True)
-            )
-        )
-        found |= {row.id: row.seq for row in rows}
-    return found
+    c = t.passages.c
+    query = sa.select(c.id, c.seq).where(c.active.is_(True))
+    rows = select_in(connection, query, c.id, sorted(set(passage_ids)))
+    return {row.id: row.seq for row in rows}
 
 
 def of_version(
@@ -164,7 +160,7 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
             .order_by(t.passage_tags.c.kind, t.passage_tags.c.value)
         ):
             tags.setdefault(tag.passage_id, []).append((tag.kind, tag.value))
-    hardware = hardware_of(connection, ids)
+    hardware = hardware_of_passages(connection, ids)
     return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
 
 
@@ -229,7 +225,10 @@ def correct(
         raise InvalidRequest("a passage cannot be emptied", hint="Delete or re-scope it instead.")
     with catalog.write() as connection:
         passage = get(connection, passage_id, access_scope)
-        about = [*hardware_of(connection, [passage_id])[passage_id], *(patch.hardware or ())]
+        about = [
+            *hardware_of_passages(connection, [passage_id])[passage_id],
+            *(patch.hardware or ()),
+        ]
         access_scope.check_change(about, f"the passage {passage_id}")
         check_document(connection, passage.document_id, access_scope)
         row = connection.execute(

@@ -10,9 +10,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import tables as t
-from kb.catalog.engine import portions
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Passage
+from kb.catalog.rows import record_of, select_in
 from kb.prompt_tokens import count_tokens, least_tokens
 from kb.scope import AccessScope
 
@@ -75,29 +75,14 @@ def sections_about(
     connection: Connection, hardware_id: str, access_scope: AccessScope
 ) -> list[WholeSection]:
     """The current sections with passages about a chip, and these passages, by document."""
-    found = passages.about(connection, hardware_id, access_scope)
     members: dict[str, list[Passage]] = {}
-    for passage in found:
+    for passage in passages.about(connection, hardware_id, access_scope):
         members.setdefault(passage.section_id, []).append(passage)
-    sections = []
-    for part in portions(list(members)):
-        rows = connection.execute(
-            sa.select(t.sections, t.documents.c.id.label("document_id"), t.documents.c.source_key)
-            .join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
-            .where(t.sections.c.id.in_(part))
-        )
-        sections += [
-            WholeSection(
-                id=row.id,
-                seq=row.seq,
-                parent_id=row.parent_id,
-                ordinal=row.ordinal,
-                level=row.level,
-                path=tuple(row.path),
-                document_id=row.document_id,
-                source_key=row.source_key,
-                passages=tuple(members[row.id]),
-            )
-            for row in rows
-        ]
+    query = sa.select(
+        t.sections, t.documents.c.id.label("document_id"), t.documents.c.source_key
+    ).join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
+    sections = [
+        record_of(WholeSection, row, passages=tuple(members[row.id]))
+        for row in select_in(connection, query, t.sections.c.id, list(members))
+    ]
     return sorted(sections, key=lambda section: (section.source_key, section.ordinal))

@@ -1,10 +1,9 @@
-"""Writing what a version holds, and the one step that makes it current.
+"""Versions of documents: whether an upload is a new one, its content, and making it current.
 
-`activate` does everything in the caller's transaction: sections, passages, tags, scope and lexical
-rows of the new version appear and those of the old one go, or nothing changes. Old versions stay
-readable by number.
-
-Knows nothing about parsing or embedding.
+`source_key` names the logical document; the SHA-256 of its bytes, the pipeline fingerprint and the
+scope name the version. `activate` does everything in the caller's transaction: sections, passages,
+tags, scope and lexical rows of the new version appear and those of the old one go, or nothing
+changes. Old versions stay readable by number. Knows nothing about parsing or embedding.
 """
 
 from __future__ import annotations
@@ -14,17 +13,258 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import portions
 from kb.catalog.knowledge import corrections
 from kb.catalog.meta import bump_documents
+from kb.catalog.rows import select_in
 from kb.embedding import embedding_text
 from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
+
+UploadOutcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class DocumentSource:
+    """An uploaded file."""
+
+    source_key: str
+    title: str
+    category: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    file_name: str
+    format: str
+    sha256: str
+    size_bytes: int
+    blob_key: str
+    pipeline: str
+    origin: str = "upload"
+    access_scope: AccessScope = ALL_ACCESS
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The result of an upload. `version_id` is None when there is nothing to ingest."""
+
+    document_id: DocumentId
+    outcome: UploadOutcome
+    version_id: VersionId | None
+
+
+# -- uploads
+
+
+def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSource:
+    """The source with a key that no document of another caller has. Else a restricted caller could
+    replace a document that it may not see, or learn that one exists.
+    """
+    access = source.access_scope
+    if not access.restricted:
+        return source
+    known = connection.execute(
+        sa.select(t.documents.c.id).where(
+            t.documents.c.source_key == source.source_key,
+            t.documents.c.access_scope == access.owner,
+        )
+    ).scalar()
+    if known is None:
+        return source
+    about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
+    if about and about <= access.own:
+        return source
+    return replace(source, source_key=f"{'+'.join(sorted(access.own))}/{source.source_key}")
+
+
+def register(connection: Connection, source: DocumentSource) -> Registered:
+    """Decide what an upload is; create its rows in state `staged` when it is new."""
+    document = connection.execute(
+        sa.select(t.documents).where(
+            t.documents.c.source_key == source.source_key,
+            t.documents.c.access_scope == source.access_scope.owner,
+        )
+    ).one_or_none()
+    if document is not None:
+        return _register_again(connection, DocumentId(document.id), source)
+    duplicate = _duplicate_of(connection, source)
+    if duplicate is not None:
+        return Registered(DocumentId(duplicate), "duplicate_of", None)
+    document_id = DocumentId(derived_id("doc", source.access_scope.owner, source.source_key))
+    connection.execute(
+        t.documents.insert().values(
+            id=document_id,
+            source_key=source.source_key,
+            title=source.title,
+            category=source.category,
+            origin=source.origin,
+            created_at=clock.now(),
+            updated_at=clock.now(),
+            access_scope=source.access_scope.owner,
+        )
+    )
+    _set_scopes(connection, document_id, declared(source))
+    return Registered(document_id, "created", _stage(connection, document_id, source))
+
+
+def _register_again(
+    connection: Connection, document_id: DocumentId, source: DocumentSource
+) -> Registered:
+    newest = connection.execute(
+        sa.select(t.document_versions)
+        .where(t.document_versions.c.document_id == document_id, _staged_or_current())
+        .order_by(t.document_versions.c.number.desc())
+        .limit(1)
+    ).one_or_none()
+    if (
+        newest is not None
+        and newest.sha256 == source.sha256
+        and newest.pipeline == source.pipeline
+        and _about(newest.declared) == _about(declared(source))
+    ):
+        return Registered(document_id, "unchanged", None)
+    return Registered(document_id, "new_version", _stage(connection, document_id, source))
+
+
+def _staged_or_current() -> sa.ColumnElement[bool]:
+    return t.document_versions.c.state.in_(("staged", "current"))
+
+
+def _about(declaration: Mapping[str, Any]) -> list[Any]:
+    return [declaration[key] for key in ("category", "hardware", "languages")]
+
+
+def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
+    """Another live document of the same scope and category with the same bytes. An upload is never
+    a duplicate of a built-in document: its sender may delete it.
+    """
+    rows = connection.execute(
+        sa.select(t.documents.c.id)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(
+            t.document_versions.c.sha256 == source.sha256,
+            _staged_or_current(),
+            t.documents.c.category == source.category,
+            t.documents.c.access_scope == source.access_scope.owner,
+            t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
+        )
+        .order_by(t.documents.c.created_at, t.documents.c.id)
+    ).scalars()
+    scopes = {("hardware", h) for h in source.hardware}
+    scopes |= {("language", language) for language in source.languages}
+    return next((str(id_) for id_ in rows if scopes_of(connection, id_) == scopes), None)
+
+
+def declared(source: DocumentSource) -> dict[str, Any]:
+    """The sender's declaration about the document."""
+    return {
+        "title": source.title,
+        "category": source.category,
+        "hardware": list(source.hardware),
+        "languages": list(source.languages),
+    }
+
+
+def _stage(connection: Connection, document_id: str, source: DocumentSource) -> VersionId:
+    versions = t.document_versions
+    last = sa.select(sa.func.max(versions.c.number)).where(versions.c.document_id == document_id)
+    version_id = VersionId(new_id("ver"))
+    connection.execute(
+        versions.insert().values(
+            id=version_id,
+            document_id=document_id,
+            number=1 + (connection.execute(last).scalar() or 0),
+            sha256=source.sha256,
+            pipeline=source.pipeline,
+            state="staged",
+            file_name=source.file_name,
+            format=source.format,
+            size_bytes=source.size_bytes,
+            blob_key=source.blob_key,
+            declared=declared(source),
+            report={},
+            created_at=clock.now(),
+        )
+    )
+    return version_id
+
+
+def newest_builtin(connection: Connection) -> Sequence[Any]:
+    """The newest version that is staged or current of each built-in document: document_id,
+    source_key, sha256, pipeline, declared.
+    """
+    v = t.document_versions.c
+    rows = connection.execute(
+        sa.select(v.document_id, t.documents.c.source_key, v.sha256, v.pipeline, v.declared)
+        .join(t.documents, t.documents.c.id == v.document_id)
+        .where(t.documents.c.origin == "builtin", _staged_or_current())
+        .order_by(v.number)
+    )
+    return list({row.document_id: row for row in rows}.values())
+
+
+# -- scopes
+
+
+def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
+    """The document's scopes as (kind, value); the kinds are hardware and language."""
+    rows = connection.execute(
+        sa.select(t.document_scopes.c.kind, t.document_scopes.c.value).where(
+            t.document_scopes.c.document_id == document_id
+        )
+    )
+    return {(kind, value) for kind, value in rows}
+
+
+def document_hardware(connection: Connection, document_id: str) -> list[str]:
+    """The chips that a document is about; `any` where it is about none in particular."""
+    about = sorted(scopes_of(connection, document_id))
+    return [value for kind, value in about if kind == "hardware"] or [ANY]
+
+
+def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
+    """Raise Forbidden where the caller may not change the content of a document."""
+    about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
+    access.check_change(about, f"the document {document_id}")
+
+
+def _set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:
+    connection.execute(
+        t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
+    )
+    rows = [
+        {"document_id": document_id, "kind": kind, "value": value}
+        for kind, key in (("hardware", "hardware"), ("language", "languages"))
+        for value in sorted(declaration[key])
+    ]
+    if rows:
+        connection.execute(t.document_scopes.insert(), rows)
+
+
+def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
+    """The row of the document of a version."""
+    return connection.execute(
+        sa.select(t.documents)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(t.document_versions.c.id == version_id)
+    ).one()
+
+
+def section_scopes(connection: Connection, version_id: str) -> Sequence[Any]:
+    """`id` and `hardware_scope` of a version's sections, in order."""
+    return connection.execute(
+        sa.select(t.sections.c.id, t.sections.c.hardware_scope)
+        .where(t.sections.c.version_id == version_id)
+        .order_by(t.sections.c.ordinal)
+    ).all()
+
+
+# -- content
 
 
 @dataclass(frozen=True)
@@ -64,11 +304,13 @@ class VersionContent:
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)
-    title: str | None = None  # what the document calls itself, where the upload gave no title
+    title: str | None = None  # as the document states it, where the upload gave no title
 
 
-def fail(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
-    """A version that could not be read. One that was read before (a retried job) stays as it is."""
+def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
+    """Mark a version that could not be read. One that was read before (a retried job) is left as it
+    is.
+    """
     connection.execute(
         t.document_versions.update()
         .where(
@@ -83,14 +325,12 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     """Make a version current with all its content; returns the number of passages.
 
     A version older than the current one (its job was retried late) is stored as superseded instead.
-    Activating a version again replaces what was stored of it, so a retried job leaves no
-    duplicates."""
+    Activating a version again replaces its stored content, so a retried job leaves no duplicates.
+    """
     version = connection.execute(
         sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
     ).one()
-    document = connection.execute(
-        sa.select(t.documents).where(t.documents.c.id == version.document_id)
-    ).one()
+    document = document_of(connection, version_id)
     first = document.current_version_id is None and version.number == 1
     newest = first or _is_newest(connection, version)
     if newest:
@@ -108,10 +348,10 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     if not first:
         connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
     fixes = corrections.load(connection, document.id)
-    hardware = _document_hardware(connection, document.id)
     narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
     section_rows = _insert_sections(connection, version, content.sections, narrowed)
-    scopes = [own or tuple(hardware) for own in narrowed]
+    hardware = tuple(document_hardware(connection, document.id))
+    scopes = [own or hardware for own in narrowed]
     passages = _insert_passages(connection, version, document, content, section_rows, scopes, fixes)
     report = {**content.report, "corrections_unmatched": fixes.unmatched()}
     connection.execute(
@@ -132,29 +372,6 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     return passages
 
 
-def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
-    """The document takes over what its new version was declared to be; returns its row."""
-    connection.execute(
-        t.documents.update()
-        .where(t.documents.c.id == version.document_id)
-        .values(title=version.declared["title"], category=version.declared["category"])
-    )
-    set_scopes(connection, version.document_id, version.declared)
-    return connection.execute(
-        sa.select(t.documents).where(t.documents.c.id == version.document_id)
-    ).one()
-
-
-def is_first(connection: Connection, version_id: str) -> bool:
-    """Whether nothing was ever stored of the document that this version is of."""
-    row = connection.execute(
-        sa.select(t.documents.c.current_version_id, t.document_versions.c.number)
-        .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
-        .where(t.document_versions.c.id == version_id)
-    ).one()
-    return bool(row.current_version_id is None and row.number == 1)
-
-
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
     current = connection.execute(
         sa.select(sa.func.max(t.document_versions.c.number)).where(
@@ -165,48 +382,15 @@ def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
     return current is None or version.number >= current
 
 
-def is_current(connection: Connection, version_id: str) -> bool:
-    """Whether the version is its document's current one."""
-    return (
-        connection.execute(
-            sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
-        ).scalar()
-        is not None
+def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
+    """Apply the declaration of a new version to its document; returns the document's row."""
+    connection.execute(
+        t.documents.update()
+        .where(t.documents.c.id == version.document_id)
+        .values(title=version.declared["title"], category=version.declared["category"])
     )
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Whether a passage is of a version that another one has replaced. `successor`: the passage of
-    the current version that has the same text, or else stands alone under the same headings."""
-
-    superseded: bool
-    successor: str | None = None
-
-
-def standing(connection: Connection, passage_id: str, access_scope: AccessScope) -> Standing:
-    """Where a stored passage stands among its document's versions."""
-    old = connection.execute(
-        sa.select(t.passages, t.sections.c.path)
-        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-        .where(t.passages.c.id == passage_id)
-    ).one()
-    if old.active:
-        return Standing(False)
-    rows = connection.execute(
-        sa.select(t.passages.c.id, t.passages.c.text_sha256, t.sections.c.path)
-        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-        .where(
-            t.passages.c.document_id == old.document_id,
-            t.passages.c.active.is_(True),
-            visible.passages(access_scope),
-        )
-        .order_by(t.passages.c.ordinal)
-    ).all()
-    there = [row for row in rows if row.path == old.path]
-    same = [row for row in (*there, *rows) if row.text_sha256 == old.text_sha256]
-    nearest = same[:1] or (there if len(there) == 1 else [])
-    return Standing(True, nearest[0].id if nearest else None)
+    _set_scopes(connection, version.document_id, version.declared)
+    return document_of(connection, version.id)
 
 
 def deactivate(connection: Connection, document_id: str) -> None:
@@ -216,17 +400,13 @@ def deactivate(connection: Connection, document_id: str) -> None:
     )
 
 
-def _document_hardware(connection: Connection, document_id: str) -> list[str]:
-    scopes = scopes_of(connection, document_id)
-    return sorted(value for kind, value in scopes if kind == "hardware") or [ANY]
-
-
 def _insert_sections(
     connection: Connection,
     version: sa.Row[Any],
     drafts: Sequence[SectionDraft],
     narrowed: Sequence[tuple[str, ...] | None],
 ) -> list[tuple[int, SectionId]]:
+    """The numbers and ids of the new rows."""
     ids = [SectionId(derived_id("sec", version.id, n)) for n in range(len(drafts))]
     rows = [
         {
@@ -245,12 +425,12 @@ def _insert_sections(
     ]
     if rows:
         connection.execute(t.sections.insert(), rows)
-    seqs = connection.execute(
-        sa.select(t.sections.c.seq)
-        .where(t.sections.c.version_id == version.id)
-        .order_by(t.sections.c.ordinal)
-    ).scalars()
-    return list(zip(seqs, ids, strict=True))
+    return list(zip(_numbers(connection, t.sections, version.id), ids, strict=True))
+
+
+def _numbers(connection: Connection, table: sa.Table, version_id: str) -> Iterable[int]:
+    query = sa.select(table.c.seq).where(table.c.version_id == version_id)
+    return connection.execute(query.order_by(table.c.ordinal)).scalars()
 
 
 def _insert_passages(
@@ -280,7 +460,7 @@ def _insert_passages(
                 "ordinal": n,
                 "text": text,
                 "embed_sha256": sha256(embedding_text(path, draft.lead, text)),
-                "corrected": fix.any,
+                "corrected": fix != corrections.PassageFix(),
                 "active": True,
                 "access_scope": document.access_scope,
                 **_draft_values(draft),
@@ -303,7 +483,7 @@ def _insert_passages(
 
 
 def _draft_values(draft: PassageDraft) -> dict[str, Any]:
-    """The columns that hold what the machine read, corrected or not."""
+    """The columns with the machine's reading, corrected or not."""
     first = draft.boxes[0] if draft.boxes else {}
     return {
         "kind": draft.kind,
@@ -317,238 +497,54 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
     }
 
 
-# -- identity: Whether an upload is a new document, a new version, unchanged, or a copy of another
+def is_first(connection: Connection, version_id: str) -> bool:
+    """Whether nothing was ever stored of the document of this version."""
+    number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
+    document = document_of(connection, version_id)
+    return document.current_version_id is None and connection.execute(number).scalar() == 1
 
-Outcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
 
-
-@dataclass(frozen=True)
-class Source:
-    """An uploaded file."""
-
-    source_key: str
-    title: str
-    category: str
-    hardware: tuple[str, ...]
-    languages: tuple[str, ...]
-    file_name: str
-    format: str
-    sha256: str
-    size_bytes: int
-    blob_key: str
-    pipeline: str
-    origin: str = "upload"
-    access_scope: AccessScope = ALL_ACCESS
+def is_current(connection: Connection, version_id: str) -> bool:
+    """Whether the version is its document's current one."""
+    current = sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
+    return connection.execute(current).scalar() is not None
 
 
 @dataclass(frozen=True)
-class Registered:
-    """The result of an upload. `version_id` is None when there is nothing to ingest."""
-
-    document_id: DocumentId
-    outcome: Outcome
-    version_id: VersionId | None
-
-
-def own_source(connection: Connection, source: Source) -> Source:
-    """The source with a key that no document of others has: a caller who is restricted would else
-    replace a document that it does not see, or learn that there is one.
+class Succession:
+    """Whether a passage is of a version that another one has replaced. `successor` is the passage
+    of the current version with the same text, else the only one under the same headings.
     """
-    access = source.access_scope
-    if not access.restricted:
-        return source
-    known = connection.execute(
-        sa.select(t.documents.c.id).where(
-            t.documents.c.source_key == source.source_key,
-            t.documents.c.access_scope == access.owner,
-        )
-    ).scalar()
-    if known is None:
-        return source
-    about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
-    if about and about <= access.own:
-        return source
-    return replace(source, source_key=f"{'+'.join(sorted(access.own))}/{source.source_key}")
+
+    superseded: bool
+    successor: str | None = None
 
 
-def register(connection: Connection, source: Source) -> Registered:
-    """Decide what an upload is; create its rows in state `staged` when it is new."""
-    document = connection.execute(
-        sa.select(t.documents).where(
-            t.documents.c.source_key == source.source_key,
-            t.documents.c.access_scope == source.access_scope.owner,
-        )
-    ).one_or_none()
-    if document is None:
-        twin = _twin(connection, source)
-        if twin is not None:
-            return Registered(DocumentId(twin), "duplicate_of", None)
-        document_id = DocumentId(derived_id("doc", source.access_scope.owner, source.source_key))
-        connection.execute(
-            t.documents.insert().values(
-                id=document_id,
-                source_key=source.source_key,
-                title=source.title,
-                category=source.category,
-                origin=source.origin,
-                created_at=clock.now(),
-                updated_at=clock.now(),
-                access_scope=source.access_scope.owner,
-            )
-        )
-        set_scopes(connection, document_id, declared(source))
-        return Registered(document_id, "created", _stage(connection, document_id, source))
-    return _register_again(connection, document, source)
-
-
-def _register_again(connection: Connection, document: sa.Row[Any], source: Source) -> Registered:
-    document_id = DocumentId(document.id)
-    newest = connection.execute(
-        sa.select(t.document_versions)
-        .where(
-            t.document_versions.c.document_id == document_id,
-            t.document_versions.c.state.in_(("staged", "current")),
-        )
-        .order_by(t.document_versions.c.number.desc())
-        .limit(1)
-    ).one_or_none()
-    if (
-        newest is not None
-        and newest.sha256 == source.sha256
-        and newest.pipeline == source.pipeline
-        and _about(newest.declared) == _about(declared(source))
-    ):
-        return Registered(document_id, "unchanged", None)
-    return Registered(document_id, "new_version", _stage(connection, document_id, source))
-
-
-def newest_builtin(connection: Connection) -> Sequence[Any]:
-    """The newest version that is staged or current of each built-in document: document_id,
-    source_key, sha256, pipeline, declared.
-    """
-    versions = t.document_versions
+def succession_of(connection: Connection, passage_id: str, access_scope: AccessScope) -> Succession:
+    """The passage of the current version that has replaced a stored passage."""
+    select = sa.select(t.passages, t.sections.c.path).join(
+        t.sections, t.sections.c.id == t.passages.c.section_id
+    )
+    old = connection.execute(select.where(t.passages.c.id == passage_id)).one()
+    if old.active:
+        return Succession(False)
     rows = connection.execute(
-        sa.select(
-            versions.c.document_id,
-            t.documents.c.source_key,
-            versions.c.sha256,
-            versions.c.pipeline,
-            versions.c.declared,
-        )
-        .join(t.documents, t.documents.c.id == versions.c.document_id)
-        .where(t.documents.c.origin == "builtin", versions.c.state.in_(("staged", "current")))
-        .order_by(versions.c.number)
-    )
-    return list({row.document_id: row for row in rows}.values())
+        select.where(
+            t.passages.c.document_id == old.document_id,
+            t.passages.c.active.is_(True),
+            visible.passages(access_scope),
+        ).order_by(t.passages.c.ordinal)
+    ).all()
+    there = [row for row in rows if row.path == old.path]
+    same = [row for row in (*there, *rows) if row.text_sha256 == old.text_sha256]
+    nearest = same[:1] or (there if len(there) == 1 else [])
+    return Succession(True, nearest[0].id if nearest else None)
 
 
-def _twin(connection: Connection, source: Source) -> str | None:
-    """Another live document of the same scope and category with the same bytes. An upload is no
-    twin of a built-in document: whoever sent it may delete it.
-    """
-    rows = connection.execute(
-        sa.select(t.documents.c.id)
-        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
-        .where(
-            t.document_versions.c.sha256 == source.sha256,
-            t.document_versions.c.state.in_(("staged", "current")),
-            t.documents.c.category == source.category,
-            t.documents.c.access_scope == source.access_scope.owner,
-            t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
-        )
-        .order_by(t.documents.c.created_at, t.documents.c.id)
-    ).scalars()
-    for document_id in rows:
-        if scopes_of(connection, document_id) == _scope_rows(source):
-            return str(document_id)
-    return None
-
-
-def declared(source: Source) -> dict[str, Any]:
-    """What the sender declared about the document."""
-    return {
-        "title": source.title,
-        "category": source.category,
-        "hardware": list(source.hardware),
-        "languages": list(source.languages),
-    }
-
-
-def _about(declaration: Mapping[str, Any]) -> list[Any]:
-    return [declaration[key] for key in ("category", "hardware", "languages")]
-
-
-def _scope_rows(source: Source) -> set[tuple[str, str]]:
-    return {("hardware", h) for h in source.hardware} | {("language", x) for x in source.languages}
-
-
-def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
-    """The document's scopes as (kind, value); the kinds are hardware and language."""
-    rows = connection.execute(
-        sa.select(t.document_scopes.c.kind, t.document_scopes.c.value).where(
-            t.document_scopes.c.document_id == document_id
-        )
-    )
-    return {(kind, value) for kind, value in rows}
-
-
-def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
-    """Raise Forbidden where the caller may not change what was read of a document."""
-    about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
-    access.check_change(about, f"the document {document_id}")
-
-
-def set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:
-    """Replace the document's scopes by the declared ones."""
-    connection.execute(
-        t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
-    )
-    rows = [
-        {"document_id": document_id, "kind": kind, "value": value}
-        for kind, key in (("hardware", "hardware"), ("language", "languages"))
-        for value in sorted(declaration[key])
-    ]
-    if rows:
-        connection.execute(t.document_scopes.insert(), rows)
-
-
-def _stage(connection: Connection, document_id: str, source: Source) -> VersionId:
-    versions = t.document_versions
-    number = 1 + (
-        connection.execute(
-            sa.select(sa.func.max(versions.c.number)).where(versions.c.document_id == document_id)
-        ).scalar()
-        or 0
-    )
-    version_id = VersionId(new_id("ver"))
-    connection.execute(
-        versions.insert().values(
-            id=version_id,
-            document_id=document_id,
-            number=number,
-            sha256=source.sha256,
-            pipeline=source.pipeline,
-            state="staged",
-            file_name=source.file_name,
-            format=source.format,
-            size_bytes=source.size_bytes,
-            blob_key=source.blob_key,
-            declared=declared(source),
-            report={},
-            created_at=clock.now(),
-        )
-    )
-    return version_id
-
-
-def hardware_of(connection: Connection, ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Scopes of passages; the row `any` reads as no scope at all only at the doors, not here."""
-    scopes: dict[str, list[str]] = {}
-    for part in portions(list(ids)):
-        for row in connection.execute(
-            sa.select(t.passage_hardware)
-            .where(t.passage_hardware.c.passage_id.in_(part))
-            .order_by(t.passage_hardware.c.hardware_id)
-        ):
-            scopes.setdefault(row.passage_id, []).append(row.hardware_id)
-    return {key: tuple(values) for key, values in scopes.items()}
+def hardware_of_passages(connection: Connection, ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The hardware scopes of passages, `any` included."""
+    query = sa.select(t.passage_hardware).order_by(t.passage_hardware.c.hardware_id)
+    scopes: dict[str, tuple[str, ...]] = {}
+    for row in select_in(connection, query, t.passage_hardware.c.passage_id, ids):
+        scopes[row.passage_id] = (*scopes.get(row.passage_id, ()), row.hardware_id)
+    return scopes

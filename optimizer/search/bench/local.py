@@ -165,7 +165,7 @@ def _policy(policy: Policy) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetToolchain:
     """Where candidates in one language are built and run."""
 
     target: Target
@@ -183,7 +183,7 @@ class LocalBench:
     """
 
     problem: Problem
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     settings: EvaluationSettings
     journal: Journal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None

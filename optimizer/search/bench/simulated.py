@@ -34,7 +34,7 @@ from optimizer.evaluation.simulated import cost_of
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.search.bench.local import Place
+from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.records import Proposal
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
@@ -93,7 +93,7 @@ class SimulatedBench:
     """
 
     problem: Problem
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     settings: EvaluationSettings
     journal: Journal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()

@@ -112,7 +112,7 @@ class HardwareView:
 
 
 @dataclass(frozen=True)
-class Context:
+class ProposalContext:
     """Everything that a synthesizer sees for one proposal.
 
     `seen` are the nodes that the memory operator shows beside the parent; `tried` are all nodes of
@@ -173,7 +173,7 @@ class Synthesizer(Protocol):
     name: str
     first_tries: int
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         """A candidate that changes `context.parent`, or None when nothing is left to try from it.
 
         The result depends on `context` alone, except for a model's answers, which are stored.

@@ -22,11 +22,10 @@ from ingestion.samples.recipes import (
     MAX_SAMPLES,
     MAX_TEXT,
     LeftOut,
-    ProposedRecipe,
     domain,
     propose_recipes,
 )
-from kb.catalog.knowledge.samples import StoredRecipe, decide_recipe, list_recipes
+from kb.catalog.knowledge.samples import ProposedRecipe, StoredRecipe, decide_recipe, list_recipes
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.predicates import Bindings, compile_predicate

@@ -6,19 +6,13 @@ import gc
 from typing import TYPE_CHECKING
 
 import sqlalchemy as sa
-
 from kb.catalog.kept import made
+from kb.catalog.knowledge.candidates import Columns, keep_in_memory, members_of, sample
+
 from kb.catalog.knowledge import hits, passages
-from kb.catalog.knowledge.candidates import (
-    Columns,
-    candidates,
-    keep_in_memory,
-    members_of,
-    sample,
-    state,
-)
 from kb.catalog.knowledge.passages import Patch, correct
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_revision, state
+from kb.catalog.tables import candidates
 from kb.scope import CATEGORIES, ScopeFilter
 
 if TYPE_CHECKING:

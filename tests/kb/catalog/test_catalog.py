@@ -13,7 +13,8 @@ import pytest
 
 from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog.database import CACHE_KIB
-from kb.catalog.engine import portions
+from kb.catalog.knowledge.documents import erase_deleted
+from kb.catalog.rows import portions
 from kb.errors import NotFound, UnknownHardware
 from kb.scope import AccessScope
 
@@ -96,12 +97,15 @@ def test_what_another_may_see_is_not_found(store: Store) -> None:
     )
 
 
-def test_deleting_returns_only_files_that_nothing_else_uses(store: Store) -> None:
+def test_deleting_removes_only_files_that_nothing_else_uses(store: Store) -> None:
     shared = store.submit("one.md", MANUAL, hardware=("h100",))
     store.submit("two.md", MANUAL, hardware=("mi300x",))
-    assert store.documents.delete(shared.document_id).blob_keys == []
+    assert len(store.blobs.sizes()) == 1
+    store.documents.delete(shared.document_id)
+    assert erase_deleted(store.catalog, store.blobs) and len(store.blobs.sizes()) == 1
     [left] = store.documents.find()
-    assert len(store.documents.delete(left.id).blob_keys) == 1
+    store.documents.delete(left.id)
+    assert erase_deleted(store.catalog, store.blobs) and store.blobs.sizes() == {}
     with pytest.raises(NotFound):
         store.documents.get(left.id)
 

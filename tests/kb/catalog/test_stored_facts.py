@@ -62,7 +62,7 @@ def test_a_deleted_document_takes_its_accepted_facts_along(orbis: Store) -> None
     bandwidth = orbis.registry.effective_facts("orbis-3")["memory_bandwidth"]
     orbis.registry.patch_fact(bandwidth.id, number=8.1e11, actor="ana")
     assert files_with(orbis.data_dir, "yzzavon")
-    gone = orbis.documents.delete(document).facts
+    gone = orbis.documents.delete(document)
     assert (gone.removed, gone.accepted, gone.stated_elsewhere) == (3, 3, 0)
     [kept] = orbis.registry.facts("orbis-3")  # a person's word, without a source
     assert (kept.value, kept.actor, kept.cell, kept.document_id) == (8.1e11, "ana", None, None)
@@ -76,7 +76,7 @@ def test_a_value_that_another_document_states_stays_by_that_one(orbis: Store) ->
     document = ingest(orbis, "sheet.md", SHEET)
     accept_all(orbis)
     other = ingest(orbis, "overview.md", OTHER)
-    gone = orbis.documents.delete(document).facts
+    gone = orbis.documents.delete(document)
     assert (gone.removed, gone.accepted, gone.stated_elsewhere) == (4, 4, 1)
     [l2] = orbis.registry.effective_facts("orbis-3").values()
     assert (l2.key, l2.value, l2.document_id, l2.actor) == ("l2_size", 48 * 2**20, other, "ana")
@@ -87,7 +87,7 @@ def test_a_rejected_value_of_another_document_stays_rejected(orbis: Store) -> No
     accept_all(orbis)
     ingest(orbis, "overview.md", OTHER)
     orbis.registry.set_status([proposed(orbis)["l2_size"].id], "rejected", "ana")
-    assert orbis.documents.delete(document).facts.stated_elsewhere == 0
+    assert orbis.documents.delete(document).stated_elsewhere == 0
     assert orbis.registry.effective_facts("orbis-3") == {}
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from kb.index.near import NearIndex
 
 from kb.catalog.moving import copy_catalog
+from kb.catalog.schema import state_of
 from kb.errors import InvalidRequest, StoreAway
 from kb.index import chroma as chroma_client
 from kb.index.chroma import ChromaIndex, Server, parse_address
-from kb.index.near import NearIndex, state_of
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from tests.chroma_server import ChromaServer

@@ -5,14 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
+from kb.catalog.kept import made
+from kb.catalog.knowledge.lexical import LexicalRow, row_scope
+from kb.index.in_memory import KeptInMemory
 from threadpoolctl import threadpool_info, threadpool_limits
 
 from kb.catalog import Catalog
-from kb.catalog.kept import made
-from kb.catalog.knowledge import candidates, lexical
-from kb.catalog.knowledge.lexical import LexicalRow, row_scope
+from kb.catalog.knowledge import lexical
 from kb.catalog.meta import bump_revision
-from kb.index.in_memory import KeptInMemory
+from kb.catalog.tables import candidates
 from kb.scope import ScopeFilter
 
 MODEL = "test-model"

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kb.index.near import NearIndex
 
 from kb.catalog import Catalog
-from kb.catalog.knowledge import candidates
+from kb.catalog.schema import state_of
+from kb.catalog.tables import candidates
 from kb.errors import StoreAway
 from kb.index import near
 from kb.index.chroma import ChromaIndex
-from kb.index.near import NearIndex, state_of
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=6)

@@ -19,9 +19,9 @@ from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import (
     Asking,
     CaseView,
-    Context,
     HardwareView,
     ProblemView,
+    ProposalContext,
     ProposalFailed,
     Synthesizer,
 )
@@ -115,7 +115,7 @@ class Steps:
     name = "steps"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         parent = context.parent.proposal
         x = int(parent.values["x"]) if parent else 0
         tried = {n.proposal.values["x"] for n in context.tried if n.proposal is not None}
@@ -131,7 +131,7 @@ class Nonsense:
     name = "nonsense"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         raise ProposalFailed("it said nothing of use")
 
 

@@ -7,13 +7,13 @@ from dataclasses import replace
 from optimizer.evaluation.records import Evaluation, verdict_from_json
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, Move, Query, knowledge_from_json
-from optimizer.search.propose import Task, compose_context, query, roles_of
+from optimizer.search.propose import SearchTask, compose_context, query, roles_of
 from optimizer.search.records import Node, Proposal
-from optimizer.search.synthesizers.base import Context, ProblemView
+from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import HARDWARE, VIEW
 
-TASK = Task("run_1", Goal(language="cpp"), VIEW, HARDWARE)
+TASK = SearchTask("run_1", Goal(language="cpp"), VIEW, HARDWARE)
 FOUND = Evaluation(
     key="", problem="p", candidate="", language="cpp", hardware="x86-64", device="cpu",
     toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
@@ -48,7 +48,7 @@ class OfTiles:
     name = "tiles"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         return None
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class OfAnything:
     name = "anything"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         return None
 
 

@@ -25,7 +25,7 @@ from optimizer.search.bench.local import (
     DeviceRunner,
     LocalBench,
     LocalDevice,
-    Place,
+    TargetToolchain,
     devices_here,
     devices_of,
 )
@@ -118,7 +118,7 @@ def test_evaluations_at_once_are_on_different_devices(
 ) -> None:
     """Two processors stand in for two devices: what is looked at is who measures where."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
-    place = Place(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
+    place = TargetToolchain(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
     devices = (LocalDevice("cpu", 0), LocalDevice("cpu", 1))
     problem = load_problem(tmp_path / "double.py")
     together = threading.Barrier(2, timeout=60)

@@ -1,4 +1,4 @@
-"""What a node that searches has to have installed: docs/ray.md names it."""
+"""What a node that searches has to have installed: docs/several-machines.md names it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDED = {"torch", "numpy", "pydantic", "google-re2"}  # beside Ray, and Triton 
 PROGRAM = """\
 import sys
 sys.modules.update(dict.fromkeys({modules!r}))  # None: an import of it fails
-import optimizer.search.bench.on_node, optimizer.evaluation.diagnose
+import optimizer.search.bench.on_cluster, optimizer.evaluation.diagnose
 import optimizer.evaluation.runner.zygote, optimizer.evaluation.toolchains.registry
 """
 
@@ -43,5 +43,5 @@ def test_a_node_that_searches_imports_four_of_the_dependencies(tmp_path: Path) -
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-800:]
-    stated = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
+    stated = (ROOT / "docs" / "several-machines.md").read_text(encoding="utf-8")
     assert all(name in stated for name in NEEDED)

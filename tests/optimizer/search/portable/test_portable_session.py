@@ -9,15 +9,19 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
-from optimizer.search.portable.launch import SESSION, _minutes
-from optimizer.search.portable.packing import write_session
-from optimizer.search.portable.snapshot import (
+from optimizer.search.knowledge import (
     KEPT_EXCERPTS,
-    Snapshot,
+    Excerpt,
+    Knowledge,
+    KnowledgeSnapshot,
+    Move,
+    Query,
+    ShownSkill,
     SnapshotKnowledge,
     take_snapshot,
 )
+from optimizer.search.portable.launch import SESSION, _minutes
+from optimizer.search.portable.packing import write_session
 
 pytestmark = pytest.mark.slow(seconds=10)
 
@@ -62,7 +66,7 @@ def source() -> Source:
 
 
 @pytest.fixture
-def snapshot(source: Source) -> Snapshot:
+def snapshot(source: Source) -> KnowledgeSnapshot:
     signals, operators = ("memory_bound", "latency_bound"), ("softmax", "matmul", "softmax")
     return take_snapshot(source.consult, source.moves, signals, operators, TEMPLATE)
 
@@ -72,18 +76,20 @@ def query(*signals: str, **changes: object) -> Query:
     return Query(**fields)
 
 
-def test_documents_are_searched_once_for_a_signal(source: Source, snapshot: Snapshot) -> None:
+def test_documents_are_searched_once_for_a_signal(
+    source: Source, snapshot: KnowledgeSnapshot
+) -> None:
     assert source.searched == [("", "memory_bound"), ("", "latency_bound")]
     # Two operators, one of them of two problems: their beginning, and each signal.
     assert len(source.acted) == 6 and ("softmax",) in source.acted
     assert [len(rows) for rows in snapshot.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
 
 
-def test_a_skill_is_stored_once(snapshot: Snapshot) -> None:
+def test_a_skill_is_stored_once(snapshot: KnowledgeSnapshot) -> None:
     assert json.dumps(snapshot.as_json()).count("Raise the tile.") == 1
 
 
-def test_moves_are_decided_with_what_is_measured_there(snapshot: Snapshot) -> None:
+def test_moves_are_decided_with_what_is_measured_there(snapshot: KnowledgeSnapshot) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
     answer = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
     assert [(move.id, move.applies) for move in answer.moves] == [
@@ -97,7 +103,9 @@ def test_moves_are_decided_with_what_is_measured_there(snapshot: Snapshot) -> No
     assert [move.applies for move in unmeasured.moves] == [None, True, None]
 
 
-def test_a_search_begins_there_with_what_it_would_begin_with_here(snapshot: Snapshot) -> None:
+def test_a_search_begins_there_with_what_it_would_begin_with_here(
+    snapshot: KnowledgeSnapshot,
+) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
     (skill,) = knowledge.consult(query()).skills
     assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
@@ -108,13 +116,13 @@ def test_a_search_begins_there_with_what_it_would_begin_with_here(snapshot: Snap
     [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
 )
 def test_without_an_answer_there_are_the_facts(
-    snapshot: Snapshot, op: str, signals: tuple[str, ...]
+    snapshot: KnowledgeSnapshot, op: str, signals: tuple[str, ...]
 ) -> None:
     knowledge = SnapshotKnowledge(snapshot.as_json(), op, FACTS)
     assert knowledge.consult(query(*signals)) == Knowledge(facts=FACTS)
 
 
-def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: KnowledgeSnapshot) -> None:
     own = tmp_path / "mine.py"
     own.write_text(load_problem(Path("map_id")).source)
     problems = [load_problem(Path("map_id")), load_problem(own)]

@@ -19,9 +19,8 @@ from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from optimizer.search.tree import Tree
 from tests.optimizer.search.synthesizers.llm.conftest import KEY
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
