@@ -109,7 +109,7 @@ def retriever(
         store.submit(f"{language}.md", text, category="guidance", languages=(language,))
     store.submit("cute-h100.md", "# Layouts\n\nOf tiles.", hardware=("h100",), languages=("cute",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -117,7 +117,7 @@ def retriever(
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

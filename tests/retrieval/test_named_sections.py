@@ -57,7 +57,7 @@ def retriever(
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("named"), embedder, parsers, tagger)  # type: ignore[arg-type]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -131,7 +131,7 @@ def retriever(
     for name, text in (("chip.md", CHIP), ("memory.md", MEMORY), ("fp8.md", UNSTABLE)):
         store.submit(name, text, category="hardware", hardware=("h100",), languages=("triton",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -85,7 +85,7 @@ def retriever(
     for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):
         store.submit(f"{name}.md", text, category="guidance")
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()
