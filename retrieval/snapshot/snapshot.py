@@ -346,9 +346,20 @@ class Snapshot:
         wanted = np.array(sorted(section_seqs), np.int64)
         live = self._live_sections
         rows = live[np.searchsorted(self._section_seqs[live], wanted)] if len(wanted) else wanted
-        groups = [self._seqs[self._members(row)] for row in rows.tolist()]
-        sizes = np.fromiter(map(len, groups), np.int64, len(groups))
-        return Members(wanted, sizes, np.concatenate([np.zeros(0, np.int64), *groups]))
+        members, starts = self._all_members
+        sizes = starts[rows + 1] - starts[rows]
+        before = np.cumsum(sizes) - sizes
+        places = np.arange(sizes.sum()) + np.repeat(starts[rows] - before, sizes)
+        return Members(wanted, sizes, self._seqs[members[places]])
+
+    @cached_property
+    def _all_members(self) -> tuple[Rows, Rows]:
+        """Rows of passages, section by section; those of section s are from the s-th start on."""
+        members = (p.segment.members.astype(np.int64) + p.first for p in self._parts)
+        starts = (p.segment.member_starts[:-1] + p.first for p in self._parts)
+        none = np.zeros(0, np.int64)
+        ends = np.array([len(self._seqs)])
+        return np.concatenate([none, *members]), np.concatenate([none, *starts, ends])
 
     def _section_part(self, row: int) -> _Placed:
         return next(part for part in reversed(self._parts) if row >= part.first_section)
@@ -364,10 +375,8 @@ class Snapshot:
 
     def _members(self, row: int) -> Rows:
         """Rows of the passages of a section, in reading order."""
-        part = self._section_part(row)
-        starts, own = part.segment.member_starts, row - part.first_section
-        members = part.segment.members[int(starts[own]) : int(starts[own + 1])]
-        rows: Rows = members.astype(np.int64) + part.first
+        members, starts = self._all_members
+        rows: Rows = members[starts[row] : starts[row + 1]]
         return rows
 
     def _whole_section(self, row: int) -> WholeSection:
