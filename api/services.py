@@ -317,9 +317,48 @@ class Readiness:
         return loaded and self.catalog != TOO_NEW
 
 
+class Follower:
+    """A thread that publishes changes of the catalog before a request needs them, between `start`
+    and `stop`.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Follow from now on. A product of numpy takes one thread of this process from then on: a
+        second waits for the next product by spinning, and of two processors that took the time in
+        which another request is answered.
+        """
+        threadpool_limits(1, user_api="blas")
+        limit_arenas()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it publishes is finished first."""
+        self._stop.set()
+        self._thread.join(timeout=STOP_SECONDS)
+
+    def _run(self) -> None:
+        last = None
+        while not self._stop.is_set():
+            try:
+                snapshot = self._services.snapshots.current()
+                if last is None:
+                    collect_once_and_freeze()
+                if snapshot is not last:
+                    return_freed_memory()
+                last = snapshot
+            except Exception:  # the thread's boundary: requests publish for themselves
+                log.exception("the snapshot cannot be brought up to date")
+            self._stop.wait(FOLLOW_SECONDS)
+
+
 class Background:
-    """The service's own threads: one loads the built-in knowledge and reads uploads, one keeps the
-    snapshot up to date, one opens Chroma where the store has one.
+    """The service's own threads: one loads the built-in knowledge and reads uploads, one opens
+    Chroma where the store has one; and a `Follower`.
     """
 
     def __init__(self, services: Services) -> None:
@@ -331,9 +370,9 @@ class Background:
         self._index = "exact"
         self._threads = [
             threading.Thread(target=self._ingest, name="ingestion", daemon=True),
-            threading.Thread(target=self._follow, name="snapshots", daemon=True),
             threading.Thread(target=self._open_chroma, name="chroma", daemon=True),
         ]
+        self._follower = Follower(services)
         self._watch = StoreWatch(
             services.blobs, self._load_builtin, services.finish_deletions, lambda: services.near
         )
@@ -342,15 +381,12 @@ class Background:
         """Register the built-in hardware, then load, read and embed in the background."""
         services = self._services
         services.dense_ready = False
-        # A second thread of a product of numpy waits for the next product by spinning: of two
-        # processors that takes the time in which another request is answered.
-        threadpool_limits(1, user_api="blas")
-        limit_arenas()
         # Before the first request: a chip that is built in is never an unknown one.
         if loaded_by_newer(services.catalog, product_version()) is None:
             self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
         if services.settings.chroma_url:
             parse_address(services.settings.chroma_url)
+        self._follower.start()
         for thread in self._threads:
             thread.start()
         if services.settings.chroma_url or not services.blobs.near:
@@ -360,6 +396,7 @@ class Background:
         """End the threads and close the services; no job is left running."""
         self._stop.set()
         self._watch.stop()
+        self._follower.stop()
         for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=STOP_SECONDS)
@@ -436,22 +473,7 @@ class Background:
         if self._services.near is not None:
             self._services.near.sync(scopes)
 
-    # -- what answers are computed from
-
-    def _follow(self) -> None:
-        """Publish changes of the catalog before a request needs them."""
-        last = None
-        while not self._stop.is_set():
-            try:
-                snapshot = self._services.snapshots.current()
-                if last is None:
-                    collect_once_and_freeze()
-                if snapshot is not last:
-                    return_freed_memory()
-                last = snapshot
-            except Exception:  # the thread's boundary: requests publish for themselves
-                log.exception("the snapshot cannot be brought up to date")
-            self._stop.wait(FOLLOW_SECONDS)
+    # -- vectors of large stores
 
     def _open_chroma(self) -> None:
         """Open Chroma where it is on a server, or once the store is larger than exact search is

@@ -121,10 +121,16 @@ class Settings(BaseSettings):
         ge=1,
         description="Most tokens of `context` in an answer, if the request does not say how many.",
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that answer retrievals; 1: the service alone. All map one snapshot.",
+    )
     retrievals_at_once: int = Field(
         4,
         ge=1,
-        description="Retrievals that are computed at the same time; others wait.",
+        description="Retrievals that a process computes at the same time; others wait.",
     )
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."

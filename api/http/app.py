@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from importlib.resources import files
 from typing import Any
 
@@ -32,6 +32,7 @@ from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
 from api.http.roles import Needs
 from api.http.routes import router_of
+from api.http.workers import FromWorkers
 from api.mcp.mounted import PATH as MCP_PATH
 from api.mcp.mounted import Mounted
 from api.mcp.tools import TOOLS
@@ -57,11 +58,15 @@ from skills.trajectories.queue import TrajectoryQueue
 
 log = structlog.get_logger(__name__)
 
+Lifespan = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+
 _STATIC = "/docs-static"
 FLUSH_SECONDS = 30.0
 
 
-def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
+def create_app(
+    settings: Settings, services: Services | None = None, lifespan: Lifespan | None = None
+) -> FastAPI:
     """The application; it opens and closes the services with its lifespan.
 
     With `services` of a command it only answers, and leaves them open: it reads no documents, opens
@@ -76,7 +81,7 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         swagger_ui_oauth2_redirect_url=None,
-        lifespan=_lifespan if services is None else _lent,
+        lifespan=lifespan or (_lifespan if services is None else _lent),
     )
     app.state.settings = settings
     app.state.services = services
@@ -93,7 +98,9 @@ def create_app(settings: Settings, services: Services | None = None) -> FastAPI:
         trusted=services is not None,
     )
     app.add_middleware(KnownCallers, settings=settings)
-    app.add_middleware(RequestLog, metrics=metrics)  # the outermost: it logs refusals too
+    app.add_middleware(RequestLog, metrics=metrics)  # it logs refusals too
+    if settings.workers > 1:
+        app.add_middleware(FromWorkers)
     errors.install(app)
     app.router.routes.extend(router_of(operations()).routes)
     app.add_api_route("/", start, include_in_schema=False)
@@ -128,9 +135,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.admission = Admission(settings)
     app.state.metrics.observe(background.readiness, lambda: figures_of(services.catalog))
     background.start()
-    periodic = [asyncio.create_task(_flush_uses(services))]
-    if services.catalog.on_server:
-        periodic.append(asyncio.create_task(_exchange_counts(services, app.state.limits)))
+    periodic = [asyncio.create_task(flush_uses(services))]
+    if services.catalog.on_server or settings.workers > 1:
+        periodic.append(asyncio.create_task(exchange_counts(services, app.state.limits)))
     try:
         async with app.state.mcp.open(app, settings), _queues(services, background):
             yield
@@ -160,14 +167,14 @@ async def _queues(services: Services, background: Background | None) -> AsyncIte
         evaluations.close()
 
 
-async def _flush_uses(services: Services) -> None:
+async def flush_uses(services: Services) -> None:
     """Store every now and then when keys were used: not with each request."""
     while True:
         await asyncio.sleep(FLUSH_SECONDS)
         await run_in_threadpool(services.keys.flush)
 
 
-async def _exchange_counts(services: Services, limits: Limits) -> None:
+async def exchange_counts(services: Services, limits: Limits) -> None:
     """Tell the other replicas how many requests came here, and learn theirs."""
     counts, failing = RequestCounts(services.catalog), False
     while True:

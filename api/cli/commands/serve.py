@@ -11,8 +11,9 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,6 +56,13 @@ def serve(
             " each.",
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            help="Processes that answer retrievals, one for each processor. Default: 1.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
@@ -62,7 +70,7 @@ def serve(
     from kb.settings import unknown_settings
 
     names = ",".join(allowed_host) if allowed_host else None
-    settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names)
+    settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names, workers=workers)
     for unknown in unknown_settings(os.environ):
         print(f"Warning: {unknown}", file=sys.stderr, flush=True)
     send_logs_to_stderr(settings.log_level)  # checks the level
@@ -143,7 +151,24 @@ def greeting(address: str, data_dir: Path, keys: bool) -> str:
     )
 
 
-def _run(settings: Any, listening: socket.socket) -> None:
+def _run(settings: Settings, listening: socket.socket) -> None:
+    sockets = [listening]
+    if settings.workers == 1:
+        _run_service(settings, sockets)
+        return
+    from api.http.workers import Workers, listen_for_workers
+
+    with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
+        workers = Workers(settings, listening)
+        workers.start()
+        try:
+            _run_service(settings, [*sockets, listen_for_workers(settings)])
+        finally:
+            workers.stop()
+
+
+def _run_service(settings: Settings, sockets: list[socket.socket]) -> None:
     import uvicorn
 
     from api.http.app import create_app
@@ -157,7 +182,7 @@ def _run(settings: Any, listening: socket.socket) -> None:
         timeout_graceful_shutdown=10,
     )
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
 
