@@ -1,4 +1,4 @@
-"""Records as JSON values, and the documentation of their fields."""
+"""Conversion of results into JSON values, and the documentation of their fields."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Finite = Annotated[float, Predicate(math.isfinite)]
 def plain(value: Any) -> Any:
     """Dataclasses and mappings as dicts, sequences as lists; infinite numbers and NaN become None.
 
-    `dataclasses.asdict` copies deeply and fails at read-only mappings, which the specs use. Raises
-    TypeError for any other type.
+    Unlike `dataclasses.asdict`, it does not fail for read-only mappings. Raises TypeError for any
+    other type.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -30,7 +30,7 @@ def plain(value: Any) -> Any:
         return [plain(entry) for entry in value]
     if isinstance(value, set | frozenset):
         return sorted(plain(entry) for entry in value)
-    raise TypeError(f"{type(value).__name__} cannot be part of an answer")
+    raise TypeError(f"{type(value).__name__} cannot be converted to JSON")
 
 
 class Doc:

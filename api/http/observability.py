@@ -110,7 +110,7 @@ class Metrics:
         if COUNTS not in os.environ:
             return bytes(generate_latest(self.registry))
         together = CollectorRegistry()
-        MultiProcessCollector(together)
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
         if self._state is not None:
             together.register(self._state)
         return bytes(generate_latest(together))

@@ -92,7 +92,9 @@ def _endpoint(operation: Operation[Any, Any]) -> Callable[..., Response]:
     return endpoint
 
 
-def _keyword(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> Any:
+def _keyword(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(name, kind, default=default, annotation=annotation)
 

@@ -227,13 +227,11 @@ class Operation(Generic[P, R]):
             model: type[BaseModel] = fields[0].type
             return model
         name, doc = self.body
-        made: type[BaseModel] = create_model(
-            name or self.name,
-            __config__=ConfigDict(extra="forbid", strict=True),
-            __doc__=doc or None,
-            **{i.name: (i.annotation, ... if i.required else i.default) for i in fields},
-        )
-        return made
+        given: dict[str, Any] = {
+            i.name: (i.annotation, ... if i.required else i.default) for i in fields
+        }
+        config = ConfigDict(extra="forbid", strict=True)
+        return create_model(name or self.name, __config__=config, __doc__=doc or None, **given)
 
     @cached_property
     def takes_model(self) -> bool:

@@ -101,8 +101,9 @@ def upload(
     for incoming in file:
         try:
             _check_new(incoming, names)
-            answers.append(_submit(services, incoming, about))
-            services.metrics.upload(answers[-1].outcome)
+            submitted = _submit(services, incoming, about)
+            answers.append(submitted)
+            services.metrics.upload(submitted.outcome)
         except KernloreError as error:
             refused.append(error)
             answers.append(RefusedFile(incoming.name[:200], ErrorBody(**error_json(error))))

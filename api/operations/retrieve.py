@@ -124,5 +124,5 @@ def report_outcome(
         note=note,
         access_scope=services.access,
     )
-    services.skills.observed(used)
+    services.report_skill_use(used)
     return StoredOutcome(retrieval_id, outcome)

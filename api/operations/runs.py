@@ -44,7 +44,7 @@ def _processes(services: Services, run_id: str) -> ServiceRuns:
 @declared("GET /runs", "List runs, newest first")
 def list_runs(services: Services) -> ListedRuns:
     """Each run with its goal, state and result."""
-    return {"runs": [row.as_json() for row in runs.run_store(services).latest()]}
+    return {"runs": [runs.shown_run(row) for row in runs.run_store(services).latest()]}
 
 
 @declared(

@@ -71,7 +71,7 @@ def list_skills(
 ) -> ListedSkills:
     """Skills by name; with `q`, those first that contain most of its words."""
     return ListedSkills(
-        services.skills.find(
+        services.skills.list(
             states=listed(state),
             tier=tier,
             hardware=hardware,
@@ -115,10 +115,10 @@ def change_skill(
     of a skill that is active now."""
     access = services.access
     event = change_state(
-        services, name, state, actor=actor, reason=reason, force=force, access_scope=access
+        services.catalog, name, state, actor=actor, reason=reason, force=force, access_scope=access
     )
     warnings = services.skills.warnings(name, event, access_scope=access)
-    return ChangedSkill(name, event.to_state, event, warnings)
+    return ChangedSkill(name, event.to_state or state, event, warnings)
 
 
 @declared(
@@ -179,16 +179,23 @@ def export_skill(services: Services, name: str) -> Download:
     return Download(data, "application/zip", headers)
 
 
-IMPORT = {
-    "role": "writer",
-    "upload": True,
-    "status": 201,
-    "status_of": lambda imported: 200 if imported.outcome == "unchanged" else 201,
-    "responses": {200: "The same text is stored already.", 201: "Imported as a candidate."},
-}
+def _status_of(imported: Imported) -> int:
+    return 200 if imported.outcome == "unchanged" else 201
 
 
-@declared("POST /skills", "Import a skill as a candidate", **IMPORT)
+imported = partial(
+    declared,
+    "POST /skills",
+    "Import a skill as a candidate",
+    role="writer",
+    upload=True,
+    status=201,
+    status_of=_status_of,
+    responses={200: "The same text is stored already.", 201: "Imported as a candidate."},
+)
+
+
+@imported()
 def import_zip(
     services: Services,
     file: Annotated[Files, Doc("A zip of the skill's folder."), MaxLen(1)],
@@ -210,10 +217,7 @@ def import_zip(
         return services.skills.import_folder(path, actor=actor, access_scope=services.access)
 
 
-@declared(
-    "POST /skills",
-    "Import a skill as a candidate",
-    **IMPORT,
+@imported(
     form=import_zip,
     example={
         "name": "wait-for-talon",

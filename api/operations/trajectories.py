@@ -62,7 +62,8 @@ def submit_trajectory(services: Services, trajectory: TrajectoryBody) -> ListedT
     row = accept_body(services, trajectory)
     if row.state == "queued":
         queue.wake()
-    return reading.trajectory_row(row)
+    accepted: ListedTrajectory = plain(reading.trajectory_row(row))
+    return accepted
 
 
 @declared("GET /trajectories", "List external trajectories, newest first")

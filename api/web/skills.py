@@ -54,7 +54,7 @@ def list_page(
         "access_scope": services.access,
     }
     if q:
-        shown = paged(services.skills.find(words=q, **wanted), number)
+        shown = paged(services.skills.list(words=q, **wanted), number)
     else:
         rows, total = services.skills.page(
             limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, **wanted

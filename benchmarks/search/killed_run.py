@@ -35,7 +35,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
-from optimizer.search.loop import ReplayBench, Search
+from optimizer.search.loop import Search
 from optimizer.search.records import Node
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import builtin
@@ -43,6 +43,7 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking, HardwareView
 from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import ReplayBench
 
 TITLE = "A run that is killed again and again"
 PROBLEM, LANGUAGE, HARDWARE = "map_id", "cpp", "auto"

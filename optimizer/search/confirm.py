@@ -1,6 +1,6 @@
-"""Whether the winner wins: measured again on values that the search never saw.
+"""Confirmation: the best candidates of a search are measured again on values that it never saw.
 
-The best of many is partly the luckiest: its figure from the search is not the one that is reported.
+The best of many is partly the luckiest, so its figure from the search is not reported.
 """
 
 from __future__ import annotations
@@ -20,28 +20,25 @@ from optimizer.search.records import Node, Proposal, time_text
 from optimizer.search.tree import BY_COMMANDS, Tree, rough_best
 
 FINALISTS = 2
-UNTRIED = "nothing was tried"  # how the reason begins where there was no candidate
-FIRST_RIGHT = "the first right candidate"  # the baseline of a chip without a reference
-RECENT = 4  # evaluations that say how long one takes
-ROUNDS = 2  # of fresh processes for each finalist
-LATER = ("over", "clock", "measured", "best_so_far")  # fields that older results lack
+UNTRIED = "nothing was tried"  # beginning of the reason of a run without a candidate
+FIRST_RIGHT = "the first right candidate"  # baseline of a chip without a reference
+RECENT = 4  # evaluations from which the time of the next is estimated
+ROUNDS = 2  # fresh processes for each finalist
 
 
 class Confirming(Protocol):
     """A bench that measures a candidate again on values that the search never saw."""
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Measure on the searched timed cases, or on the held-out ones.
-
-        Raises KernloreError or OSError where the infrastructure failed.
-        """
+        """Measure on the searched timed cases, or on the held-out ones. Raises KernloreError or
+        OSError if the infrastructure failed."""
         ...
 
 
 @dataclass(frozen=True)
 class CaseFigure:
-    """A case of the final measurement: its speed-up and the times of a call in microseconds.
-    `held_out` is set where the search never saw the case."""
+    """Final measurement of a case, with the times of a call in microseconds. `held_out` marks a
+    case that the search never saw."""
 
     case: str
     held_out: bool
@@ -54,14 +51,14 @@ class CaseFigure:
 class RunOutcome:
     """The result of a run.
 
-    `node` is the number of the winner; it is None where nothing beats the reference for certain,
-    then `gain` is None and `reason` says why. `inherited` is the gain of the best stored winner
-    that the run started from. `notes` lists what could not be measured. `over` names the baseline
-    of the gain. `measured` is False where there is no figure to say so by: nothing was tried, or
-    nothing could be timed. `clock` is `wall`, `program` where a chip's own program reports the
-    times, or `simulator` where the figures are ratios of simulated times. `best_so_far` is the
-    number of the best right candidate where there is no winner: it was not measured again, or, on a
-    chip where the reference does not run, nothing is faster. It is None where the reference stays.
+    `node` is the number of the winner, and `gain` its speed-up over `over`, the baseline. Both are
+    None if nothing certainly beats the baseline; `reason` then gives the cause. `inherited` is the
+    gain of the best stored winner that the run started from. `notes` lists missing measurements.
+    `measured` is False if the decision rests on no figure: nothing was tried or could be timed.
+    `clock` is `wall`, `program` (a chip's own program reports the times) or `simulator` (ratios of
+    simulated times). `best_so_far` is the number of the best correct candidate of a run without a
+    winner: it was not measured again, or nothing is faster on a chip where the reference does not
+    run. It is None if the reference stays.
     """
 
     node: int | None
@@ -89,15 +86,17 @@ def confirm(
     left: Callable[[], float] = lambda: math.inf,
     untried: Callable[[], str] = lambda: UNTRIED,
 ) -> RunOutcome:
-    """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
-    with. most: finalists. left: seconds that are left; the best finalist is measured at least once,
-    and what is not begun, because it would not end in time, is noted. untried: the reason to give
-    where there was no candidate."""
+    """Measure up to `most` finalists again and choose the one that is certainly fastest.
+
+    `over` names the bench's baseline. `left` returns the remaining seconds: the best finalist is
+    measured at least once, and measurements that would not end in time are skipped with a note.
+    `untried` returns the reason of a run without a candidate.
+    """
     notes: list[str] = []
     wrong: list[int] = []
     best: RunOutcome | None = None
     chosen = finalists(tree)[:most]
-    took = 0.0  # seconds of the last round, which the next may take too
+    took = 0.0  # seconds of the longest round, the estimate for the next
     for node in chosen:
         if node is not chosen[0] and left() <= took:
             notes.append(f"node {node.number} was not measured again: the time is over")
@@ -124,20 +123,18 @@ def confirm(
 
 
 def not_confirmed(tree: Tree, why: str, over: str = "the reference") -> RunOutcome:
-    """The outcome of a run whose winner was not measured again, for the reason `why`: no gain, and
-    the best candidate so far."""
+    """The outcome of a run whose winner was not measured again because of `why`: no gain, and the
+    best candidate so far."""
     best = best_so_far(tree)
-    if best is None:
-        return RunOutcome(None, None, why, _inherited(tree), over=over, measured=False)
-    reason = f"{why}; best so far: {candidate_text(tree, best, over)}"
-    return RunOutcome(
-        None, None, reason, _inherited(tree), over=over, measured=False, best_so_far=best.number
-    )
+    if best is not None:
+        why = f"{why}; best so far: {candidate_text(tree, best, over)}"
+    number = best.number if best is not None else None
+    inherited = _inherited(tree)
+    return RunOutcome(None, None, why, inherited, over=over, measured=False, best_so_far=number)
 
 
 def so_far(tree: Tree, why: str) -> RunOutcome:
-    """The outcome of a stored run without a result, for the reason `why`. What its figures are over
-    and their clock are read from its rows."""
+    """The outcome of a stored run without a result, with baseline and clock read from its rows."""
     evaluations = [node.evaluation for node in tree if node.evaluation is not None]
     apart = [e for e in evaluations if e.toolchain.startswith(BY_COMMANDS)]
     if not apart:
@@ -148,9 +145,11 @@ def so_far(tree: Tree, why: str) -> RunOutcome:
 
 
 def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:
-    """The best right candidate by the figures of the search, the first of those without a figure;
-    None where there is none, or where the reference runs and is as fast. `without` are numbers of
-    candidates that do not count."""
+    """The best correct candidate by the figures of the search, else the first without a figure.
+
+    None without a correct candidate, or if the reference runs and is as fast. `without` are numbers
+    of excluded candidates.
+    """
     right = [n for n in tree.nodes[1:] if n.correct and n.number not in without]
     best = max(right, key=lambda n: (n.merit, -n.number), default=None)
     if best is None or not tree.reference_runs or best.speedup is None:
@@ -159,7 +158,7 @@ def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:
 
 
 def candidate_text(tree: Tree, node: Node, over: str) -> str:
-    """A right candidate in words: its number, and its figure from the search."""
+    """Number of a correct candidate and its figure from the search, in words."""
     name = f"candidate {node.number}, correct"
     if tree.baseline is not None:
         name += f", {time_text(node)}"
@@ -180,7 +179,7 @@ def _inherited(tree: Tree) -> Interval | None:
 
 
 def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]) -> str:
-    """Why there is no figure, with what would help; empty where there is one."""
+    """Reason for a missing figure, with a remedy; "" if there is a figure."""
     tried = [node for node in tree if node.parent is not None]
     right = [node for node in tried if node.correct]
     if not tried:
@@ -218,9 +217,11 @@ def finalists(tree: Tree) -> list[Node]:
 
 
 def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
-    """About how long the next candidate and the last measurement take, by those that were
-    evaluated; 0 while no candidate was, so that the first is tried as long as there is any time.
-    Where there is no finalist yet, the next may be measured again once."""
+    """Estimate of the seconds of the next candidate and the last measurement.
+
+    0 before the first candidate, which is tried as long as any time is left. Without a finalist,
+    the next candidate may become one and is measured again once.
+    """
     if all(node.parent is None for node in tree):
         return 0.0
     took = [sum(n.evaluation.seconds.values()) for n in tree if n.evaluation is not None]
@@ -239,8 +240,9 @@ def _measured(
     wrong: list[int],
     left: Callable[[], float],
 ) -> tuple[RunOutcome | None, float]:
-    """The searched cases in ROUNDS of fresh processes, the held-out ones once, and the seconds of
-    the longest round. `wrong` gets the number of a node that fails on fresh values."""
+    """Measure the searched cases in ROUNDS fresh processes and the held-out ones once; also returns
+    the seconds of the longest round. `wrong` gets the number of a node that fails on fresh values.
+    """
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
     figures: list[CaseFigure] = []
@@ -260,8 +262,8 @@ def _measured(
         kept = [n for n in evaluation.notes if n.startswith(HELD_OUT) or n == BRIEFLY]
         notes += [n for n in kept if n not in notes]
         if not evaluation.correct and held_out:
-            # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
-            # module lets the kernel have only what was measured and right.
+            # Instances of recipes hold numbers of the searched cases (a stride, a limit). The
+            # written module calls the kernel only for measured, correct cases.
             notes.append(f"node {node.number} is for the searched cases only: {evaluation.message}")
             continue
         if not evaluation.correct:
@@ -270,7 +272,7 @@ def _measured(
             return None, took
         timed = [t for t in evaluation.timings if t.speedup is not None]
         if held_out:
-            figures += [_figure(timing, True) for timing in timed]
+            figures += [_figure([timing], True) for timing in timed]
         else:
             rounds.append(timed)
     by_case: dict[str, list[CaseTiming]] = {}
@@ -279,43 +281,29 @@ def _measured(
     if not by_case:
         notes.append(f"node {node.number}: the machine was too busy to measure it again")
         return None, took
-    searched = [_joined(timings) for timings in by_case.values()]
+    searched = [_figure(timings, False) for timings in by_case.values()]
     gain = combined([(figure.speedup, 1.0) for figure in searched])
     return RunOutcome(node.number, gain, "", figures=(*searched, *figures)), took
 
 
-def _joined(timings: Sequence[CaseTiming]) -> CaseFigure:
-    """Several measurements of one case, in processes of their own."""
+def _figure(timings: Sequence[CaseTiming], held_out: bool) -> CaseFigure:
+    """Figure of one case from its measurements, each in a separate process; held-out cases have
+    one."""
     intervals = [(t.speedup, 1.0) for t in timings if t.speedup is not None]
     last = timings[-1]
+    speedup = intervals[0][0] if held_out else combined(intervals)
     return CaseFigure(
-        last.case, False, combined(intervals), last.candidate_us or 0.0, last.baseline_us or 0.0
-    )
-
-
-def _figure(timing: CaseTiming, held_out: bool) -> CaseFigure:
-    assert timing.speedup is not None
-    return CaseFigure(
-        timing.case,
-        held_out,
-        timing.speedup,
-        timing.candidate_us or 0.0,
-        timing.baseline_us or 0.0,
+        last.case, held_out, speedup, last.candidate_us or 0.0, last.baseline_us or 0.0
     )
 
 
 def outcome_from_json(result: Mapping[str, Any]) -> RunOutcome:
-    """Read the outcome that `Outcome.as_json` wrote."""
-    figures = tuple(
+    """Inverse of `RunOutcome.as_json`; results of older versions lack fields with a default."""
+    fields = {name: result[name] for name in RunOutcome.__dataclass_fields__ if name in result}
+    for name in ("gain", "inherited"):
+        fields[name] = Interval(**result[name]) if result[name] else None
+    fields["figures"] = tuple(
         CaseFigure(**{**figure, "speedup": Interval(**figure["speedup"])})
         for figure in result["figures"]
     )
-    return RunOutcome(
-        result["node"],
-        Interval(**result["gain"]) if result["gain"] else None,
-        result["reason"],
-        Interval(**result["inherited"]) if result["inherited"] else None,
-        figures,
-        tuple(result["notes"]),
-        **{name: result[name] for name in LATER if name in result},
-    )
+    return RunOutcome(**{**fields, "notes": tuple(result["notes"])})

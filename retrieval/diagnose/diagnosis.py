@@ -19,7 +19,7 @@ from typing import Any
 from kb.answers import SignalFinding, Verdict
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.spec import SignatureSpec
-from kb.predicates import Bindings, Outcome, Value
+from kb.predicates import Bindings, PredicateResult, Value
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
 from retrieval.diagnose.rules import Rule, RuleTable, load_rules
@@ -246,7 +246,7 @@ class Abstention:
 class _Tried:
     index: int
     rule: Rule
-    outcome: Outcome
+    outcome: PredicateResult
 
     @property
     def order(self) -> tuple[int, str, int]:

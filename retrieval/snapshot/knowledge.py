@@ -118,7 +118,7 @@ class Knowledge:
             if move.document_id not in hidden
             and not (move.signals and wanted.isdisjoint(move.signals))
             and not (move.hardware and places.isdisjoint(move.hardware))
-            and scope.speaks(move.languages)
+            and scope.admits_languages(move.languages)
         ]
 
     def sections_of_moves(self, move_ids: Collection[str]) -> frozenset[str]:

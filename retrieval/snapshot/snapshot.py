@@ -645,7 +645,9 @@ class Snapshot:
             and access.sees(card.hardware)
         ]
         if access.restricted:
-            chosen = [replace(card, hardware=access.named(card.hardware)) for card in chosen]
+            chosen = [
+                replace(card, hardware=access.visible_hardware(card.hardware)) for card in chosen
+            ]
         return sorted(chosen, key=lambda s: (s.document_title, s.document_id, s.ordinal))
 
     def kernels(
@@ -665,7 +667,7 @@ class Snapshot:
             and access.sees(sample.hardware)
         ]
         if access.restricted:
-            chosen = [replace(s, hardware=access.named(s.hardware)) for s in chosen]
+            chosen = [replace(s, hardware=access.visible_hardware(s.hardware)) for s in chosen]
         return sorted(chosen, key=lambda s: (s.document_id is not None, s.document_title, s.id))
 
     def _cards_of(self, segment: Segment, place: int) -> list[Symbol]:
@@ -732,7 +734,7 @@ def _as_seen(passage: Passage, access: AccessScope) -> Passage:
     """Without the names of other chips that it is about."""
     if not access.restricted:
         return passage
-    return passage._replace(hardware=access.named(passage.hardware))
+    return passage._replace(hardware=access.visible_hardware(passage.hardware))
 
 
 def _sees(access: AccessScope, document: StoredDocument) -> bool:

@@ -89,7 +89,7 @@ def of_document(
         ).order_by(t.moves.c.name)
     )
     moves = (_move(row) for row in rows if access_scope.sees(row.hardware))
-    return [replace(move, hardware=access_scope.named(move.hardware)) for move in moves]
+    return [replace(move, hardware=access_scope.visible_hardware(move.hardware)) for move in moves]
 
 
 def _move(row: sa.Row[Any]) -> StoredMove:

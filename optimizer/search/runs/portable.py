@@ -31,13 +31,14 @@ from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import problem_view
 from optimizer.search.confirm import RunOutcome, outcome_from_json, so_far
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import KnowledgeSnapshot, Query, take_snapshot
+from optimizer.search.knowledge import KnowledgeSnapshot, take_snapshot
 from optimizer.search.loop import Listener, Search
 from optimizer.search.output.account import model_costs
 from optimizer.search.output.module import write_module
 from optimizer.search.output.report import write_report
 from optimizer.search.output.shipped.table import TABLE
 from optimizer.search.portable.packing import Drafted, write_session
+from optimizer.search.propose import EXCERPTS
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.machine import keep_rates, kept_rates
@@ -52,6 +53,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.tree import Tree
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.request import RetrieveRequest
 
 CUDA_VENDORS = ("nvidia", "amd")
 WHY_NOT = {"running": "the run has not ended", "cancelled": CANCELLED_EARLY}
@@ -143,7 +145,9 @@ def session_target(base: KnowledgeBase, hardware: str) -> dict[str, Any]:
 def _snapshot(
     base: KnowledgeBase, operators: Sequence[str], hardware: str, goal: Goal
 ) -> KnowledgeSnapshot:
-    template = Query((), {}, "", hardware, "", goal.language, None, "", 0, 2_000)
+    template = RetrieveRequest(
+        hardware=hardware, language=goal.language, node_id="0", k=EXCERPTS, max_tokens=2_000
+    )
     signals = [signal.id for signal in load_signals()]
     source = ServiceKnowledge(base)
     return take_snapshot(source.consult, source.remedies, signals, operators, template)

@@ -30,6 +30,7 @@ from optimizer.search.runs.run_store import (
     ShownRun,
     cancel_run,
     run_store,
+    shown_run,
 )
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE
 from retrieval.knowledge_base import KnowledgeBase
@@ -154,7 +155,7 @@ class ServiceRuns:
         the end of what its process printed. Raises NotFound.
         """
         try:
-            row: ShownRun = run_store(self._base).run(run_id).as_json()  # type: ignore[assignment]
+            row = shown_run(run_store(self._base).run(run_id))
         except NotFound:
             beginning = self._beginning(run_id)
             if beginning is None:

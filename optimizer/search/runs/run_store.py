@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from difflib import unified_diff
 from pathlib import Path
-from typing import Annotated, Any, Literal, Required
+from typing import Annotated, Any, Literal, Required, cast
 
 from typing_extensions import TypedDict
 
@@ -109,6 +109,11 @@ class AcceptedStep(TypedDict):
     run: str
     step: int
     state: Literal["accepted"]
+
+
+def shown_run(row: RunRow) -> ShownRun:
+    """A run as lists show it."""
+    return cast(ShownRun, row.as_json())
 
 
 def run_store(base: KnowledgeBase) -> CatalogStore:

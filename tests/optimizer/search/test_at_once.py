@@ -14,11 +14,10 @@ from pathlib import Path
 import pytest
 
 from optimizer.search.goal import POLICIES, Goal
-from optimizer.search.loop import ReplayBench
 from optimizer.search.records import IN_FLIGHT, Cost, Proposal
 from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.tree import Tree, seen
-from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
+from tests.optimizer.search.landscape import ReplayBench, Steps, TableBench, hill, proposal, search
 
 pytestmark = pytest.mark.slow(seconds=5)
 

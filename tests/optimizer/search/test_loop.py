@@ -12,8 +12,8 @@ import pytest
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import UNTRIED, confirm, finalists
 from optimizer.search.goal import POLICIES, Goal, reason_to_stop
-from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
-from optimizer.search.propose import NEVER_ANSWERED
+from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP
+from optimizer.search.propose import NEVER_ANSWERED, SILENT_IN_A_ROW
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
 from optimizer.search.synthesizers.base import ProposalContext, Unreachable

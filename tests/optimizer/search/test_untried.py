@@ -50,8 +50,8 @@ def test_where_no_candidate_exists_it_names_who_was_asked_and_who_would_have_one
 ) -> None:
     why = reason(search(tmp_path, Goal(minutes=2), synthesizers=(Nobody(),)), Steps(), Nonsense())
     assert why == (
-        "nothing was tried: no candidate exists. Asked: nobody (no rule for aten.sort). steps,"
-        " which was not asked, has one: leave --language out; a language model (--models) or a"
+        "nothing was tried: no candidate exists. Tried: nobody (no rule for aten.sort). steps,"
+        " which was not tried, has one: leave --language out; a language model (--models) or a"
         " proposer of your own (POST /runs) can write one"
     )
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import json
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.knowledge import (
-    KEPT_EXCERPTS,
+    PACKED_EXCERPTS,
     Excerpt,
     Knowledge,
     KnowledgeSnapshot,
     Move,
-    Query,
     ShownSkill,
     SnapshotKnowledge,
     take_snapshot,
 )
 from optimizer.search.portable.launch import SESSION, _minutes
 from optimizer.search.portable.packing import write_session
+from retrieval.request import RetrieveRequest
 
 pytestmark = pytest.mark.slow(seconds=10)
 
 FACTS: dict[str, float | str] = {"l1d_size": 32768.0}
-TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
+TEMPLATE = RetrieveRequest(hardware="x86-64", max_tokens=2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
 
 
@@ -38,18 +39,18 @@ class Source:
     """A knowledge base that counts what it is asked."""
 
     def __init__(self) -> None:
-        self.searched: list[tuple[str, str]] = []
-        self.acted: list[tuple[str, ...]] = []
+        self.searched: list[tuple[str | None, str]] = []
+        self.acted: list[tuple[str | None, ...]] = []
 
-    def consult(self, query: Query) -> Knowledge:
-        self.searched.append((query.op, query.signals[0]))
-        texts = (f"{query.signals[0]} {n}" for n in range(KEPT_EXCERPTS + 2))
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        self.searched.append((request.op, request.signals[0]))
+        texts = (f"{request.signals[0]} {n}" for n in range(PACKED_EXCERPTS + 2))
         return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
 
-    def moves(self, query: Query) -> Knowledge:
-        self.acted.append((query.op, *query.signals))
-        if not query.signals:
-            begun = ShownSkill(f"tuned-{query.op}", "values", "Begin with them.", 0.9)
+    def moves(self, request: RetrieveRequest) -> Knowledge:
+        self.acted.append((request.op, *request.signals))
+        if not request.signals:
+            begun = ShownSkill(f"tuned-{request.op}", "values", "Begin with them.", 0.9)
             return Knowledge("ret_begin", skills=(begun,))
         moves = (
             move("mv_low", "metrics.l2_hit < 0.5"),
@@ -57,7 +58,7 @@ class Source:
             move("mv_always", ""),
         )
         skill = ShownSkill("wider-tiles", "tiles", "Raise the tile.", 0.5)
-        return Knowledge(f"ret_{query.op}", (), moves, (skill,), FACTS)
+        return Knowledge(f"ret_{request.op}", (), moves, (skill,), FACTS)
 
 
 @pytest.fixture
@@ -71,18 +72,17 @@ def snapshot(source: Source) -> KnowledgeSnapshot:
     return take_snapshot(source.consult, source.moves, signals, operators, TEMPLATE)
 
 
-def query(*signals: str, **changes: object) -> Query:
-    fields = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **changes}
-    return Query(**fields)
+def query(*signals: str, **changes: object) -> RetrieveRequest:
+    return replace(TEMPLATE, signals=signals, op="softmax", **changes)  # type: ignore[arg-type]
 
 
 def test_documents_are_searched_once_for_a_signal(
     source: Source, snapshot: KnowledgeSnapshot
 ) -> None:
-    assert source.searched == [("", "memory_bound"), ("", "latency_bound")]
+    assert source.searched == [(None, "memory_bound"), (None, "latency_bound")]
     # Two operators, one of them of two problems: their beginning, and each signal.
     assert len(source.acted) == 6 and ("softmax",) in source.acted
-    assert [len(rows) for rows in snapshot.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
+    assert [len(rows) for rows in snapshot.excerpts.values()] == [PACKED_EXCERPTS, PACKED_EXCERPTS]
 
 
 def test_a_skill_is_stored_once(snapshot: KnowledgeSnapshot) -> None:
