@@ -10,6 +10,7 @@ from api.operations.bodies import TrajectoryBody
 from api.services import Services
 from api.strict_json import load_json
 from kb.errors import InvalidRequest
+from kb.plain import plain
 from skills.trajectories import reading
 from skills.trajectories.reading import ListedTrajectories, ListedTrajectory
 
