@@ -51,11 +51,11 @@ def of_service(url: str) -> Iterator[Check]:
 
     service = RemoteTarget(url)
     try:
-        for path in ("/healthz", "/readyz"):
+        for name in ("healthz", "readyz"):
             try:
-                yield Check(path, True, f"{service.call('GET', path)}")
+                yield Check(f"/{name}", True, f"{service.call(name)}")
             except KernloreError as error:
-                yield Check(path, False, error.message, error.hint)
+                yield Check(f"/{name}", False, error.message, error.hint)
     finally:
         service.close()
 

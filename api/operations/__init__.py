@@ -271,12 +271,27 @@ def operation(
     return lambda function: Operation(function, method, path, summary, tag, needed, **more)
 
 
+def declared_by_noun() -> Mapping[str, tuple[Operation[Any, Any], ...]]:
+    """The operations of each noun, in the order of declaration."""
+    by_noun = {}
+    for noun in NOUNS:
+        module = import_module(f"{__name__}.{noun}")
+        declared = [v for v in vars(module).values() if isinstance(v, Operation)]
+        forms = [o.form for o in declared if o.form is not None]
+        by_noun[noun] = tuple(o for o in declared if not any(o is form for form in forms))
+    return by_noun
+
+
 def operations() -> tuple[Operation[Any, Any], ...]:
     """Every operation, by noun and in the order of declaration."""
-    modules = [import_module(f"{__name__}.{noun}") for noun in NOUNS]
-    declared = [v for m in modules for v in vars(m).values() if isinstance(v, Operation)]
-    forms = [o.form for o in declared if o.form is not None]
-    return tuple(o for o in declared if not any(o is form for form in forms))
+    return tuple(operation for declared in declared_by_noun().values() for operation in declared)
+
+
+def operation_named(noun: str, name: str) -> Operation[Any, Any]:
+    """One operation; only the module of its noun is imported."""
+    module = import_module(f"{__name__}.{noun}")
+    declared = (v for v in vars(module).values() if isinstance(v, Operation))
+    return next(o for o in declared if o.name == name)
 
 
 def _metadata(annotation: Any) -> tuple[Any, ...]:

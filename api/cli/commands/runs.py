@@ -29,6 +29,7 @@ from api.cli.options import (
 )
 from api.cli.output import Json, note, pairs, show, table
 from kb.errors import InvalidRequest
+from kb.plain import plain
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
@@ -425,7 +426,7 @@ def flagged(run: ReviewedId, data_dir: DataDir = None, as_json: AsJson = False) 
     with opened(data_dir) as local:
         from skills.trajectories.reading import flagged_nodes
 
-        rows = [node.as_json() for node in flagged_nodes(local.services, run)]
+        rows = [plain(node) for node in flagged_nodes(local.services, run)]
     show(rows, as_json, _flagged_text)
 
 
@@ -465,7 +466,7 @@ def review(
         decided = review_node(
             local.services, run, node, decision, login() if actor is None else actor, reason
         )
-    show(decided.as_json(), as_json, lambda row: _flagged_text([row]))
+    show(plain(decided), as_json, lambda row: _flagged_text([row]))
 
 
 def _flagged_text(rows: Any) -> str:
