@@ -520,8 +520,7 @@ def _invalid_url(reason: str) -> InvalidRequest:
 
 
 class ServedChroma(ChromaConnection):
-    """Chroma on a server, with separate clients for reading and writing, which have other timeouts.
-    """
+    """Chroma on a server, with separate clients for reading and writing, which have other timeouts."""
 
     served = True
 
@@ -602,7 +601,7 @@ class ServedChroma(ChromaConnection):
 
 
 def _close(client: Any) -> None:
-    """Close an HTTP client with the connections of its two parts, which its `close` leaves open."""
+    """Close an HTTP client and the connections of its two parts, which `close` leaves open."""
     for part in (client, client._admin_client):
         part._server._session.close()
     client.close()
