@@ -520,7 +520,7 @@ def _invalid_url(reason: str) -> InvalidRequest:
 
 
 class ServedChroma(ChromaConnection):
-    """Chroma on a server, with separate clients for reading and writing, which have other timeouts."""
+    """Chroma on a server. Clients for reading and for writing have different timeouts."""
 
     served = True
 
