@@ -69,7 +69,7 @@ def use_everywhere() -> None:
 
     if seaweed.EVERYWHERE:
         os.environ.update(seaweed.server().environment())
-        blobs._folder_of = seaweed.server().of_directory
+        blobs.default_folder = seaweed.server().of_directory
     if chroma_server.EVERYWHERE:
         index_class: Any = chroma.ChromaIndex
         chosen = index_class.__init__

@@ -208,10 +208,10 @@ class HardwareRegistry:
             return
         # A new id may equal an alias of another chip (the id wins); a new alias may not equal an
         # id.
-        ids = {lines.plain(other): other for other in known if other != spec.id}
-        clashing = [alias for alias in spec.aliases if lines.plain(alias) in ids]
+        ids = {lines.folded_name(other): other for other in known if other != spec.id}
+        clashing = [alias for alias in spec.aliases if lines.folded_name(alias) in ids]
         problems = lines.registry_problems(known)
-        problems += [f"the alias {a} is the id of {ids[lines.plain(a)]}" for a in clashing]
+        problems += [f"the alias {a} is the id of {ids[lines.folded_name(a)]}" for a in clashing]
         if problems:
             raise InvalidKnowledge(
                 f"{spec.id} does not fit the registered hardware: {problems[0]}",

@@ -10,7 +10,7 @@ from typing import Any
 
 from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
-from kb.hardware.detection import DetectedDevice, Resolver, probe
+from kb.hardware.detection import DetectedDevice, Resolver, detect_devices
 from kb.hardware.spec import SignatureSpec
 from kb.plain import plain
 from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
@@ -229,7 +229,7 @@ def choose_target(base: KnowledgeBase, hardware: str, language: str) -> Chosen:
     """The target that `hardware` names; `auto` is the first device here that is registered."""
     registry = base.registry
     known = registry.all()
-    devices: tuple[DetectedDevice, ...] = probe(resolver(base)).devices
+    devices: tuple[DetectedDevice, ...] = detect_devices(resolver(base)).devices
     identity = here(devices) if hardware == AUTO else registry.resolve(hardware)
     chosen = target_for(
         identity,

@@ -90,19 +90,19 @@ def export_trajectories(
     if request.trainable:
         samples, refused = trainable(samples)
         left_out.update(refused)
-    shaped_rows = shaped(samples, shape)
-    left_out.update(shaped_rows.left_out)
-    file = write_rows(shaped_rows.rows, shape, form, folder)
+    rows, unused = shaped(samples, shape)
+    left_out.update(unused)
+    file = write_rows(rows, shape, form, folder)
     return write_manifest(
         {
             "format": FORMAT,
             "asked": asdict(request),
-            "rows": len(shaped_rows.rows),
+            "rows": len(rows),
             "candidates": candidates,
             "left_out": dict(left_out),
             "reviews": reviews,
             "trajectories": sorted({sample.trajectory for sample in samples}),
-            "columns": sorted(shaped_rows.rows[0]) if shaped_rows.rows else [],
+            "columns": sorted(rows[0]) if rows else [],
             "version": product_version(),
             "harness": HARNESS,
             "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -168,7 +168,6 @@ class ExportedSearch:
 
     @property
     def tree(self) -> Tree:
-        """The nodes, with people's decisions."""
         return self.search.tree
 
     @property

@@ -179,8 +179,8 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     local.add_hardware(tomllib.loads(described), "hardware.toml")
     manual = CHIPS.manual(CHIPS.draw(SEED))
     local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
-    with local.services.parser_pool() as parsers:
-        local.services.worker(parsers).read_all(threading.Event())
+    with local.services.local_reader() as reader:
+        local.services.worker(reader).read_all(threading.Event())
     yield local
     local.close()
 

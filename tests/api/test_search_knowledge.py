@@ -62,7 +62,7 @@ def measured_skill(services: Services, folder: Path) -> None:
         store.add_evidence(
             connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed
         )
-    change_state(services, skill.name, "active", **signed)
+    change_state(services.catalog, skill.name, "active", **signed)
 
 
 def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
@@ -96,4 +96,4 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
     if chosen.target.device == "cpu":
         told = facts_of(identify("cpu"))
         assert {key: chosen.target.facts[key] for key in told} == told
-        assert [d.kind for d in detect_devices()][:1] == ["cpu"]
+        assert [d.kind for d in detect_devices().devices][:1] == ["cpu"]

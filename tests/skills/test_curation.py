@@ -357,7 +357,7 @@ def measured_and_active(services: Services, name: str) -> SkillEvent:
             low=1.4,
             high=1.6,
         )
-    return change_state(services, name, "active", actor="ann", reason="it was measured")
+    return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 
 
 def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_path: Path) -> None:
@@ -367,7 +367,7 @@ def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_pa
     assert (event.from_state, event.to_state) == ("candidate", "active")
     assert skill.name in {recipe.name for recipe in library_recipes(services)}
     assert skill.name in library_sources(services)
-    change_state(services, skill.name, "quarantined", actor="ann", reason="a test")
+    change_state(services.catalog, skill.name, "quarantined", actor="ann", reason="a test")
     assert skill.name not in {recipe.name for recipe in library_recipes(services)}
 
 
@@ -401,7 +401,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     with services.catalog.read() as connection:
         uses = store.uses_of(connection, skill.id, role="used")
     assert [use.retrieval_id for use in uses] == [knowledge_here.retrieval_id]
-    change_state(services, skill.name, "retired", actor="ann", reason="a test")
+    change_state(services.catalog, skill.name, "retired", actor="ann", reason="a test")
     later = ServiceKnowledge(services).consult(query)
     assert f"{skill.name}#0" not in [remedy.id for remedy in later.moves]
 

@@ -299,7 +299,7 @@ def _complete(
             row.title,
             row.category,
             row.origin,
-            access.named(tuple(scopes.get((row.id, "hardware"), ()))),
+            access.visible_hardware(tuple(scopes.get((row.id, "hardware"), ()))),
             tuple(scopes.get((row.id, "language"), ())),
             row.created_at,
             row.updated_at,
@@ -312,7 +312,7 @@ def _complete(
 
 
 def _named(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:
-    return None if hardware is None else access.named(tuple(hardware))
+    return None if hardware is None else access.visible_hardware(tuple(hardware))
 
 
 def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Version]:

@@ -20,7 +20,7 @@ from kb.cluster import (
     slots_for,
 )
 from kb.errors import InternalError, InvalidRequest, KernloreError, Unavailable
-from kb.hardware.detection import probe
+from kb.hardware.detection import detect_devices
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceKind
@@ -118,7 +118,7 @@ def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> N
     if hardware == AUTO:
         return
     identity = base.registry.resolve(hardware)
-    devices = probe(resolver(base)).devices
+    devices = detect_devices(resolver(base)).devices
     if all(device.hardware_id_hint != identity for device in devices):
         places_for(base, hardware, language)
 

@@ -187,7 +187,12 @@ def test_it_is_shown_for_its_error_once_a_person_approved_it(
 
     assert skill.name not in shown(log)
     change_state(
-        place.services, skill.name, "active", actor="ann", reason="both cures read", force=True
+        place.services.catalog,
+        skill.name,
+        "active",
+        actor="ann",
+        reason="both cures read",
+        force=True,
     )
     assert shown(log) == [skill.name]
     assert skill.name not in shown("kernel.nv:3:1: error: another message altogether")

@@ -18,8 +18,8 @@ from optimizer.search.runs.knowledge import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.request import RetrieveRequest
-from skills.trials.ablation import Ablation, WithSkill
-from skills.trials.trial import MAX_TRIALS, TrialContext, classify_trials
+from skills.trials.ablation import MAX_TRIALS, Ablation, WithSkill
+from skills.trials.trial import classify_trials
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -38,7 +38,7 @@ MOVES = [
 def ablation(
     problem: Problem, *recipes: Recipe, seen: frozenset[tuple[str, str]] = frozenset()
 ) -> Ablation:
-    return Ablation(TrialContext([problem], bench_of, recipes, NoKnowledge(), HERE, seen))
+    return Ablation([problem], bench_of, recipes, NoKnowledge(), HERE, seen)
 
 
 def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
@@ -84,7 +84,7 @@ def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
         assert (trial.with_skill.tried, trial.without.tried) == (1, 1)
         if trial.gain is not None:
             assert (trial.gain.low, trial.gain.value, trial.gain.high) == (1.0, 1.0, 1.0)
-            assert trial.note == "both arms stand at the same kernels"
+            assert trial.note == "both searches have the same best kernels"
     assert not classify_trials(trials).helps
 
 
@@ -111,7 +111,7 @@ def test_what_cannot_be_left_out_is_said(
     words = skill_in(catalog, tmp_path, "", name="words", files={})
     other = skill_in(catalog, tmp_path, TEMPLATE, name="other", metadata={"kb.ops": "softmax"})
     for skill, message in (
-        (avoid, "what to avoid"),
+        (avoid, "does not name the change to avoid"),
         (words, "neither a recipe nor moves"),
         (other, "no unseen problem or case"),
         # No recipe here that it could move.
