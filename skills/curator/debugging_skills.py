@@ -659,8 +659,7 @@ def _findings(lesson: Lesson, draft: SkillDraft, names: NameIndex) -> list[str]:
 
 
 def _evidence_row(mend: Mend) -> EvidenceRow:
-    """The row of a mend: it has no figure, the error went. created_at is empty until it is
-    stored."""
+    """The row of a mend, which has no figure: the error went."""
     result, subject = mend.result, mend.search.subject
     return EvidenceRow(
         id=derived_id("ev", mend.search.id, mend.failed, mend.draft, mend.node),
@@ -668,15 +667,9 @@ def _evidence_row(mend: Mend) -> EvidenceRow:
         device_id=result.device or None,
         toolchain_id=result.toolchain or None,
         problem_id=subject.sha256 or None,
-        case_id=None,
         evaluation_id=mend.evaluations[-1] if mend.evaluations else None,
         kind="simulator" if result.timing == "simulator" else "pair",
         n=1,
-        baseline_us=None,
-        measured_us=None,
-        speedup=None,
-        speedup_low=None,
-        speedup_high=None,
         details={
             "run": mend.search.id,
             "parent": mend.failed,
@@ -690,7 +683,6 @@ def _evidence_row(mend: Mend) -> EvidenceRow:
             "language": mend.language,
             "polarity": "use",
         },
-        created_at="",
     )
 
 

@@ -12,7 +12,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection
 
@@ -21,7 +21,11 @@ from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.skills.evidence import evidence_for
-from kb.catalog.skills.reading import EvidenceKind, find_skill, skill_names, skills_about
+from kb.catalog.skills.reading import (
+    find_skill,
+    skill_names,
+    skills_about,
+)
 from kb.catalog.skills.writing import add_evidence, link_skills, store_skill
 from kb.embedding import Embedder, Vectors
 from kb.errors import Conflict, InvalidKnowledge, KernloreError, NotFound
@@ -344,25 +348,7 @@ def store_delta(
         version = store_narrowed(connection, narrowed, parts, details=noted, **signed).version
         outcome = "updated"
     for row in delta.evidence:
-        add_evidence(
-            connection,
-            delta.skill,
-            kind=cast(EvidenceKind, row.kind),
-            hardware=row.hardware_id,
-            n=row.n,
-            device=row.device_id,
-            toolchain=row.toolchain_id,
-            problem=row.problem_id,
-            case=row.case_id,
-            evaluation=row.evaluation_id,
-            baseline_us=row.baseline_us,
-            measured_us=row.measured_us,
-            speedup=row.speedup,
-            low=row.speedup_low,
-            high=row.speedup_high,
-            details=row.details,
-            **signed,
-        )
+        add_evidence(connection, delta.skill, row, **signed)
     if delta.evidence and outcome == "unchanged":
         outcome = "updated"
     if delta.conflicts_with:

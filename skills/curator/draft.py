@@ -629,7 +629,6 @@ def _evidence_row(
         speedup_low=gain.low if gain is not None else None,
         speedup_high=gain.high if gain is not None else None,
         details=details,
-        created_at="",
     )
 
 

@@ -20,7 +20,14 @@ from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
 from kb.catalog.skills.evidence import AVOID, evidence_of
-from kb.catalog.skills.reading import SkillRow, SkillState, find_skill, get_skill, skill_heads
+from kb.catalog.skills.reading import (
+    EvidenceRow,
+    SkillRow,
+    SkillState,
+    find_skill,
+    get_skill,
+    skill_heads,
+)
 from kb.catalog.skills.writing import add_evidence, append_event, set_state
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS
@@ -128,31 +135,33 @@ def _add_evidence(connection: Connection, skill: SkillRow, trial: Trial, actor: 
     add_evidence(
         connection,
         skill.name,
-        kind="ablation",
-        hardware=trial.hardware,
-        n=figure.n if figure is not None else max(1, arm.tried),
+        EvidenceRow(
+            kind="ablation",
+            hardware_id=trial.hardware,
+            n=figure.n if figure is not None else max(1, arm.tried),
+            device_id=trial.device or None,
+            toolchain_id=trial.toolchain or None,
+            problem_id=trial.problem_sha256,
+            case_id=trial.case,
+            evaluation_id=arm.best_key or None,
+            speedup=figure.value if figure is not None else None,
+            speedup_low=figure.low if figure is not None else None,
+            speedup_high=figure.high if figure is not None else None,
+            details={
+                "problem": trial.problem,
+                "sizes": dict(trial.sizes),
+                "unseen": trial.unseen,
+                "seed": trial.seed,
+                "without": asdict(trial.without),
+                "with": asdict(trial.with_skill),
+                "wrong": trial.wrong,
+                "end": asdict(trial.end) if trial.end is not None else None,
+                "note": trial.note,
+                **({"validity": trial.failed} if trial.failed else {}),
+            },
+        ),
         actor=actor,
         reason=f"with and without {tried} on {trial.problem}, {trial.case} ({trial.unseen})",
-        device=trial.device or None,
-        toolchain=trial.toolchain or None,
-        problem=trial.problem_sha256,
-        case=trial.case,
-        evaluation=arm.best_key or None,
-        speedup=figure.value if figure is not None else None,
-        low=figure.low if figure is not None else None,
-        high=figure.high if figure is not None else None,
-        details={
-            "problem": trial.problem,
-            "sizes": dict(trial.sizes),
-            "unseen": trial.unseen,
-            "seed": trial.seed,
-            "without": asdict(trial.without),
-            "with": asdict(trial.with_skill),
-            "wrong": trial.wrong,
-            "end": asdict(trial.end) if trial.end is not None else None,
-            "note": trial.note,
-            **({"validity": trial.failed} if trial.failed else {}),
-        },
     )
 
 

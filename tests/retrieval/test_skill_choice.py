@@ -12,7 +12,7 @@ import pytest
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.skills.evidence import RateInterval, wilson
-from kb.catalog.skills.reading import SkillDraft, SkillHead, SkillScopes
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillHead, SkillScopes
 from kb.catalog.skills.writing import add_evidence, record_toolchain, set_state, store_skill
 from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
@@ -83,13 +83,15 @@ def measure(catalog: Catalog, name: str, toolchain: str | None = None, low: floa
         add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware="h100",
-            n=12,
-            speedup=low + 0.1,
-            low=low,
-            high=low + 0.2,
-            toolchain=toolchain,
+            EvidenceRow(
+                kind="ablation",
+                hardware_id="h100",
+                n=12,
+                speedup=low + 0.1,
+                speedup_low=low,
+                speedup_high=low + 0.2,
+                toolchain_id=toolchain,
+            ),
             actor="ann",
             reason="test",
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import Catalog
-from kb.catalog.skills.reading import SkillDraft, SkillScopes
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes
 from kb.catalog.skills.writing import add_evidence, set_state, store_skill
 from kb.ids import new_id
 from kb.scope import ANY, ScopeFilter
@@ -43,13 +43,15 @@ def learned(
         add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware="h100",
-            n=12,
-            speedup=gain,
-            low=gain - 0.1,
-            high=gain + 0.1,
-            toolchain="cpp g++ 13.2",
+            EvidenceRow(
+                kind="ablation",
+                hardware_id="h100",
+                n=12,
+                speedup=gain,
+                speedup_low=gain - 0.1,
+                speedup_high=gain + 0.1,
+                toolchain_id="cpp g++ 13.2",
+            ),
             actor="curator",
             reason="held-out shapes",
         )

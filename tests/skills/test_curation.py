@@ -12,7 +12,7 @@ import pytest
 
 from api.cli.commands.optimize import _target
 from api.services import Services, open_services
-from kb.catalog.skills.reading import SkillEvent, SkillLift, SkillRow, list_skills
+from kb.catalog.skills.reading import EvidenceRow, SkillEvent, SkillLift, SkillRow, list_skills
 from kb.catalog.skills.writing import add_evidence, uses_of
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.table_reader import Problems
@@ -348,14 +348,16 @@ def measured_and_active(services: Services, name: str) -> SkillEvent:
         add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware="x86-64",
-            n=6,
+            EvidenceRow(
+                kind="ablation",
+                hardware_id="x86-64",
+                n=6,
+                speedup=1.5,
+                speedup_low=1.4,
+                speedup_high=1.6,
+            ),
             actor="ann",
             reason="a test",
-            speedup=1.5,
-            low=1.4,
-            high=1.6,
         )
     return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 

@@ -10,6 +10,7 @@ import pytest
 
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.skills.reading import (
+    EvidenceRow,
     SkillDraft,
     SkillEvent,
     SkillScopes,
@@ -67,13 +68,15 @@ def measure(catalog: Catalog, name: str, toolchain: str = OLD, hardware: str = "
         add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware=hardware,
-            n=8,
-            speedup=1.2,
-            low=1.1,
-            high=1.3,
-            toolchain=toolchain,
+            EvidenceRow(
+                kind="ablation",
+                hardware_id=hardware,
+                n=8,
+                speedup=1.2,
+                speedup_low=1.1,
+                speedup_high=1.3,
+                toolchain_id=toolchain,
+            ),
             actor="curator",
             reason="held-out shapes",
         )

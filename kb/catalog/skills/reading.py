@@ -160,27 +160,30 @@ class SkillEvent:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """One measurement that backs (or contradicts) a skill. Times are in microseconds a call.
+    """A measurement that supports or contradicts a skill. `id` and `created_at` are empty before it
+    is stored.
 
-    `toolchain_id` is the toolchain as the harness names it (`triton-nvidia triton 3.4.0, ...`).
+    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
+    time without the skill over the time with it, with its 95 % interval. `toolchain_id` is the
+    harness's name of the toolchain (`triton-nvidia triton 3.4.0, ...`).
     """
 
-    id: str
     hardware_id: str
-    device_id: str | None
-    toolchain_id: str | None
-    problem_id: str | None
-    case_id: str | None
-    evaluation_id: str | None
     kind: str
     n: int
-    baseline_us: float | None
-    measured_us: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    details: Mapping[str, Any]
-    created_at: str
+    id: str = ""
+    device_id: str | None = None
+    toolchain_id: str | None = None
+    problem_id: str | None = None
+    case_id: str | None = None
+    evaluation_id: str | None = None
+    baseline_us: float | None = None
+    measured_us: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    created_at: str = ""
 
 
 @dataclass(frozen=True)
@@ -291,9 +294,9 @@ def get_skill(
     """The skill of this name; NotFound names the nearest."""
     skill = find_skill(connection, name, access_scope)
     if skill is None:
-        known = connection.execute(
+        known = connection.scalars(
             sa.select(t.skills.c.name).where(visible.in_skills(t.skills, access_scope))
-        ).scalars()
+        )
         near = nearest(name, known)
         hint = f"Did you mean {', '.join(near)}? " if near else ""
         raise NotFound(
@@ -317,11 +320,11 @@ def revision_of(
 def skill_names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """The names of all skills, sorted."""
     return list(
-        connection.execute(
+        connection.scalars(
             sa.select(t.skills.c.name)
             .where(visible.in_skills(t.skills, access_scope))
             .order_by(t.skills.c.name)
-        ).scalars()
+        )
     )
 
 
@@ -333,12 +336,12 @@ def skills_about(
 ) -> list[SkillRow]:
     """Whole skills about an operator of this family or about any operator, and the named skills (by
     name or id); sorted by name."""
-    known = connection.execute(
+    known = connection.scalars(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
-    ).scalars()
+    )
     ops = [op for op in known if op_family(op) == family]
     seen = sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope))
-    ids = set(connection.execute(seen.where(_admits("op", ops))).scalars())
+    ids = set(connection.scalars(seen.where(_admits("op", ops))))
     for column in (t.skills.c.name, t.skills.c.id):
         ids |= {row.id for row in select_in(connection, seen, column, sorted(set(named)))}
     return [
@@ -651,5 +654,5 @@ def named_languages(connection: Connection) -> frozenset[str]:
         .where(t.skill_scopes.c.kind == "language", t.skills.c.origin == "shipped"),
     )
     for query in scopes:
-        named |= set(connection.execute(query.distinct()).scalars())
+        named |= set(connection.scalars(query.distinct()))
     return frozenset(named)

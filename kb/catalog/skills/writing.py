@@ -8,6 +8,7 @@ where a person approved it without a measurement.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -34,7 +35,6 @@ from kb.catalog.skills.reading import (
     SCOPE_KINDS,
     TRANSITIONS,
     WRITTEN,
-    EvidenceKind,
     EvidenceRow,
     LinkKind,
     NewUse,
@@ -334,11 +334,11 @@ def append_event(
     details: Mapping[str, Any],
 ) -> SkillEvent:
     """Add to the skill's history; `change` is its state before and after."""
-    last = connection.execute(
+    last = connection.scalar(
         sa.select(sa.func.max(t.skill_events.c.sequence)).where(
             t.skill_events.c.skill_id == skill_id
         )
-    ).scalar()
+    )
     row = SkillEvent((last or 0) + 1, event, *change, actor, reason, dict(details), clock.now())
     connection.execute(
         t.skill_events.insert().values(**vars(row), id=new_id("ske"), skill_id=skill_id)
@@ -381,12 +381,12 @@ def _says_the_same(connection: Connection, known: SkillRow, draft: SkillDraft) -
 
 def _narrowed_from(connection: Connection, skill: SkillHead) -> str | None:
     """Digest of the text as it was written, where all later changes only narrowed it."""
-    details = connection.execute(
+    details = connection.scalar(
         sa.select(t.skill_events.c.details)
         .where(t.skill_events.c.skill_id == skill.id, t.skill_events.c.event.in_(WRITTEN))
         .order_by(t.skill_events.c.sequence.desc())
         .limit(1)
-    ).scalar()
+    )
     return (details or {}).get("sha256")
 
 
@@ -433,13 +433,13 @@ def link_skills(
     ends = [get_skill(connection, name, access_scope) for name in (source, target)]
     ends.sort(key=lambda skill: skill.name)
     first, second = ends
-    known = connection.execute(
+    known = connection.scalar(
         sa.select(t.skill_links.c.kind).where(
             t.skill_links.c.skill_id == first.id,
             t.skill_links.c.other_id == second.id,
             t.skill_links.c.kind == kind,
         )
-    ).scalar()
+    )
     if known is not None:
         return False
     connection.execute(
@@ -595,7 +595,7 @@ def nth_last_retrieval(
     )
     if hardware is not None:
         query = query.where(retrievals.c.hardware_id.in_(list(hardware)))
-    moment: str | None = connection.execute(query).scalar()
+    moment: str | None = connection.scalar(query)
     return moment
 
 
@@ -621,65 +621,22 @@ def record_toolchain(connection: Connection, hardware: str, toolchain: str) -> s
 def add_evidence(
     connection: Connection,
     name: str,
+    evidence: EvidenceRow,
     *,
-    kind: EvidenceKind,
-    hardware: str,
-    n: int,
     actor: str,
     reason: str,
-    device: str | None = None,
-    toolchain: str | None = None,
-    problem: str | None = None,
-    case: str | None = None,
-    evaluation: str | None = None,
-    baseline_us: float | None = None,
-    measured_us: float | None = None,
-    speedup: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    details: Mapping[str, Any] | None = None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> EvidenceRow:
-    """Add a measurement of the skill `name`; returns its row.
+    """Add a measurement of the skill `name`; returns its row, with a new id and the present time.
 
-    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
-    time without the skill over the time with it, `low` and `high` its 95 % interval. `toolchain` is
-    named as the harness names it. A wall-clock measurement makes its toolchain the one that the
-    skill was last verified with. Raises InvalidRequest and NotFound.
+    A wall-clock measurement makes its toolchain the one that the skill was last verified with.
+    Raises InvalidRequest and NotFound.
     """
-    check_word(kind, EVIDENCE_KINDS, "kind of evidence")
-    _check_figures(n, speedup, low, high)
+    check_word(evidence.kind, EVIDENCE_KINDS, "kind of evidence")
+    _check_figures(evidence.n, evidence.speedup, evidence.speedup_low, evidence.speedup_high)
     skill = get_skill(connection, name, access_scope)
-    row = EvidenceRow(
-        id=new_id("ev"),
-        hardware_id=hardware,
-        device_id=device,
-        toolchain_id=toolchain,
-        problem_id=problem,
-        case_id=case,
-        evaluation_id=evaluation,
-        kind=kind,
-        n=n,
-        baseline_us=baseline_us,
-        measured_us=measured_us,
-        speedup=speedup,
-        speedup_low=low,
-        speedup_high=high,
-        details=dict(details or {}),
-        created_at=clock.now(),
-    )
-    _store_evidence(connection, skill, row, actor, reason, access_scope)
-    return row
-
-
-def _store_evidence(
-    connection: Connection,
-    skill: SkillRow,
-    row: EvidenceRow,
-    actor: str,
-    reason: str,
-    access_scope: AccessScope,
-) -> None:
+    details = dict(evidence.details)
+    row = replace(evidence, id=new_id("ev"), created_at=clock.now(), details=details)
     connection.execute(
         t.evidence.insert().values(
             **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope.owner
@@ -689,10 +646,11 @@ def _store_evidence(
         connection.execute(
             t.skills.update().where(t.skills.c.id == skill.id).values(toolchain_id=row.toolchain_id)
         )
-    noted = {"evidence": row.id, "kind": row.kind, "version": skill.version}
+    event = {"evidence": row.id, "kind": row.kind, "version": skill.version}
     state = (skill.state, skill.state)
-    append_event(connection, skill.id, "evidence", state, actor, reason, noted)
+    append_event(connection, skill.id, "evidence", state, actor, reason, event)
     bump_skills(connection)
+    return row
 
 
 def _check_figures(n: int, speedup: float | None, low: float | None, high: float | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
@@ -58,20 +59,22 @@ def ablation(connection: Connection, name: str, low: float = 1.1) -> EvidenceRow
     return add_evidence(
         connection,
         name,
-        kind="ablation",
-        hardware="h100",
-        device="NVIDIA H100",
-        toolchain="triton-nvidia triton 3.4.0",
-        problem="prb_1",
-        case="cas_1",
-        evaluation="evl_1",
-        n=12,
-        baseline_us=20.0,
-        measured_us=16.0,
-        speedup=low + 0.1,
-        low=low,
-        high=low + 0.2,
-        details={"pairs": 6},
+        EvidenceRow(
+            kind="ablation",
+            hardware_id="h100",
+            device_id="NVIDIA H100",
+            toolchain_id="triton-nvidia triton 3.4.0",
+            problem_id="prb_1",
+            case_id="cas_1",
+            evaluation_id="evl_1",
+            n=12,
+            baseline_us=20.0,
+            measured_us=16.0,
+            speedup=low + 0.1,
+            speedup_low=low,
+            speedup_high=low + 0.2,
+            details={"pairs": 6},
+        ),
         actor="curator",
         reason="held-out shapes",
     )
@@ -148,13 +151,15 @@ def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None
     add_evidence(
         connection,
         "widen-loads",
-        kind="simulator",
-        hardware="mtia-v2i",
-        n=1,
-        speedup=3.0,
-        low=3.0,
-        high=3.0,
-        toolchain="sim 1",
+        EvidenceRow(
+            kind="simulator",
+            hardware_id="mtia-v2i",
+            n=1,
+            speedup=3.0,
+            speedup_low=3.0,
+            speedup_high=3.0,
+            toolchain_id="sim 1",
+        ),
         actor="curator",
         reason="simulated",
     )
@@ -177,12 +182,14 @@ def figure(connection: Connection, name: str, kind: EvidenceKind, low: float, hi
     add_evidence(
         connection,
         name,
-        kind=kind,
-        hardware="h100",
-        n=12,
-        speedup=(low * high) ** 0.5,
-        low=low,
-        high=high,
+        EvidenceRow(
+            kind=kind,
+            hardware_id="h100",
+            n=12,
+            speedup=(low * high) ** 0.5,
+            speedup_low=low,
+            speedup_high=high,
+        ),
         actor="curator",
         reason="test",
     )
@@ -232,9 +239,21 @@ def test_the_newest_trials_bear_a_skill_out_or_not(
 
 def test_a_skill_that_made_a_wrong_kernel_is_not_borne_out(connection: Connection) -> None:
     put(connection, DRAFT)
-    add_evidence(connection, "widen-loads", kind="ablation", hardware="h100", n=4,
-                       speedup=1.5, low=1.4, high=1.6, details={"wrong": 1},
-                       actor="c", reason="r")  # fmt: skip
+    add_evidence(
+        connection,
+        "widen-loads",
+        EvidenceRow(
+            kind="ablation",
+            hardware_id="h100",
+            n=4,
+            speedup=1.5,
+            speedup_low=1.4,
+            speedup_high=1.6,
+            details={"wrong": 1},
+        ),
+        actor="c",
+        reason="r",
+    )
     assert not is_measured(connection, get_skill(connection, "widen-loads"))
 
 
@@ -242,12 +261,14 @@ def failure(connection: Connection, run: str, problem: str, case: str | None = N
     add_evidence(
         connection,
         "no-atomics",
-        kind="pair",
-        hardware="h100",
-        n=1,
-        problem=problem,
-        case=case,
-        details={"run": run, "validity": "incorrect", "polarity": "avoid"},
+        EvidenceRow(
+            kind="pair",
+            hardware_id="h100",
+            n=1,
+            problem_id=problem,
+            case_id=case,
+            details={"run": run, "validity": "incorrect", "polarity": "avoid"},
+        ),
         actor="curator",
         reason="test",
     )
@@ -286,21 +307,20 @@ def test_evidence_of_an_older_text_counts_no_more(connection: Connection) -> Non
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "opinion"}, {"n": 0}, {"low": 1.5}, {"speedup": -1.0}, {"high": 0.5}]
+    "wrong",
+    [{"kind": "opinion"}, {"n": 0}, {"speedup_low": 1.5}, {"speedup": -1.0}, {"speedup_high": 0.5}],
 )
-def test_evidence_that_cannot_be_is_refused(
-    connection: Connection, wrong: dict[str, object]
-) -> None:
+def test_evidence_that_cannot_be_is_refused(connection: Connection, wrong: dict[str, Any]) -> None:
     put(connection, DRAFT)
-    given = {"kind": "pair", "n": 3, "speedup": 1.2, "low": 1.1, "high": 1.3, **wrong}
+    figures = {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3}
+    given: dict[str, Any] = {"kind": "pair", "n": 3, **figures, **wrong}
     with pytest.raises(InvalidRequest):
         add_evidence(
             connection,
             "widen-loads",
-            hardware="h100",
+            EvidenceRow(hardware_id="h100", **given),
             actor="curator",
             reason="r",
-            **given,  # type: ignore[arg-type]
         )
 
 
