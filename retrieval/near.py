@@ -1,10 +1,10 @@
-"""Nearest passages of a store with a Chroma: from it where a hardware scope has very many passages,
-from the snapshot everywhere else, and wherever Chroma does not answer.
+"""Nearest passages: from Chroma in very large hardware scopes, from the snapshot otherwise and
+while Chroma does not respond.
 
-A request about one chip takes a product with the vectors of its scope, some milliseconds. Only in
-scopes of more than EXACT_UP_TO passages is a graph worth its memory (docs/scale.md). What Chroma
-returns is checked against the snapshot, so nothing deleted comes back. In front of Chroma nothing
-here reads the catalog.
+For a request about one chip, exact search multiplies the vectors of its scope, which takes some
+milliseconds. A graph index is worth its memory only in scopes of more than EXACT_UP_TO passages
+(docs/scale.md). Results of Chroma are matched against the snapshot, so deleted passages never come
+back.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import structlog
 
 from kb.embedding import Vectors
 from kb.errors import StoreAway
-from kb.index.chroma import ChromaIndex, SyncReport
+from kb.index.chroma import ChromaIndex, IndexSyncReport
 from kb.scope import AccessScope
 from retrieval.snapshot.snapshot import Snapshot
 
@@ -25,10 +25,13 @@ log = structlog.get_logger(__name__)
 
 
 class NearIndex:
-    """Asks Chroma once `catch_up` has opened it. Safe to share between threads."""
+    """Queries Chroma, once `catch_up` has opened it, in scopes of more than `exact_up_to` passages.
+    Safe to share between threads.
+    """
 
-    def __init__(self, chroma: ChromaIndex) -> None:
+    def __init__(self, chroma: ChromaIndex, exact_up_to: int = EXACT_UP_TO) -> None:
         self._chroma = chroma
+        self._exact_up_to = exact_up_to
         self._away: StoreAway | None = StoreAway(
             "the vector index is being opened", hint="Vectors are searched exactly until then."
         )
@@ -38,7 +41,7 @@ class NearIndex:
         """Why Chroma is not asked; None where it is."""
         return self._away
 
-    def catch_up(self) -> SyncReport:
+    def catch_up(self) -> IndexSyncReport:
         """Make Chroma equal to the catalog and ask it from now on. Raises StoreAway."""
         try:
             report = self._chroma.open_or_rebuild()
@@ -75,7 +78,7 @@ class NearIndex:
         """At most `limit` passages about this hardware (None: any) nearest to a unit vector, best
         first: number -> cosine.
         """
-        if self._away is None and snapshot.with_vectors(hardware, access) > EXACT_UP_TO:
+        if self._away is None and snapshot.with_vectors(hardware, access) > self._exact_up_to:
             try:
                 return self._from_chroma(snapshot, hardware, vector, limit, access)
             except StoreAway as error:

@@ -33,8 +33,10 @@ from kb.catalog.knowledge.passages import Passage
 from kb.catalog.work import Job
 from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
 from kb.hardware.schema import parse_hardware
+from kb.index.chroma import ChromaIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
+from retrieval.near import NearIndex
 from retrieval.service import Retriever
 from retrieval.snapshot.store import Snapshots
 from tests import chroma_server as chroma_server_module
@@ -165,16 +167,31 @@ class Store:
         found = snapshot.load(hits, scope)
         return [found[seq] for seq in hits if seq in found]
 
-    def by_meaning(self, query: str, hardware: str | None = None, k: int = 20) -> list[Passage]:
-        """Vector hits."""
+    def by_meaning(
+        self,
+        query: str,
+        hardware: str | None = None,
+        k: int = 20,
+        index: NearIndex | ChromaIndex | None = None,
+    ) -> list[Passage]:
+        """Vector hits of the snapshot, or of an index."""
         scope, snapshot = self.scope(hardware), self.snapshots.current()
-        hits = snapshot.near(scope.hardware, self.embedder.encode_query(query), k)
+        vector = self.embedder.encode_query(query)
+        if isinstance(index, NearIndex):
+            hits = index.nearest(snapshot, scope.hardware, vector, k, ALL_ACCESS)
+        elif isinstance(index, ChromaIndex):
+            cosines = index.query(scope.hardware or (), vector, k, ALL_ACCESS)
+            numbers = snapshot.numbers(cosines)
+            hits = {numbers[i]: cosines[i] for i in cosines if i in numbers}
+            hits = dict(sorted(hits.items(), key=lambda hit: -hit[1])[:k])
+        else:
+            hits = snapshot.near(scope.hardware, vector, k)
         found = snapshot.load(hits, scope)
         return [found[seq] for seq in hits if seq in found]
 
-    def retriever(self) -> Retriever:
+    def retriever(self, near: NearIndex | None = None) -> Retriever:
         """To be closed."""
-        return Retriever(self.catalog, self.snapshots, self.embedder)
+        return Retriever(self.catalog, self.snapshots, self.embedder, lambda: near)
 
     def rows(self, table: str) -> int:
         with self.catalog.read() as connection:

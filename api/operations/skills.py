@@ -18,7 +18,7 @@ from annotated_types import MaxLen, MinLen
 from api.operations import Download, Files, listed, operation
 from api.operations.bodies import Actor, Reason, SkillBody
 from api.services import Services
-from kb.catalog.skills import SkillEvent
+from kb.catalog.skills.reading import SkillEvent
 from kb.errors import InvalidRequest, PayloadTooLarge
 from kb.plain import Doc
 from skills.format.skillfile import MAX_BYTES, packed, placed, unpacked

@@ -24,7 +24,7 @@ from api.web.pages import (
     paged,
     see_other,
 )
-from kb.catalog.skills import STATES, TIERS
+from kb.catalog.skills.reading import STATES, TIERS
 from kb.errors import KernloreError
 from retrieval.diagnose.signals import load_signals
 

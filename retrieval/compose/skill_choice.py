@@ -32,9 +32,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from kb.answers import SkillAnswer
-from kb.catalog import skills as store
 from kb.catalog.facts import Fact
-from kb.catalog.skills import EvidenceRow, KnownSkill, SkillHead
+from kb.catalog.skills.evidence import KnownSkill, evidence_line, toolchain_name, wilson
+from kb.catalog.skills.reading import EvidenceRow, SkillHead, as_warning
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
@@ -220,7 +220,7 @@ def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
     trials, wins = skill.trials + tested[0], skill.wins + tested[1]
     if trials == 0:
         return UNMEASURED
-    bound = max(store.wilson(wins, trials).low, min(UNMEASURED, wins / trials))
+    bound = max(wilson(wins, trials).low, min(UNMEASURED, wins / trials))
     return round(UNMEASURED + trials / (trials + SHRINKAGE) * (bound - UNMEASURED), 4)
 
 
@@ -263,7 +263,7 @@ def _freshness(row: SkillHead, in_use: Mapping[str, frozenset[str]]) -> float:
     if row.state == "suspect":
         return SUSPECT
     if row.toolchain_id:
-        known = in_use.get(store.toolchain_name(row.toolchain_id))
+        known = in_use.get(toolchain_name(row.toolchain_id))
         if known and row.toolchain_id not in known:
             return OTHER_TOOLCHAIN
     return 1.0
@@ -364,7 +364,7 @@ def _summary(skill: SkillHead, opposed: Sequence[str]) -> str:
     """What it says, and the names of the skills that say the opposite."""
     names = ", ".join(opposed)
     if skill.polarity == "avoid":
-        return store.as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
+        return as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
     return skill.description + (f" (Warned of by {names}.)" if names else "")
 
 
@@ -381,7 +381,7 @@ def _evidence(skill: SkillHead, rows: Sequence[EvidenceRow]) -> dict[str, Any] |
         return None
     newest = [asdict(row) for row in reversed(rows[-MAX_ROWS:])]
     return {
-        "line": store.evidence_line(rows),
+        "line": evidence_line(rows),
         "trials": skill.trials,
         "wins": skill.wins,
         "rows": [{name: row[name] for name in _SHOWN} for row in newest],

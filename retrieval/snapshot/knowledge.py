@@ -12,7 +12,6 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import facts as fact_rows
-from kb.catalog import skills as skill_rows
 from kb.catalog import tables as t
 from kb.catalog.facts import Fact
 from kb.catalog.hardware import descriptions
@@ -21,7 +20,8 @@ from kb.catalog.knowledge import samples as sample_rows
 from kb.catalog.knowledge.moves import AcceptedMove, StoredMove
 from kb.catalog.knowledge.samples import RunSample
 from kb.catalog.meta import State
-from kb.catalog.skills import KnownSkill
+from kb.catalog.skills.evidence import KnownSkill, known_skills, present_toolchains
+from kb.catalog.skills.reading import counters
 from kb.hardware import lineage as lines
 from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
@@ -211,23 +211,23 @@ def read_knowledge(
         if only_skills and since.skills == state.skills:
             return _with_counters(connection, last)
         if only_skills:
-            skills = tuple(skill_rows.known_skills(connection))
-            toolchains = skill_rows.present_toolchains(connection)
+            skills = tuple(known_skills(connection))
+            toolchains = present_toolchains(connection)
             return replace(last, skills=skills, toolchains=toolchains)
     return Knowledge(
         specs=parsed.specs(connection),
         facts=fact_rows.accepted_facts(connection),
         moves=tuple(move_rows.accepted(connection)),
         kernels=tuple(sample_rows.of_runs(connection)),
-        skills=tuple(skill_rows.known_skills(connection)),
-        toolchains=skill_rows.present_toolchains(connection),
+        skills=tuple(known_skills(connection)),
+        toolchains=present_toolchains(connection),
         document_hardware=_document_hardware(connection),
     )
 
 
 def _with_counters(connection: Connection, last: Knowledge) -> Knowledge:
     """The same knowledge with the uses of skills as they are now."""
-    now = skill_rows.counters(connection)
+    now = counters(connection)
     skills = []
     for skill in last.skills:
         trials, wins = now.get(skill.head.id, (skill.head.trials, skill.head.wins))

@@ -11,7 +11,7 @@ import sqlalchemy as sa
 from ingestion.read import REFERENCE
 from kb.answers import Answer
 from kb.catalog import tables as t
-from kb.catalog.skills import SkillHead
+from kb.catalog.skills.reading import SkillHead
 from retrieval.compose.skill_choice import is_for_any
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
+from api.cli.backends import Target, open_target, opened
 from api.cli.backends import actor as login
-from api.cli.backends import open_target, opened
 from api.cli.options import Actor, AsJson, DataDir, Url
 from api.cli.output import Json, note, pairs, show, table
 from api.cli.skill_texts import changed_text, listed, skill_text, warn

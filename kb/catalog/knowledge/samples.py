@@ -403,7 +403,7 @@ def decide_recipe(
 ) -> None:
     """Store a person's decision on a proposal. Raises NotFound."""
     mine = t.recipes.c.id == recipe_id, visible.read_from(t.recipes, access_scope)
-    about = connection.execute(sa.select(t.recipes.c.hardware).where(*mine)).scalar()
+    about = connection.scalar(sa.select(t.recipes.c.hardware).where(*mine))
     if about is not None and access_scope.sees(about):
         access_scope.check_change(about, f"the recipe {recipe_id}")
     changed = connection.execute(

@@ -68,12 +68,12 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
     access = source.access_scope
     if not access.restricted:
         return source
-    known = connection.execute(
+    known = connection.scalar(
         sa.select(t.documents.c.id).where(
             t.documents.c.source_key == source.source_key,
             t.documents.c.access_scope == access.owner,
         )
-    ).scalar()
+    )
     if known is None:
         return source
     about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
@@ -143,7 +143,7 @@ def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
     """Another live document of the same scope and category with the same bytes. An upload is never
     a duplicate of a built-in document: its sender may delete it.
     """
-    rows = connection.execute(
+    rows = connection.scalars(
         sa.select(t.documents.c.id)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
         .where(
@@ -154,7 +154,7 @@ def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
             t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
         )
         .order_by(t.documents.c.created_at, t.documents.c.id)
-    ).scalars()
+    )
     scopes = {("hardware", h) for h in source.hardware}
     scopes |= {("language", language) for language in source.languages}
     return next((str(id_) for id_ in rows if scopes_of(connection, id_) == scopes), None)
@@ -178,7 +178,7 @@ def _stage(connection: Connection, document_id: str, source: DocumentSource) -> 
         versions.insert().values(
             id=version_id,
             document_id=document_id,
-            number=1 + (connection.execute(last).scalar() or 0),
+            number=1 + (connection.scalar(last) or 0),
             sha256=source.sha256,
             pipeline=source.pipeline,
             state="staged",
@@ -378,12 +378,12 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
-    current = connection.execute(
+    current = connection.scalar(
         sa.select(sa.func.max(t.document_versions.c.number)).where(
             t.document_versions.c.document_id == version.document_id,
             t.document_versions.c.state == "current",
         )
-    ).scalar()
+    )
     return current is None or version.number >= current
 
 
@@ -435,7 +435,7 @@ def _insert_sections(
 
 def _numbers(connection: Connection, table: sa.Table, version_id: str) -> Iterable[int]:
     query = sa.select(table.c.seq).where(table.c.version_id == version_id)
-    return connection.execute(query.order_by(table.c.ordinal)).scalars()
+    return connection.scalars(query.order_by(table.c.ordinal))
 
 
 def _insert_passages(
@@ -506,13 +506,13 @@ def is_first(connection: Connection, version_id: str) -> bool:
     """Whether nothing was ever stored of the document of this version."""
     number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
     document = document_of(connection, version_id)
-    return document.current_version_id is None and connection.execute(number).scalar() == 1
+    return document.current_version_id is None and connection.scalar(number) == 1
 
 
 def is_current(connection: Connection, version_id: str) -> bool:
     """Whether the version is its document's current one."""
     current = sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
-    return connection.execute(current).scalar() is not None
+    return connection.scalar(current) is not None
 
 
 @dataclass(frozen=True)
