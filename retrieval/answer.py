@@ -18,19 +18,20 @@ from kb.scope import ScopeFilter
 from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
 from retrieval.compose.excerpts import make_excerpts, section_excerpts
 from retrieval.compose.hints import hints_of
-from retrieval.compose.layout import load_layout
 from retrieval.compose.moves import fitting_moves
 from retrieval.compose.skill_choice import WITHHELD_SHARE, Choice, choose_skills
-from retrieval.diagnose.diagnosis import Conclusion, Diagnoser, code_matches
+from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
 from retrieval.diagnose.given_profile import with_profile
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import SignatureMatch
+from retrieval.layout import load_layout
 from retrieval.near import NearIndex
 from retrieval.request import RetrieveRequest
 from retrieval.scope import Place, RequestScope, place_of
 from retrieval.search.by_names import by_words
 from retrieval.search.by_signal import by_sections
+from retrieval.search.error_codes import code_matches
 from retrieval.search.names import language_named
 from retrieval.search.plan import make_plan, plan_of
 from retrieval.search.ranking import EmbedQuery, Near, Ranked, rank

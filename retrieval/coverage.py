@@ -25,9 +25,9 @@ from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
-from retrieval.compose.layout import load_layout
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.layout import load_layout
 from retrieval.scope import own_chains
 from retrieval.search.names import unknown_names
 

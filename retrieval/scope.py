@@ -14,9 +14,9 @@ from kb.catalog.facts import Fact
 from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
 from kb.predicates import Value
 from kb.scope import ANY, CATEGORIES, ScopeFilter
-from retrieval.compose.layout import Layout
 from retrieval.diagnose.given_profile import KnownHardware
 from retrieval.diagnose.own_rules import OwnRules, rules_of
+from retrieval.layout import Layout
 from retrieval.request import RetrieveRequest
 from retrieval.search.language_words import is_alone
 from retrieval.snapshot.snapshot import Snapshot

@@ -474,7 +474,7 @@ ADVISING = (
 def known_languages(connection: Connection) -> frozenset[str]:
     """The languages that chips, documents or shipped skills name, and the general ones."""
     # Imported here: loading the layout takes as long as listing the skills.
-    from retrieval.compose.layout import load_layout
+    from retrieval.layout import load_layout
 
     return named_languages(connection) | load_layout().known_languages
 

@@ -163,6 +163,7 @@ def test_the_two_doors_know_nothing_of_each_other() -> None:
     """Both call the functions of the rooms. Only `serve`, and `mcp` without a
     service, load the HTTP application."""
     loading = {(f"api/cli/commands/{name}.py", "api.http.app") for name in ("serve", "mcp")}
+    loading.add(("api/cli/commands/serve.py", "api.http.workers"))
     wrong = [
         f"{path} imports {name}"
         for door, other in (("api/cli", "api.http"), ("api/http", "api.cli"))

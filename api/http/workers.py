@@ -8,6 +8,7 @@ directory. The service starts its workers again when they end, and ends them wit
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import signal
 import socket
@@ -198,10 +199,29 @@ async def worker_lifespan(app: FastAPI) -> AsyncIterator[None]:
         services.close()
 
 
+def configure_logs(level: str) -> None:
+    """Log one JSON object a line on standard error, from `level` up, with the request's id."""
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
 def _main(descriptor: int) -> None:
     import uvicorn
 
-    from api.cli.commands.serve import configure_logs
     from api.http.app import create_app
 
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())

@@ -23,7 +23,7 @@ from kb.problem_terms import canonical_op, op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.compose.cards import MOST_TOKENS, chosen_names, symbol_blocks
 from retrieval.compose.context import Context, Offer, pack
-from retrieval.compose.layout import Layout
+from retrieval.compose.lead import Lead, by_cards, lead_of
 from retrieval.compose.sections import HITS, Block, plain, section_blocks
 from retrieval.compose.target import (
     Search,
@@ -37,7 +37,7 @@ from retrieval.compose.target import (
 )
 from retrieval.diagnose.log_digest import digest
 from retrieval.diagnose.signals import BROKEN, SignalRegistry
-from retrieval.lead import Lead, by_cards, lead_of
+from retrieval.layout import Layout
 from retrieval.request import RetrieveRequest, Task
 from retrieval.search.by_signal import NAMED, is_guide_to_absent
 from retrieval.search.language_words import is_common, is_for_others, machine_words

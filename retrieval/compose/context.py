@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from kb.answers import Move, SkillAnswer, Verdict
 from kb.prompt_tokens import count_once
 from retrieval.compose.excerpts import Repeats
-from retrieval.compose.layout import Layout
+from retrieval.compose.lead import Lead
 from retrieval.compose.sections import Block, plain
-from retrieval.lead import Lead
+from retrieval.layout import Layout
 from retrieval.request import Task
 
 HEADINGS = {

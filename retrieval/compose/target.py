@@ -22,8 +22,8 @@ from kb.problem_terms import op_family
 from kb.scope import AccessScope, ScopeFilter
 from retrieval.compose.cards import symbol_blocks
 from retrieval.compose.excerpts import Repeats
-from retrieval.compose.layout import TargetLayout, load_layout
 from retrieval.compose.sections import Block, fenced, plain, section_blocks
+from retrieval.layout import TargetLayout, load_layout
 from retrieval.search.names import WORD, names_in
 from retrieval.search.ranking import Ranked
 from retrieval.snapshot.snapshot import OwnDocument, Snapshot

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from kb.answers import ProfileRead
-from kb.catalog.facts import Fact
 from kb.errors import InvalidRequest
 from kb.hardware.spec import HardwareSpec
 from retrieval.diagnose.metrics import MAX_NAME, load_metrics
@@ -33,7 +32,7 @@ class KnownHardware(Protocol):
 
     def all(self) -> Mapping[str, HardwareSpec]: ...
 
-    def effective_facts(self, name: str) -> dict[str, Fact]: ...
+    def effective_facts(self, name: str) -> Mapping[str, Any]: ...
 
 
 def with_profile(

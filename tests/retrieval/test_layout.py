@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from kb.errors import InvalidKnowledge
-from retrieval.compose.layout import layout_from, load_layout
 from retrieval.diagnose.signals import DATA
+from retrieval.layout import layout_from, load_layout
 from retrieval.request import TASKS
 
 RAW: dict[str, Any] = tomllib.loads((DATA / "layout.toml").read_text(encoding="utf-8"))

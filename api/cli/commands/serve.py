@@ -6,7 +6,6 @@ reported at once; requests that arrive while the application loads wait in the s
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
@@ -74,6 +73,8 @@ def serve(
     for unknown in unknown_settings(os.environ):
         print(f"Warning: {unknown}", file=sys.stderr, flush=True)
     send_logs_to_stderr(settings.log_level)  # checks the level
+    from api.http.workers import configure_logs
+
     configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
@@ -185,23 +186,3 @@ def _run_service(settings: Settings, sockets: list[socket.socket]) -> None:
         uvicorn.Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-
-
-def configure_logs(level: str) -> None:
-    """Log one JSON object a line on standard error, from `level` up, with the request's id."""
-    import structlog
-
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

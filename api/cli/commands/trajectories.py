@@ -71,7 +71,7 @@ def submit(
     """Evaluate every step of a trajectory here. Exits 1 unless it is ready afterwards."""
     body = _body(file, problem)
     with opened(data_dir) as local:
-        from api.trajectory_parser import accept_body
+        from api.operations.trajectories import accept_body
 
         row = _evaluated(local, accept_body(local.services, body))
     return _report(row, as_json)

@@ -25,7 +25,6 @@ from optimizer.search.synthesizers.llm.settings import (
     models_from,
 )
 from retrieval.compose.cards import symbol_line
-from retrieval.compose.layout import load_layout
 from retrieval.compose.sections import citation
 from retrieval.compose.target import (
     Target,
@@ -36,6 +35,7 @@ from retrieval.compose.target import (
 )
 from retrieval.diagnose.log_digest import digest
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.layout import load_layout
 from retrieval.request import RetrieveRequest
 from retrieval.scope import own_toolchain
 from retrieval.search.names import search_symbols, unknown_line, unknown_names

@@ -44,9 +44,9 @@ from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthe
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner
 from optimizer.search.tree import Tree, rough_gain
-from retrieval.compose.layout import load_layout
 from retrieval.compose.target import own_symbols
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.layout import load_layout
 from retrieval.search.names import names_in
 
 INHERITED = 3
