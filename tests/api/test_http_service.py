@@ -11,8 +11,8 @@ from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
+from api.app import create_app
 from api.http import routes
-from api.http.app import create_app
 from api.http.dependencies import query_parameters
 from api.operations.bodies import SkillBody, TrajectoryBody
 from kb.settings import Settings

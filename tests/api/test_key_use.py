@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from fastapi.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from api.http.app import create_app
+from api.app import create_app
 from api.http.authorisation import caller_of
 from api.http.limits import Limits
 from api.http.roles import MCP

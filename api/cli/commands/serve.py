@@ -73,7 +73,7 @@ def serve(
     for unknown in unknown_settings(os.environ):
         print(f"Warning: {unknown}", file=sys.stderr, flush=True)
     send_logs_to_stderr(settings.log_level)  # checks the level
-    from api.http.workers import configure_logs
+    from api.workers import configure_logs
 
     configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
@@ -157,7 +157,7 @@ def _run(settings: Settings, listening: socket.socket) -> None:
     if settings.workers == 1:
         _run_service(settings, sockets)
         return
-    from api.http.workers import Workers, listen_for_workers
+    from api.workers import Workers, listen_for_workers
 
     with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
@@ -172,7 +172,7 @@ def _run(settings: Settings, listening: socket.socket) -> None:
 def _run_service(settings: Settings, sockets: list[socket.socket]) -> None:
     import uvicorn
 
-    from api.http.app import create_app
+    from api.app import create_app
 
     # uvicorn hands a caught signal on when it has shut down; being stopped is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
+from api.app import create_app
 from benchmarks.search.model_writes.chips import Chip
 from kb.errors import InvalidRequest, NotFound
 from kb.settings import Settings

@@ -26,13 +26,12 @@ from starlette.routing import Route
 from api.http import errors
 from api.http.admission import Admission
 from api.http.authorisation import Authorisation
-from api.http.callers import KnownCallers
+from api.http.callers import FromWorkers, KnownCallers
 from api.http.limits import EXCHANGE_SECONDS, MINUTE, Limits
 from api.http.observability import Metrics, RequestLog
 from api.http.openapi import DESCRIPTION, TAGS, TITLE, describe
 from api.http.roles import Needs
 from api.http.routes import router_of
-from api.http.workers import FromWorkers
 from api.mcp.mounted import PATH as MCP_PATH
 from api.mcp.mounted import Mounted
 from api.mcp.tools import TOOLS

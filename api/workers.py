@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import structlog
 
+from api.http.callers import CLIENT_HEADER
 from kb.settings import Settings
 
 if TYPE_CHECKING:
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 
 SOCKET = "service.sock"
 PATHS = ("/retrieve",)  # that a worker answers itself
-CLIENT_HEADER = b"x-kernlore-client"  # of a request that a worker passes on
 AGAIN_SECONDS = 1.0  # after a worker has ended
 log = structlog.get_logger(__name__)
 
@@ -78,7 +78,7 @@ class Workers:
         while not self._stop.is_set():
             descriptor = self._listening.fileno()
             process = subprocess.Popen(
-                [sys.executable, "-m", "api.http.workers", str(descriptor)],
+                [sys.executable, "-m", "api.workers", str(descriptor)],
                 stdin=subprocess.PIPE,
                 pass_fds=(descriptor,),
             )
@@ -94,23 +94,6 @@ class Workers:
                 return
             log.error("a worker has ended and is started again", status=process.returncode)
             self._stop.wait(AGAIN_SECONDS)
-
-
-class FromWorkers:
-    """Middleware of the service: requests that workers pass on are those of their own clients."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http":
-            headers = dict(scope["headers"])
-            if scope.get("client") is None and CLIENT_HEADER in headers:
-                host, _, port = headers[CLIENT_HEADER].decode().rpartition(":")
-                scope = {**scope, "client": (host, int(port))}
-            rest = [pair for pair in scope["headers"] if pair[0] != CLIENT_HEADER]
-            scope = {**scope, "headers": rest}
-        await self._app(scope, receive, send)
 
 
 class PassOn:
@@ -174,8 +157,8 @@ class OwnPaths:
 @asynccontextmanager
 async def worker_lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Opens what answers need, and follows the catalog."""
+    from api.app import exchange_counts, flush_uses
     from api.http.admission import Admission
-    from api.http.app import exchange_counts, flush_uses
     from api.services import Follower, open_services
 
     settings: Settings = app.state.settings
@@ -222,7 +205,7 @@ def configure_logs(level: str) -> None:
 def _main(descriptor: int) -> None:
     import uvicorn
 
-    from api.http.app import create_app
+    from api.app import create_app
 
     settings = Settings.model_validate_json(sys.stdin.buffer.readline())
     configure_logs(settings.log_level)
