@@ -255,13 +255,39 @@ def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
     ).one()
 
 
-def section_scopes(connection: Connection, version_id: str) -> Sequence[Any]:
-    """`id` and `hardware_scope` of a version's sections, in order."""
-    return connection.execute(
-        sa.select(t.sections.c.id, t.sections.c.hardware_scope)
-        .where(t.sections.c.version_id == version_id)
-        .order_by(t.sections.c.ordinal)
-    ).all()
+class VersionRows:
+    """Common columns of the rows of a version in a table such as `symbols` or `samples`."""
+
+    def __init__(self, connection: Connection, version_id: str, active: bool = True) -> None:
+        self._connection = connection
+        self.version_id = version_id
+        self.document = document_of(connection, version_id)
+        self._hardware = document_hardware(connection, self.document.id)
+        self._active = active
+        self.sections: Sequence[Any] = connection.execute(
+            sa.select(t.sections.c.id, t.sections.c.hardware_scope)
+            .where(t.sections.c.version_id == version_id)
+            .order_by(t.sections.c.ordinal)
+        ).all()
+
+    def remove(self, table: sa.Table) -> None:
+        """Remove the version's rows; where it is active, deactivate those of other versions."""
+        if self._active:
+            of_document = table.c.document_id == self.document.id
+            self._connection.execute(table.update().where(of_document).values(active=False))
+            bump_documents(self._connection, [self.document.id])
+        self._connection.execute(table.delete().where(table.c.version_id == self.version_id))
+
+    def columns(self, section: sa.Row[Any]) -> dict[str, Any]:
+        """The columns of a row that belongs to one of `sections`."""
+        return {
+            "document_id": self.document.id,
+            "version_id": self.version_id,
+            "section_id": section.id,
+            "hardware": section.hardware_scope or self._hardware,
+            "active": self._active,
+            "access_scope": self.document.access_scope,
+        }
 
 
 # -- content
