@@ -14,15 +14,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
+from threadpoolctl import threadpool_limits
 
 from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
 from ingestion.builtin.precomputed import ShippedReadings, put_shipped
 from ingestion.findings.tags import SignalWords, Tagger
-from ingestion.hardware import register_hardware
+from ingestion.hardware import RegisteredHardware, register_hardware
 from ingestion.page_images import PageImages
 from ingestion.parse_process import ParseLimits, ParserProcess
 from ingestion.read import DocumentReader, LocalReader, pipeline_fingerprint, pipeline_parts
@@ -33,34 +34,30 @@ from kb.catalog.database import FREE
 from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
 from kb.catalog.knowledge.documents import erase_deleted, remove_orphan_facts
-from kb.catalog.knowledge.versions import repair_lexical
-from kb.catalog.runs import is_measuring
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
 from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma import parse_address
-from kb.index.in_memory import KeptInMemory
-from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
-from kb.memory import return_freed_memory
+from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.evaluate_processes import EvaluateProcesses
-from retrieval.ahead import OrdersAhead
-from retrieval.answer_processes import AnswerProcesses
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.ranking import WEIGHTS
+from retrieval.near import EXACT_UP_TO, NearIndex
 from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
     from ingestion.cluster import ClusterReader
+    from kb.answers import Answer
     from kb.cluster import Cluster
+    from optimizer.evaluation.queue import EvaluationQueue
+    from optimizer.search.runs.processes import ServiceRuns
+    from skills.trajectories.queue import TrajectoryQueue
 
-# Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
-# catalog takes two seconds of a processor, which the first requests need.
-OPEN_AFTER = 3.0
+FOLLOW_SECONDS = 0.5  # between two looks at whether the catalog has changed
 STOP_SECONDS = 10.0  # for the batch at hand; a document that is being read takes longer
 
 # By what the catalog's schema is to this code.
@@ -85,7 +82,36 @@ def evaluate_processes() -> EvaluateProcesses:
     return EvaluateProcesses(command, "api.evaluate_work:evaluate")
 
 
-_SHARED = ("retriever", "uploads", "skills", "tagger", "index")
+class Meter(Protocol):
+    """Counts what the service does."""
+
+    def stage(self, name: str, seconds: float) -> None: ...
+    def retrieval(self, answer: Answer) -> None: ...
+    def upload(self, outcome: str) -> None: ...
+    def text(self) -> bytes: ...
+
+
+class NoMeter:
+    """The meter of a command, which counts nothing."""
+
+    def stage(self, name: str, seconds: float) -> None: ...
+    def retrieval(self, answer: Answer) -> None: ...
+    def upload(self, outcome: str) -> None: ...
+    def text(self) -> bytes:
+        return b""
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a service runs beside its requests."""
+
+    evaluations: EvaluationQueue
+    runs: ServiceRuns
+    trajectories: TrajectoryQueue
+    background: Background | None  # None where the services of a command are lent
+
+
+_SHARED = ("retriever", "snapshots", "uploads", "skills", "tagger")
 
 
 class Services(KnowledgeBase):
@@ -94,6 +120,21 @@ class Services(KnowledgeBase):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         self.jobs = Jobs(self.catalog)
+        self.metrics: Meter = NoMeter()
+        self._running: Running | None = None
+
+    @property
+    def running(self) -> Running:
+        """Evaluations, runs and trajectories of the service. Raises Unavailable in a command."""
+        if self._running is None:
+            raise Unavailable(
+                "this needs a running service", hint="Start `kernlore serve` and give its URL."
+            )
+        return self._running
+
+    @running.setter
+    def running(self, running: Running) -> None:
+        self._running = running
 
     def seen_by(self, access: AccessScope) -> Services:
         """The same services as this caller may see and change them. What takes an `access_scope`
@@ -154,7 +195,7 @@ class Services(KnowledgeBase):
         """Skills that lose by this outcome are narrowed or retired."""
         observe(self.catalog, names)
 
-    def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
+    def register_hardware(self, description: Mapping[str, Any], origin: str) -> RegisteredHardware:
         """Register or replace a hardware; `origin` names the description in errors. Where its
         languages changed, its manuals are read again.
         """
@@ -166,8 +207,8 @@ class Services(KnowledgeBase):
             check_signature=signature_from_mapping,
             check_rules=check_own,
         )
-        if answer["outcome"] == "updated" and self.documents.find(hardware=answer["id"]):
-            read_again(self.uploads, self.documents, self.blobs, answer["id"])
+        if answer.outcome == "updated" and self.documents.find(hardware=answer.id):
+            read_again(self.uploads, self.documents, self.blobs, answer.id)
         return answer
 
     @contextmanager
@@ -251,12 +292,10 @@ class Services(KnowledgeBase):
 
 @dataclass(frozen=True)
 class Readiness:
-    """How far the service is. `ready` once the built-in knowledge is loaded, every passage has its
-    vector, and those are searched: in memory, or where they are many or on a server, by Chroma.
-    `index` is starting, chroma, or why there is none. `answer_processes` answer beside the
-    service's own. `catalog` is current; newer, once
-    a newer Kernlore has migrated it and this one may go on; or too_new, where it may not. `note`
-    says what is waited for, empty where nothing is.
+    """How far the service is. `ready` once the built-in knowledge of every chip is loaded and every
+    passage has its vector. `index` is exact, chroma, starting, or why there is none. `catalog` is
+    current; newer, once a newer Kernlore has migrated it and this one may go on; or too_new, where
+    it may not. `note` says what is waited for, empty where nothing is.
     """
 
     ready: bool
@@ -267,36 +306,73 @@ class Readiness:
     jobs: dict[str, int]
     note: str = ""
     catalog: str = CURRENT
-    answer_processes: int = 0
+
+    @property
+    def answers(self) -> bool:
+        """Whether requests can be answered, by words at least."""
+        waiting = self.jobs.get("queued", 0) + self.jobs.get("running", 0)
+        loaded = self.knowledge_loaded and (self.passages > 0 or not waiting)
+        return loaded and self.catalog != TOO_NEW
+
+
+class Follower:
+    """A thread that publishes changes of the catalog before a request needs them, between `start`
+    and `stop`.
+    """
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="snapshots", daemon=True)
+
+    def start(self) -> None:
+        """Follow from now on. A product of numpy takes one thread of this process from then on: a
+        second waits for the next product by spinning, and of two processors that took the time in
+        which another request is answered.
+        """
+        threadpool_limits(1, user_api="blas")
+        limit_arenas()
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; what it publishes is finished first."""
+        self._stop.set()
+        self._thread.join(timeout=STOP_SECONDS)
+
+    def _run(self) -> None:
+        last = None
+        while not self._stop.is_set():
+            try:
+                snapshot = self._services.snapshots.current()
+                if last is None:
+                    collect_once_and_freeze()
+                if snapshot is not last:
+                    return_freed_memory()
+                last = snapshot
+            except Exception:  # the thread's boundary: requests publish for themselves
+                log.exception("the snapshot cannot be brought up to date")
+            self._stop.wait(FOLLOW_SECONDS)
 
 
 class Background:
-    """The service's own threads. Until the vector index is open, which a thread of its own does,
-    answers come from words and exact search over the catalog's vectors.
+    """The service's own threads: one loads the built-in knowledge and reads uploads, one opens
+    Chroma where the store has one; and a `Follower`.
     """
 
     def __init__(self, services: Services) -> None:
         self._services = services
         self._stop = threading.Event()
         self._loaded = threading.Event()
-        self._index_state = "starting"
         self._worker: Worker | None = None
         self._specs = 0  # chips that are built in
-        self._thread = threading.Thread(target=self._run, name="ingestion", daemon=True)
-        self._in_memory = KeptInMemory(
-            services.catalog,
-            WEIGHTS.heading,
-            lambda: services.embedder.fingerprint,
-            follow=self._follow,
-        )
-        self._ahead = OrdersAhead(
-            services.retriever, services.settings.orders_ahead, self._is_measuring
-        )
-        self._answers = AnswerProcesses(services.settings, services.settings.answer_processes)
-        self._near: NearIndex | None = None
-        self._opening = threading.Thread(target=self._search_vectors, name="vectors", daemon=True)
+        self._index = "exact"
+        self._threads = [
+            threading.Thread(target=self._ingest, name="ingestion", daemon=True),
+            threading.Thread(target=self._open_chroma, name="chroma", daemon=True),
+        ]
+        self._follower = Follower(services)
         self._watch = StoreWatch(
-            services.blobs, self._load_builtin, services.finish_deletions, lambda: self._near
+            services.blobs, self._load_builtin, services.finish_deletions, lambda: services.near
         )
 
     def start(self) -> None:
@@ -306,23 +382,20 @@ class Background:
         # Before the first request: a chip that is built in is never an unknown one.
         if loaded_by_newer(services.catalog, product_version()) is None:
             self._specs = load_hardware(services.settings.knowledge_dir, services.registry)
-        repair_lexical(services.catalog)
         if services.settings.chroma_url:
             parse_address(services.settings.chroma_url)
-        self._thread.start()
-        self._in_memory.start()
-        self._ahead.start()
+        self._follower.start()
+        for thread in self._threads:
+            thread.start()
         if services.settings.chroma_url or not services.blobs.is_local:
             self._watch.start()
 
     def stop(self) -> None:
-        """End the thread and close the services; no job is left running."""
+        """End the threads and close the services; no job is left running."""
         self._stop.set()
         self._watch.stop()
-        self._ahead.stop()
-        self._answers.stop()
-        self._in_memory.stop()
-        for thread in (self._thread, self._opening):
+        self._follower.stop()
+        for thread in self._threads:
             if thread.is_alive():
                 thread.join(timeout=STOP_SECONDS)
         if self._worker is not None:
@@ -337,28 +410,17 @@ class Background:
         jobs = services.jobs.counts()
         loaded = self._loaded.is_set()
         busy = jobs.get("queued", 0) + jobs.get("running", 0)
-        state = self._index_state
-        if self._near is not None and self._near.away is not None:
-            state = f"away: {self._near.away.message}"
-        searched = state == "chroma" or self._searched_exactly(passages)
-        ready = loaded and embedded == passages and not busy and searched
-        if not self._thread.is_alive() and not self._stop.is_set():
+        state = self._index
+        if services.near is not None and services.near.away is not None:
+            state = f"away: {services.near.away.message}"
+        ready = loaded and embedded == passages and not busy and services.dense_ready
+        if not self._threads[0].is_alive() and not self._stop.is_set():
             ready, state = False, "failed: ingestion has stopped, its log says why"
         schema = services.catalog.schema_state().state
         waits = " ".join(self._waits())
         note = " ".join(filter(None, (waits, _NOTES[schema])))
         ready = ready and not waits and schema != TOO_NEW
-        answering = self._answers.ready
-        return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema, answering)
-
-    def _searched_exactly(self, passages: int) -> bool:
-        """Whether answers are whole while Chroma is being opened: exact search gives the same."""
-        services = self._services
-        here = self._index_state == "starting" and not services.settings.chroma_url
-        if not here or not services.dense_ready:
-            return False
-        few = passages <= EXACT_UP_TO
-        return few or is_in_memory(services.catalog, services.embedder.fingerprint)
+        return Readiness(ready, loaded, passages, embedded, state, jobs, note, schema)
 
     def _waits(self) -> Iterator[str]:
         """What is waited for."""
@@ -367,20 +429,13 @@ class Background:
         refused = self._worker.away if self._worker is not None else None
         if (away := self._watch.files_away or refused) is not None:
             yield f"Documents are read later, and uploads refused: {away.message}. {away.hint}"
-        if self._near is not None and (away := self._near.away) is not None:
-            yield f"Vectors are searched in memory, or not at all: {away.message}. {away.hint}"
+        near = self._services.near
+        if near is not None and (away := near.away) is not None:
+            yield f"Vectors are searched exactly: {away.message}. {away.hint}"
 
-    def _is_measuring(self) -> bool:
-        """Whether kernels may be timed on this machine; on which of them is not known where the
-        catalog is on a server.
-        """
-        catalog = self._services.catalog
-        if catalog.on_server:
-            return False
-        with catalog.read() as connection:
-            return is_measuring(connection)
+    # -- reading
 
-    def _run(self) -> None:
+    def _ingest(self) -> None:
         services = self._services
         services.embedder.prepare()
         with services.local_reader() as reader:
@@ -390,12 +445,7 @@ class Background:
                 # Words first: a request in the first seconds finds every document by its text.
                 worker.read_all(self._stop, until_upload=True)
                 services.retriever.warm(services.settings.models_dir)
-                model = services.embedder.fingerprint
-                services.__dict__["index"] = NearIndex(services.catalog, model, None)
                 services.dense_ready = True
-                services.retriever.answer_elsewhere(self._answers.answer)
-                self._answers.start()
-                self._opening.start()
                 worker.run(self._stop)
 
     def _load_builtin(self) -> bool:
@@ -417,57 +467,38 @@ class Background:
         self._loaded.set()
         return True
 
-    def _search_vectors(self) -> None:
-        passages = self._services.vectors()[1]
-        if self._searched_exactly(passages) and self._stop.wait(OPEN_AFTER):
-            return
-        try:
-            self._open_index()
-        except Exception as error:  # the thread's boundary
-            self._index_state = f"failed: {type(error).__name__}"
-            self._services.__dict__.pop("index", None)
-            log.exception("no vector index; answering from the catalog")
+    def _on_vectors(self, scopes: set[str]) -> None:
+        if self._services.near is not None:
+            self._services.near.sync(scopes)
 
-    def _open_index(self) -> None:
-        """Open Chroma, check that it answers, bring it up to the catalog."""
+    # -- vectors of large stores
+
+    def _open_chroma(self) -> None:
+        """Open Chroma where it is on a server, or once the store is larger than exact search is
+        fast for.
+        """
+        services = self._services
+        settings = services.settings
+        while not settings.chroma_url and services.vectors()[0] <= EXACT_UP_TO:
+            if self._stop.wait(60.0):
+                return
         from kb.index.chroma import ChromaIndex
 
-        services = self._services
-        model, settings = services.embedder.fingerprint, services.settings
-        chroma = ChromaIndex(
-            services.catalog, model, settings.data_dir / "chroma", settings.chroma_url
-        )
-        near = NearIndex(services.catalog, model, chroma)
-        before = state_of(services.catalog)
+        model = services.embedder.fingerprint
+        folder, url = settings.data_dir / "chroma", settings.chroma_url
+        near = NearIndex(ChromaIndex(services.catalog, model, folder, url))
+        self._index = "starting"
         try:
             near.catch_up()
         except StoreAway as error:
             log.warning("searching without Chroma until it answers", reason=error.message)
-        except KernloreError as error:
-            self._index_state = f"failed: {error.message}"
-            services.__dict__.pop("index", None)
-            log.error("no vector index; answering from the catalog", reason=error.message)
+        except Exception as error:  # the thread's boundary
+            self._index = f"failed: {getattr(error, 'message', type(error).__name__)}"
+            log.exception("Chroma cannot be opened; vectors are searched exactly")
             return
-        services.__dict__["index"] = near
-        if state_of(services.catalog) != before:
-            near.sync()  # the worker had nobody to tell of vectors that it stored meanwhile
-        if not settings.chroma_url and not near.asks_chroma():
-            # Its graphs are all in memory once each was looked into, beside the same vectors.
-            chroma.close()
-            return_freed_memory()
-        self._near = near if settings.chroma_url else None
-        self._index_state = "chroma"
-
-    def _follow(self) -> None:
-        follow = getattr(self._services.__dict__.get("index"), "follow", None)
-        if follow is not None:
-            follow()
-
-    def _on_vectors(self, scopes: set[str]) -> None:
-        index = self._services.index
-        sync = getattr(index, "sync", None)
-        if sync is not None:
-            sync(scopes)
+        services.near = near
+        near.sync()  # vectors that were stored while it was opened
+        self._index = "chroma"
 
 
 def open_services(settings: Settings) -> Services:

@@ -14,7 +14,7 @@ from kb.blobs import Blobs
 from kb.errors import StoreAway
 
 if TYPE_CHECKING:
-    from kb.index.near import NearIndex
+    from retrieval.near import NearIndex
 
 AWAY_SECONDS, LOOK_SECONDS = 5.0, 20.0  # between two looks at what is away, and at what answers
 

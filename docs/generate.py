@@ -124,7 +124,7 @@ def routes_page() -> str:
 
 def interface() -> Mapping[str, Any]:
     """The OpenAPI description. Nothing is opened for it."""
-    from api.http.app import create_app
+    from api.app import create_app
     from kb.settings import Settings
 
     with tempfile.TemporaryDirectory(prefix="kernlore-docs-") as folder:

@@ -1,7 +1,6 @@
-"""Hardware as it is registered and read back: descriptions, facts with their sources, conflicts.
+"""Hardware: register and show descriptions, list facts with their sources, decide about them.
 
-Every function takes the registry and plain values, and returns what JSON can carry, so that HTTP
-routes and commands answer alike.
+Every function sees and changes only what the caller of its registry may.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
+
+from annotated_types import MaxLen, MinLen
 
 from kb.catalog.facts import Fact, Outdated
 from kb.catalog.hardware import HardwareRegistry
@@ -21,41 +22,170 @@ from kb.hardware.lineage import find
 from kb.hardware.lineage import folded_name as spelled
 from kb.hardware.schema import parse_hardware, with_defaults
 from kb.hardware.spec import HardwareSpec, is_shipped
-from kb.plain import plain
+from kb.plain import Doc, Finite, plain
 
-Json = dict[str, Any]
 REMARKED = 6  # accepted facts that a job names
 FactStatus = Literal["accepted", "proposed", "rejected"]
 # effective: what holds, inherited facts included; the others choose among the hardware's own facts.
 FactFilter = Literal["effective", "accepted", "proposed", "rejected", "all"]
+Name = Annotated[str, MaxLen(200)]
 
 
-def list_hardware(registry: HardwareRegistry) -> list[Json]:
-    """Every registered hardware with its lineage."""
-    lineages = registry.lineages()
-    return [
-        {
-            "id": spec.id,
-            "name": spec.name,
-            "vendor": spec.vendor,
-            "kind": spec.kind,
-            "parent": spec.parent,
-            "lineage": list(lineages[spec.id]),
-            "aliases": list(spec.aliases),
-            "languages": list(spec.languages),
-            "summary": spec.summary,
-        }
-        for spec in registry.all().values()
-    ]
+@dataclass(frozen=True)
+class ListedChip:
+    """A chip, a family or a vendor."""
+
+    id: str
+    name: str
+    vendor: str
+    kind: str
+    parent: str | None
+    lineage: tuple[str, ...]
+    aliases: tuple[str, ...]
+    languages: tuple[str, ...]
+    summary: str
 
 
-def show_hardware(registry: HardwareRegistry, name: str) -> Json:
-    """One hardware with everything that its description states. `name` is an id, name or alias.
-    Raises UnknownHardware.
-    """
-    spec = registry.get(name)
-    description: Json = plain(spec)
-    return description | {"lineage": list(registry.lineage(spec.id))}
+@dataclass(frozen=True)
+class ListedHardware:
+    """Every registered hardware."""
+
+    hardware: list[ListedChip]
+
+
+@dataclass(frozen=True)
+class ShownHardware(ListedChip):
+    """Everything that a description states."""
+
+    facts: list[dict[str, Any]]
+    signatures: list[dict[str, Any]]
+    rules: list[dict[str, Any]]
+    metrics: dict[str, dict[str, Any]]
+    toolchains: dict[str, dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class RegisteredHardware:
+    """The outcome of registering a description."""
+
+    id: str
+    outcome: Literal["created", "updated", "unchanged"]
+    lineage: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ShownFact:
+    """One number about a hardware with its source."""
+
+    id: str
+    hardware_id: Annotated[str, Doc("The hardware that states it.")]
+    key: str
+    value: Annotated[float | str, Doc("The number in `unit`, or the text of one without.")]
+    number: float | None
+    text: str
+    unit: str
+    kind: Annotated[str, Doc("datasheet, measured or derived.")]
+    status: str
+    origin: str
+    title: str
+    publisher: str
+    locator: str
+    inherited: bool
+    subject: str | None
+    subject_kind: SubjectKind | None
+    url: str | None
+    date: str | None
+    note: str | None
+    formula: str | None
+    document_id: str | None
+    version_id: str | None
+    page_index: int | None
+    page_label: str | None
+    cell: Annotated[Mapping[str, Any] | None, Doc("Its place in a table of the document.")]
+    actor: str | None
+
+
+@dataclass(frozen=True)
+class NowStated:
+    """What the current version of a document states."""
+
+    fact_id: str
+    value: float | str
+    status: str
+
+
+@dataclass(frozen=True)
+class OutdatedFact:
+    """An accepted fact of a version of a document that another one has replaced."""
+
+    hardware_id: str
+    key: str
+    unit: str
+    subject: str | None
+    document_id: str
+    title: Annotated[str, Doc("Title of the version that states it.")]
+    fact_id: str
+    value: Annotated[float | str, Doc("What was accepted; it holds until it is rejected.")]
+    version: Annotated[int, Doc("The version that states it.")]
+    current_version: int
+    now: Annotated[list[NowStated], Doc("What the current version states of the same key.")]
+    text: Annotated[str, Doc("The same in words.")]
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Facts, other statements about their keys, where sources disagree, and outdated facts."""
+
+    hardware: str
+    lineage: tuple[str, ...]
+    facts: list[ShownFact]
+    other_kinds: list[ShownFact]
+    conflicts: list[FactConflict]
+    outdated: list[OutdatedFact]
+
+
+@dataclass(frozen=True)
+class LeftFact:
+    """A fact that was not accepted, and why."""
+
+    id: str
+    key: str
+    value: float | str
+    reason: str
+
+
+@dataclass(frozen=True)
+class DecidedFacts:
+    """Decisions about many facts."""
+
+    hardware: str
+    facts: list[ShownFact]
+    left: list[LeftFact]
+
+
+def list_hardware(registry: HardwareRegistry) -> ListedHardware:
+    """Every chip, family and vendor with its lineage, aliases and languages."""
+    return ListedHardware([_chip(registry, spec) for spec in registry.all().values()])
+
+
+def show_hardware(registry: HardwareRegistry, hardware_id: str) -> ShownHardware:
+    """Everything that its description states. `hardware_id` may be an id, name or alias."""
+    spec = registry.get(hardware_id)
+    return ShownHardware(**{**plain(spec), **vars(_chip(registry, spec))})
+
+
+def _chip(registry: HardwareRegistry, spec: HardwareSpec) -> ListedChip:
+    return ListedChip(
+        id=spec.id,
+        name=spec.name,
+        vendor=spec.vendor,
+        kind=spec.kind,
+        parent=spec.parent,
+        lineage=registry.lineage(spec.id),
+        aliases=spec.aliases,
+        languages=spec.languages,
+        summary=spec.summary,
+    )
 
 
 def register_hardware(
@@ -66,7 +196,7 @@ def register_hardware(
     knowledge_dir: Path,
     check_signature: Callable[[Mapping[str, Any], str], object],
     check_rules: Callable[[HardwareSpec], object] = lambda spec: None,
-) -> Json:
+) -> RegisteredHardware:
     """Register or replace a hardware; `description` is the structure of a hardware.toml.
 
     Only `id` is required. `origin` names the description in errors. `check_signature` refuses an
@@ -85,23 +215,25 @@ def register_hardware(
             " change what is built in, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
         )
     outcome = registry.put(spec, "api")
-    return {
-        "id": spec.id,
-        "outcome": outcome,
-        "lineage": list(registry.lineage(spec.id)),
-    }
+    return RegisteredHardware(spec.id, outcome, registry.lineage(spec.id))
 
 
 @dataclass(frozen=True)
-class FactWhere:
-    """Which facts are meant; None means any. `subject` is a part of what names the subject, however
-    it is spelled, or empty for facts without one; `document` is an id or a part of a title.
-    """
+class FactFilterBody:
+    """Which proposed facts are meant; what is left out means any."""
 
-    key: str | None = None
-    subject: str | None = None
-    subject_kind: SubjectKind | None = None
-    document: str | None = None
+    __pydantic_config__: ClassVar = {"extra": "forbid"}
+
+    key: Annotated[Name | None, Doc("The key of the fact, such as l2_size.")] = None
+    subject: Annotated[
+        Name | None,
+        Doc("A part of what names the subject; empty for facts without a subject."),
+    ] = None
+    subject_kind: Annotated[
+        SubjectKind | None,
+        Doc("Whether it is about the chip itself, a family above it, or unclear."),
+    ] = None
+    document: Annotated[Name | None, Doc("The id of a document, or part of its title.")] = None
 
     def holds(self, fact: Fact) -> bool:
         """Whether a fact is meant."""
@@ -120,22 +252,31 @@ def _names_part(wanted: str, text: str) -> bool:
     return spelled(wanted) in spelled(text) if spelled(wanted) else not text
 
 
-EVERYTHING = FactWhere()
-
-
 def facts_of(
     registry: HardwareRegistry,
-    name: str,
-    status: FactFilter = "effective",
-    where: FactWhere = EVERYTHING,
-) -> Json:
-    """The facts of a hardware with their sources, and where sources disagree.
-
-    `other_kinds` lists what is stated beside an effective fact, such as a measured bandwidth beside
-    the datasheet's, `outdated` the accepted facts of a replaced version of a manual whose current
-    one says something else. Raises UnknownHardware.
-    """
-    hardware = registry.resolve(name)
+    hardware_id: str,
+    status: Annotated[
+        FactFilter,
+        Doc(
+            "effective: the facts that hold, inherited ones included. Any other value selects among"
+            " the hardware's own facts by their status."
+        ),
+    ] = "effective",
+    key: Annotated[Name | None, Doc("Only this key.")] = None,
+    subject: Annotated[
+        Name | None,
+        Doc("A part of what names the subject; empty for facts without a subject."),
+    ] = None,
+    subject_kind: Annotated[
+        SubjectKind | None,
+        Doc("Read as about the chip itself, a family above it, or unclear."),
+    ] = None,
+    document: Annotated[Name | None, Doc("The id of a document, or part of its title.")] = None,
+) -> Facts:
+    """`conflicts` lists where sources about this hardware disagree. `other_kinds` lists what is
+    stated beside an effective fact, such as a measured bandwidth beside the datasheet's."""
+    where = FactFilterBody(key, subject, subject_kind, document)
+    hardware = registry.resolve(hardware_id)
     own = [fact for fact in registry.facts(hardware) if where.holds(fact)]
     if status == "effective":
         effective = registry.effective_facts(hardware).values()
@@ -143,43 +284,41 @@ def facts_of(
     else:
         facts = [fact for fact in own if status in ("all", fact.status)]
     listed = {fact.id for fact in facts}
-    return {
-        "hardware": hardware,
-        "lineage": list(registry.lineage(hardware)),
-        "facts": [_fact(fact, hardware) for fact in facts],
-        "other_kinds": [
+    ids = {fact.id for fact in own}
+    return Facts(
+        hardware=hardware,
+        lineage=registry.lineage(hardware),
+        facts=[_fact(fact, hardware) for fact in facts],
+        other_kinds=[
             _fact(fact, hardware)
             for fact in own
             if status == "effective" and fact.status == "accepted" and fact.id not in listed
         ],
-        "conflicts": plain(_conflicts(own)),
-        "outdated": [
+        conflicts=_conflicts(own),
+        outdated=[
             outdated_fact(entry)
             for entry in registry.outdated(hardware)
-            if entry.now and entry.accepted.fact_id in {fact.id for fact in own}
+            if entry.now and entry.accepted.fact_id in ids
         ],
-    }
+    )
 
 
-def outdated_fact(entry: Outdated) -> Json:
-    """An accepted fact of a version that another one has replaced, and what that one states."""
-    return {
-        "hardware_id": entry.hardware_id,
-        "key": entry.key,
-        "unit": entry.unit,
-        "subject": entry.subject,
-        "document_id": entry.document_id,
-        "title": entry.title,
-        "fact_id": entry.accepted.fact_id,
-        "value": plain(entry.accepted.value),
-        "version": entry.version,
-        "current_version": entry.current_version,
-        "now": [
-            {"fact_id": now.fact_id, "value": plain(now.value), "status": now.status}
-            for now in entry.now
-        ],
-        "text": _outdated_text(entry),
-    }
+def outdated_fact(entry: Outdated) -> OutdatedFact:
+    """An accepted fact of a replaced version, and what the current one states."""
+    return OutdatedFact(
+        hardware_id=entry.hardware_id,
+        key=entry.key,
+        unit=entry.unit,
+        subject=entry.subject,
+        document_id=entry.document_id,
+        title=entry.title,
+        fact_id=entry.accepted.fact_id,
+        value=entry.accepted.value,
+        version=entry.version,
+        current_version=entry.current_version,
+        now=[NowStated(now.fact_id, now.value, now.status) for now in entry.now],
+        text=_outdated_text(entry),
+    )
 
 
 def _outdated_text(entry: Outdated) -> str:
@@ -224,18 +363,21 @@ def open_questions(registry: HardwareRegistry) -> list[tuple[str, int, int]]:
 def decide_fact(
     registry: HardwareRegistry,
     fact_id: str,
-    *,
-    status: FactStatus | None = None,
-    number: float | None = None,
-    text: str | None = None,
-    note: str | None = None,
-    withdraw: bool = False,
-    actor: str,
-) -> Json:
-    """Accept or reject a fact, or correct its value (`number` in the fact's own unit, or `text`).
-    A corrected value counts as accepted; `withdraw` takes its correction back. Raises NotFound,
-    InvalidRequest, and Conflict where there is no correction.
-    """
+    status: Annotated[FactStatus | None, Doc("The new status of the fact.")] = None,
+    number: Annotated[Finite | None, Doc("The value, in the unit of the fact.")] = None,
+    text: Annotated[
+        Annotated[str, MinLen(1), MaxLen(200)] | None,
+        Doc("The value as text, where it is no number."),
+    ] = None,
+    note: Annotated[
+        Annotated[str, MaxLen(2000)] | None, Doc("A remark that is shown with the fact.")
+    ] = None,
+    withdraw: Annotated[
+        bool, Doc("Take the correction of its value back: it is as it was read.")
+    ] = False,
+    actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
+) -> ShownFact:
+    """The decision applies to every later request."""
     fact = registry.patch_fact(
         fact_id,
         status=status,
@@ -250,27 +392,28 @@ def decide_fact(
 
 def decide_facts(
     registry: HardwareRegistry,
-    name: str,
-    *,
-    status: Literal["accepted", "rejected"],
-    ids: Sequence[str] | None = None,
-    where: FactWhere | None = None,
-    include_unclear: bool = False,
-    actor: str,
-) -> Json:
-    """Accept or reject many facts of a hardware at once: those listed, or the proposed ones that
-    `where` means.
-
-    What is accepted leaves out facts whose subject is not clear, unless `include_unclear`, and,
-    where they are chosen by `where`, keys whose chosen values differ; `left` says which and why.
-    Raises InvalidRequest, NotFound and UnknownHardware.
-    """
+    hardware_id: str,
+    status: Annotated[Literal["accepted", "rejected"], Doc("The decision.")],
+    ids: Annotated[
+        Annotated[list[Name], MinLen(1), MaxLen(1000)] | None, Doc("Facts of this hardware.")
+    ] = None,
+    where: Annotated[
+        FactFilterBody | None,
+        Doc("A filter of proposed facts; an empty one means all of them."),
+    ] = None,
+    include_unclear: Annotated[
+        bool, Doc("Also accept facts whose subject is not clearly this hardware.")
+    ] = False,
+    actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
+) -> DecidedFacts:
+    """`left` lists what was not accepted and why: its subject is unclear, or a filter chose facts
+    that state different values for one key."""
     if (ids is None) == (where is None):
         raise InvalidRequest(
             "give either ids or a filter",
             hint='`"where": {}` means every proposed fact of this hardware.',
         )
-    hardware = registry.resolve(name)
+    hardware = registry.resolve(hardware_id)
     own = {fact.id: fact for fact in registry.facts(hardware)}
     if ids is not None:
         unknown = [fact_id for fact_id in ids if fact_id not in own]
@@ -290,15 +433,11 @@ def decide_facts(
         if ids is None:
             reasons = _differing([f for f in chosen if f.id not in reasons]) | reasons
     decided = registry.set_status([f.id for f in chosen if f.id not in reasons], status, actor)
-    return {
-        "hardware": hardware,
-        "facts": [_fact(fact, hardware) for fact in decided],
-        "left": [
-            {"id": f.id, "key": f.key, "value": plain(f.value), "reason": reasons[f.id]}
-            for f in chosen
-            if f.id in reasons
-        ],
-    }
+    return DecidedFacts(
+        hardware,
+        [_fact(fact, hardware) for fact in decided],
+        [LeftFact(f.id, f.key, f.value, reasons[f.id]) for f in chosen if f.id in reasons],
+    )
 
 
 _UNCLEAR = "it is not clear that this value is about the chip"
@@ -317,7 +456,7 @@ def _differing(facts: Sequence[Fact]) -> dict[str, str]:
     return {f.id: _DIFFERS for f in facts if f.key in disputed and f.holds_for_owner}
 
 
-def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> Json:
+def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> dict[str, Any]:
     """With a name and a vendor, which a newcomer may leave out."""
     completed = {key: value for key, value in description.items() if value is not None}
     known = registry.all()
@@ -328,9 +467,9 @@ def _completed(description: Mapping[str, Any], registry: HardwareRegistry) -> Js
     return with_defaults(completed)
 
 
-def _fact(fact: Fact, hardware: str) -> Json:
-    fields: Json = plain(fact)
-    return fields | {"value": plain(fact.value), "inherited": fact.hardware_id != hardware}
+def _fact(fact: Fact, hardware: str) -> ShownFact:
+    inherited = fact.hardware_id != hardware
+    return ShownFact(**vars(fact), value=fact.value, inherited=inherited)
 
 
 def _conflicts(facts: Sequence[Fact]) -> list[FactConflict]:

@@ -9,9 +9,10 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol, cast
+from typing import Annotated, Any, Literal, Protocol, cast
 
 import sqlalchemy as sa
+from annotated_types import Ge, Le
 from sqlalchemy import Connection
 
 from kb import clock
@@ -22,7 +23,8 @@ from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, JobState
 from kb.catalog.work import COLUMNS, Job, job_from
 from kb.errors import InvalidRequest
-from kb.scope import ALL_ACCESS, AccessScope
+from kb.plain import Doc
+from kb.scope import AccessScope
 
 Stage = Literal["reading", "embedding"]
 STATES: tuple[JobState, ...] = ("queued", "running", "ready", "partial", "failed")
@@ -41,17 +43,8 @@ class Parts(Protocol):
     @property
     def registry(self) -> HardwareRegistry: ...
 
-
-@dataclass(frozen=True)
-class JobFilter:
-    """Which jobs to list; what is None or empty admits all. `ended_since` is a `finished_at`: jobs
-    that ended then or later.
-    """
-
-    states: tuple[JobState, ...] = ()
-    hardware: str | None = None
-    group: str | None = None
-    ended_since: str | None = None
+    @property
+    def access(self) -> AccessScope: ...
 
 
 @dataclass(frozen=True)
@@ -127,27 +120,31 @@ class JobPage:
 
 def list_jobs(
     parts: Parts,
-    asked: JobFilter,
-    *,
-    limit: int = 100,
-    cursor: str | None = None,
-    access_scope: AccessScope = ALL_ACCESS,
+    state: Annotated[
+        list[JobState] | None, Doc("Only jobs in this state; repeat for several.")
+    ] = None,
+    hardware: Annotated[
+        str, Doc("Only jobs of documents about this hardware (id, name or alias).")
+    ] = "",
+    group: Annotated[str, Doc("Only jobs of this group, which an upload names or is given.")] = "",
+    ended_since: Annotated[str, Doc("Only jobs with this `finished_at` or a later one.")] = "",
+    limit: Annotated[int, Doc("Jobs to return."), Ge(1), Le(MAX_LIMIT)] = 100,
+    cursor: Annotated[str, Doc("`cursor` of the page before.")] = "",
 ) -> JobPage:
-    """A page of the jobs that fit. Raises UnknownHardware, and InvalidRequest for an unknown
-    state, a cursor that is not one or a limit outside of 1 to 500.
-    """
+    """`counts` are of all jobs of the hardware and group, whatever the other filters: one request
+    says how far an upload is. `cursor` asks for the next page, and is null on the last."""
     if not 1 <= limit <= MAX_LIMIT:
         raise InvalidRequest(f"a limit of {limit}", hint=f"Ask for 1 to {MAX_LIMIT:,} jobs.")
-    for state in asked.states:
-        if state not in STATES:
-            raise InvalidRequest(f"unknown state {state!r}", hint=f"Use {', '.join(STATES)}.")
-    about = _about(parts, asked, access_scope)
+    for name in state or ():
+        if name not in STATES:
+            raise InvalidRequest(f"unknown state {name!r}", hint=f"Use {', '.join(STATES)}.")
+    about = _about(parts, hardware, group)
     chosen = sa.select(*COLUMNS).where(*about)
-    if asked.states:
-        chosen = chosen.where(t.work.c.state.in_(asked.states))
-    if asked.ended_since is not None:
-        chosen = chosen.where(t.work.c.finished_at >= asked.ended_since)
-    if cursor is not None:
+    if state:
+        chosen = chosen.where(t.work.c.state.in_(state))
+    if ended_since:
+        chosen = chosen.where(t.work.c.finished_at >= ended_since)
+    if cursor:
         last = sa.tuple_(*map(sa.literal, _place(cursor)))
         chosen = chosen.where(sa.tuple_(t.work.c.created_at, t.work.c.id) < last)
     ordered = chosen.order_by(t.work.c.created_at.desc(), t.work.c.id.desc()).limit(limit + 1)
@@ -160,14 +157,14 @@ def list_jobs(
     return JobPage(listed, counts, _cursor(page[-1]) if len(rows) > limit else None)
 
 
-def show_job(parts: Parts, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> DocumentJob:
-    """One job. Raises NotFound, also where the caller may not see it."""
-    return _shown(parts, parts.jobs.get(job_id, access_scope=access_scope))
+def show_job(parts: Parts, job_id: str) -> DocumentJob:
+    """`state` is queued, running, ready, partial or failed. `error` says why a job failed."""
+    return _shown(parts, parts.jobs.get(job_id, access_scope=parts.access))
 
 
-def retry_job(parts: Parts, job_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> DocumentJob:
-    """Queue a failed job again. Raises NotFound, and Conflict for one that did not fail."""
-    return _shown(parts, parts.jobs.retry(job_id, access_scope=access_scope))
+def retry_job(parts: Parts, job_id: str) -> DocumentJob:
+    """409 for a job that has not failed."""
+    return _shown(parts, parts.jobs.retry(job_id, access_scope=parts.access))
 
 
 def _shown(parts: Parts, job: Job) -> DocumentJob:
@@ -176,16 +173,14 @@ def _shown(parts: Parts, job: Job) -> DocumentJob:
     return _with_document(job, documents)
 
 
-def _about(
-    parts: Parts, asked: JobFilter, access_scope: AccessScope
-) -> list[sa.ColumnElement[bool]]:
-    conditions = [visible.jobs(access_scope)]
-    if asked.group:
-        conditions.append(t.work.c.group_id == asked.group)
-    if asked.hardware:
+def _about(parts: Parts, hardware: str, group: str) -> list[sa.ColumnElement[bool]]:
+    conditions = [visible.jobs(parts.access)]
+    if group:
+        conditions.append(t.work.c.group_id == group)
+    if hardware:
         subjects = sa.select(t.document_scopes.c.document_id).where(
             t.document_scopes.c.kind == "hardware",
-            t.document_scopes.c.value == parts.registry.resolve(asked.hardware),
+            t.document_scopes.c.value == parts.registry.resolve(hardware),
         )
         conditions.append(t.work.c.subject_id.in_(subjects))
     return conditions

@@ -52,7 +52,7 @@ from kb.ids import sha256
 # Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
 PIPELINE = 12
 # The prose of passages of a reference page, in per mille: it halves their rank among passages that
-# answer a question (retrieval/ranking.py). A question that contains a name gets its card.
+# answer a question (retrieval/search/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300
 MAX_HEADINGS = 40  # without a card, in a report
 MAX_ROWS = 50  # of data sheets that were not read, in a report

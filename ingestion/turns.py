@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from kb.catalog.engine import Catalog
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge import candidates, embeddings
+from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.embeddings import MissingText
 
 OLDEST = 4  # one of so many texts of a share is for the oldest document
@@ -46,7 +46,7 @@ def next_texts(
     others = jobs.held_by_others(owner)
     with catalog.read() as connection:
         waiting = []
-        for document_id, left in candidates.pending(connection, model).items():
+        for document_id, left in embeddings.pending(connection, model).items():
             if document_id not in others:
                 # A corrected passage has no job, and a person waits for it.
                 turn = turns.get(document_id) or Turn(share=document_id)

@@ -32,12 +32,13 @@ from ingestion.turns import BatchSize, next_texts
 from ingestion.uploads import TRACE
 from kb import telemetry
 from kb.blobs import Blobs
+from kb.catalog import meta
 from kb.catalog import tables as t
 from kb.catalog.database import full, store_fault
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, JobState, checkpoint_of
-from kb.catalog.knowledge import candidates, embeddings, versions
+from kb.catalog.knowledge import embeddings, versions
 from kb.catalog.knowledge.embeddings import Pending
 from kb.catalog.schema import TOO_NEW
 from kb.catalog.work import Job
@@ -54,6 +55,7 @@ from kb.ids import new_id
 from kb.workers import keep_lease
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
+COUNT_SECONDS = 30.0  # after which new vectors of a document that is being embedded take part
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
 LOOK_SECONDS = 5.0  # between looks for work, at most: a lease that expires does not change a row
 ATTEMPTS = 3  # of a job whose worker was killed, perhaps by the document
@@ -95,7 +97,8 @@ class Worker:
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
         self._span_ends: dict[str, Callable[[], None]] = {}  # of waiting jobs
-        self._fresh: set[str] = set()  # scopes with vectors, before the call of `on_vectors`
+        self._fresh: set[str] = set()  # documents with vectors that are not counted yet
+        self._counted = time.monotonic()
         self._alive = False
         self._full = False
         self._away: StoreAway | None = None
@@ -408,7 +411,7 @@ class Worker:
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
             embeddings.put(connection, parts.model, dict(zip(shas, vectors, strict=True)))
-            self._fresh |= embeddings.text_scopes(connection, shas)
+            self._fresh |= embeddings.documents_of(connection, shas)
         return True
 
     def _finish_embedded(self) -> None:
@@ -417,15 +420,17 @@ class Worker:
             return
         parts = self._parts
         with parts.catalog.read() as connection:
-            pending = candidates.pending(connection, parts.model)
+            pending = embeddings.pending(connection, parts.model)
             done = [job for job in self._waiting.values() if job.subject_id not in pending]
-            subjects = [job.subject_id for job in done if job.subject_id is not None]
-            scopes = embeddings.document_scopes(connection, subjects)
         # A corrected passage has fresh vectors and no job.
-        scopes |= self._fresh
-        if scopes and (done or not pending):
+        documents = self._fresh | {job.subject_id for job in done if job.subject_id is not None}
+        late = time.monotonic() - self._counted > COUNT_SECONDS
+        if documents and (done or not pending or late):
+            with parts.catalog.write() as connection:
+                meta.bump_vectors(connection, self._fresh)
+                scopes = embeddings.document_scopes(connection, sorted(documents))
             self._on_vectors(scopes)
-            self._fresh = set()
+            self._fresh, self._counted = set(), time.monotonic()
         with parts.catalog.write() as connection:
             self._report(connection, pending)
             for job in done:

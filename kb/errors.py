@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from kb.plain import Doc
 
 
 class KernloreError(Exception):
@@ -179,6 +182,16 @@ class InternalError(KernloreError):
     """A defect of Kernlore."""
 
     code, status = "internal_error", 500
+
+
+@dataclass(frozen=True)
+class ErrorBody:
+    """The one shape of an error."""
+
+    code: Annotated[str, Doc("Stable; for programs.", "unknown_hardware")]
+    message: Annotated[str, Doc("What is wrong.", "unknown hardware 'h10'")]
+    hint: Annotated[str, Doc("What to do next.", "Did you mean h100?")]
+    details: Annotated[dict[str, Any], Doc("Values to act on; may be empty.")]
 
 
 MAX_ERROR_TEXT = 20_000  # characters of one text in an error's JSON

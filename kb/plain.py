@@ -1,11 +1,15 @@
-"""Conversion of results into JSON values."""
+"""Conversion of results into JSON values, and the documentation of their fields."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
 from dataclasses import fields, is_dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from annotated_types import Predicate
+
+Finite = Annotated[float, Predicate(math.isfinite)]
 
 
 def plain(value: Any) -> Any:
@@ -27,3 +31,17 @@ def plain(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(plain(entry) for entry in value)
     raise TypeError(f"{type(value).__name__} cannot be converted to JSON")
+
+
+class Doc:
+    """Documentation of a field of a record, as `Annotated[int, Doc("Bytes read.")]`. The
+    description of the HTTP interface shows it.
+    """
+
+    def __init__(self, text: str, *examples: str) -> None:
+        self.text = text
+        self.examples = examples
+
+    def __get_pydantic_json_schema__(self, core_schema: Any, handler: Any) -> dict[str, Any]:
+        examples = {"examples": list(self.examples)} if self.examples else {}
+        return {**handler(core_schema), "description": self.text, **examples}

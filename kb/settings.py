@@ -125,29 +125,19 @@ class Settings(BaseSettings):
         ge=1,
         description="Maximum tokens of `context` in an answer, if the request does not give one.",
     )
+    workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes that answer retrievals; 1: the service alone. All map one snapshot.",
+    )
     retrievals_at_once: int = Field(
         4,
         ge=1,
-        description="Retrievals that are computed at the same time without `answer_processes`;"
-        " others wait.",
+        description="Retrievals that a process computes at the same time; others wait.",
     )
     retrievals_waiting: int = Field(
         128, ge=1, description="Retrievals that may wait; more are refused with 503."
-    )
-    answer_processes: int = Field(
-        0,
-        ge=0,
-        le=64,
-        description="Additional processes that compute retrievals in parallel, each on its own"
-        " processor and one at a time. Each takes about 650 MiB at 100,000 passages; 0: the service"
-        " process computes them.",
-    )
-    orders_ahead: int = Field(
-        1500,
-        ge=0,
-        le=2000,
-        description="Answers to a signal and a chip alone that an idle service prepares after each"
-        " change of the documents; 0: none.",
     )
     requests_per_minute: int = Field(
         3000,

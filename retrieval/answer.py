@@ -1,181 +1,345 @@
-"""What the service answers, as data. The JSON forms are the HTTP contract.
+"""One request in, one cited answer out: `answer(snapshot, request, means)`.
 
-Knows nothing about how an answer is made.
+Scope, diagnosis, plan, search, order, excerpts, moves, skills, context, hints, in this order. The
+answer follows from the arguments alone: nothing here reads the catalog, a clock or other state, and
+equal arguments give equal answers. Hardware fails closed: an unknown id is an error, and what may
+be seen is listed scope by scope. Knows nothing about HTTP and logs nothing (`service` does).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+
+from kb.answers import Answer, ContextPart, Excerpt, Move
+from kb.catalog.knowledge.symbols import Symbol
+from kb.scope import ScopeFilter
+from retrieval.compose.composer import Composed, Material, cards_for, compose, task_of
+from retrieval.compose.excerpts import make_excerpts, section_excerpts
+from retrieval.compose.hints import hints_of
+from retrieval.compose.moves import fitting_moves
+from retrieval.compose.skill_choice import WITHHELD_SHARE, Choice, choose_skills
+from retrieval.diagnose.diagnosis import Conclusion, Diagnoser
+from retrieval.diagnose.given_profile import with_profile
+from retrieval.diagnose.metrics import load_metrics
+from retrieval.diagnose.signals import load_signals
+from retrieval.diagnose.signatures import SignatureMatch
+from retrieval.layout import load_layout
+from retrieval.near import NearIndex
+from retrieval.request import RetrieveRequest
+from retrieval.scope import Place, RequestScope, place_of
+from retrieval.search.by_names import by_words
+from retrieval.search.by_signal import by_sections
+from retrieval.search.error_codes import code_matches
+from retrieval.search.names import language_named
+from retrieval.search.plan import make_plan, plan_of
+from retrieval.search.ranking import EmbedQuery, Near, Ranked, rank
+from retrieval.search.titles import Titles
+from retrieval.snapshot.snapshot import Snapshot
+from retrieval.stages import stage
+
+PER_CATEGORY = 8  # passages of a category below which it is searched for itself
 
 
 @dataclass(frozen=True)
-class SignalFinding:
-    """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
-    or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
-    that a rule relied on, or of a log line that a signature matched.
+class Means:
+    """What answers are made with beside a snapshot. Without `embed` they are found by words alone,
+    and `words_only` says why. `near` searches vectors in place of `Snapshot.near`.
+    `withheld_share` is the share, from 0 to 1, of skills that requests of a run are not shown (see
+    `skill_choice`).
     """
 
-    id: str
-    confidence: str
-    evidence: tuple[Mapping[str, Any], ...] = ()
+    embed: EmbedQuery | None
+    near: NearIndex | None = None
+    words_only: str = ""
+    withheld_share: float = WITHHELD_SHARE
 
 
 @dataclass(frozen=True)
-class Verdict:
-    """What is wrong, root causes first; empty when nothing is known to be wrong.
-
-    `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
-    explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
-    evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
-    the open questions, and `signatures` are the known error texts of the log, the leading one
-    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` says what kind
-    of failure it is: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
-    warning_only, null where the signature of a chip leaves it open.
+class Unwanted:
+    """Ids that an answer is not to show again: `anywhere`, and those that what its context says
+    about what happened does not repeat either.
     """
 
-    signals: tuple[SignalFinding, ...] = ()
-    unrecognised: tuple[str, ...] = ()
-    ruled_out: tuple[Mapping[str, Any], ...] = ()
-    abstained: tuple[Mapping[str, Any], ...] = ()
-    measure_next: tuple[str, ...] = ()
-    signatures: tuple[Mapping[str, Any], ...] = ()
-    hint: str = ""
-
-    @property
-    def signal_ids(self) -> tuple[str, ...]:
-        """The ids of the signals, the leading one first."""
-        return tuple(finding.id for finding in self.signals)
-
-    @property
-    def primary(self) -> str:
-        """The id of the leading signal, or "unknown"."""
-        return self.signals[0].id if self.signals else "unknown"
+    anywhere: frozenset[str] = frozenset()
+    about_what_happened: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
-class ProfileRead:
-    """What was read of the profiler output that a request gave.
-
-    `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
-    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
-    {name, calls, us, pct}, the longest first.
+class Answered:
+    """An answer with what the log has to know beside it: the request as it was understood and the
+    ids of the passages that are shown.
     """
 
-    kind: str
-    kernel: str
-    metrics: Mapping[str, float | str]
-    unread: int = 0
-    kernels: tuple[Mapping[str, Any], ...] = ()
-    notes: tuple[str, ...] = ()
+    request: RetrieveRequest
+    answer: Answer
+    shown: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class DocumentRef:
-    """The document of an excerpt, in the version that is current."""
+def answer(
+    snapshot: Snapshot,
+    request: RetrieveRequest,
+    means: Means,
+    unwanted: Unwanted | None = None,
+) -> Answered:
+    """The answer to a request that `check_request` admits. Its `retrieval_id` is empty; the rest of
+    it, and its context to the byte, is equal for equal arguments. Raises InvalidRequest,
+    UnknownHardware and UnknownSignal.
+    """
+    unwanted = unwanted or Unwanted(*[frozenset(request.exclude)] * 2)
+    request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
+    place = place_of(snapshot, request, load_layout())
+    scope, request = place.own, replace(request, language=place.language)
 
-    id: str
-    title: str
-    version: int
+    conclusion = conclude(snapshot, request, place)
+    verdict = conclusion.verdict
+    moves = moves_for(snapshot, request, conclusion, scope)
+    choice = skills_for(snapshot, request, conclusion, scope, means)
+
+    ranking = _ranking(snapshot, request, conclusion, scope, moves, means)
+    ranked = ranking(scope.filter)
+    make = make_excerpts if request.in_words or request.metrics else section_excerpts
+    excerpts = make(snapshot, ranked, scope.filter, request.k, excluded=unwanted.anywhere)
+
+    by_signal = not request.in_words and bool(verdict.signals)
+    material = Material(
+        request=request,
+        verdict=verdict,
+        hardware=scope.named,
+        spec=scope.hardware,
+        toolchain=scope.toolchain,
+        lineage=scope.lineage,
+        scope=scope.filter,
+        by_category=_by_category(scope.filter, ranked, ranking),
+        search=_search(snapshot, means),
+        embed=means.embed,
+        moves=moves,
+        skills=choice.answers,
+        excluded=unwanted.about_what_happened,
+        first=tuple(excerpt.id for excerpt in excerpts),
+        spoken=scope.spoken,
+        titles=titles(),
+        signal_best=ranked[0].score if ranked and by_signal and not scope.toolchain else 0,
+    )
+    task = task_of(request, verdict, load_signals())
+    composed = compose(snapshot, material, task, load_layout())
+    hints = hints_of(snapshot, material, composed, excerpts, by_signal, means.words_only)
+    made = _answer(conclusion, scope, moves, choice, excerpts, composed, hints)
+    return Answered(request, replace(made, profile=profile), _shown(excerpts, composed))
 
 
-@dataclass(frozen=True)
-class Excerpt:
-    """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
+def actions(snapshot: Snapshot, request: RetrieveRequest, means: Means) -> Answered:
+    """An answer of moves and skills alone. No document is searched, which is most of the time that
+    `answer` takes. Raises the same errors.
+    """
+    request, profile = with_profile(request, snapshot.knowledge.chips(request.access_scope))
+    place = place_of(snapshot, request, load_layout())
+    conclusion = conclude(snapshot, request, place)
+    moves = moves_for(snapshot, request, conclusion, place.scope)
+    choice = skills_for(snapshot, request, conclusion, place.scope, means)
+    made = Answer(
+        retrieval_id="",
+        diagnosis=conclusion.verdict,
+        hardware=place.scope.named,
+        excerpts=(),
+        skills=choice.answers,
+        moves=moves,
+        context="",
+        skills_withheld=choice.withheld,
+        profile=profile,
+    )
+    return Answered(request, made)
 
-    `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
-    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+
+# -- what is wrong, and what to do about it
+
+
+@lru_cache(maxsize=1)
+def diagnoser() -> Diagnoser:
+    """That of the built-in signals."""
+    return Diagnoser(load_signals())
+
+
+@lru_cache(maxsize=1)
+def titles() -> Titles:
+    """Those of the built-in signals."""
+    return Titles(load_signals())
+
+
+@stage("diagnosis")
+def conclude(snapshot: Snapshot, request: RetrieveRequest, place: Place) -> Conclusion:
+    """What just happened, by the request's signals, log and metrics."""
+
+    def codes(log: str) -> list[SignatureMatch]:
+        named = place.scope.hardware is not None
+        return code_matches(log, _cards(snapshot, request, place.scope)) if named else []
+
+    return diagnoser().conclude(
+        request, place.facts, place.scope.lineage, place.signatures, place.rules, codes
+    )
+
+
+@stage("moves and skills")
+def moves_for(
+    snapshot: Snapshot, request: RetrieveRequest, conclusion: Conclusion, scope: RequestScope
+) -> tuple[Move, ...]:
+    """The moves that fit the verdict."""
+    return fitting_moves(
+        snapshot.knowledge.fitting_moves(conclusion.remedied, scope.filter),
+        conclusion.remedied,
+        conclusion.metrics,
+        scope.facts,
+        request.problem_values,
+        scope.lineage,
+        request.roles,
+        scope.runnable,
+        scope.spoken,
+        conclusion.roles,
+    )
+
+
+@stage("moves and skills")
+def skills_for(
+    snapshot: Snapshot,
+    request: RetrieveRequest,
+    conclusion: Conclusion,
+    scope: RequestScope,
+    means: Means,
+) -> Choice:
+    """The skills that fit. Where no change of the kernel mends the error, only one that is about
+    this very error does.
+    """
+    signals = conclusion.mendable
+    if conclusion.remedied and not signals:
+        request = replace(request, op=None)
+    return choose_skills(
+        snapshot.knowledge,
+        request,
+        signals,
+        scope.filter,
+        conclusion.metrics,
+        scope.facts,
+        means.withheld_share,
+    )
+
+
+# -- search
+
+Ranking = Callable[[ScopeFilter], list[Ranked]]
+
+
+def _ranking(
+    snapshot: Snapshot,
+    request: RetrieveRequest,
+    conclusion: Conclusion,
+    scope: RequestScope,
+    moves: Sequence[Move],
+    means: Means,
+) -> Ranking:
+    """The ranking of a scope for the request, in order: by sections where a signal is all that is
+    known; where there are words, with what defines the names in them first.
+    """
+    verdict = conclusion.verdict
+    signals = [load_signals().get(name) for name in verdict.signal_ids]
+    plan = plan_of(request, signals, load_layout().is_known)
+    near = _near(snapshot, means)
+    if request.in_words:
+        cards = _cards(snapshot, request, scope) if scope.hardware is not None else []
+        in_order = by_words(snapshot, request, cards, titles(), verdict.signal_ids)
+    elif signals:
+
+        def in_order(ranked: list[Ranked]) -> list[Ranked]:
+            return by_sections(
+                snapshot,
+                ranked,
+                signals[0],
+                titles(),
+                [move.id for move in moves],
+                scope.lineage,
+                scope.spoken,
+                request.op,
+            )
+    else:
+        in_order = list
+
+    return lambda within: in_order(rank(snapshot, plan, within, means.embed, near))
+
+
+def _near(snapshot: Snapshot, means: Means) -> Near:
+    return snapshot.near if means.near is None else partial(means.near.nearest, snapshot)
+
+
+def _by_category(
+    scope: ScopeFilter, ranked: Sequence[Ranked], ranking: Ranking
+) -> Callable[[str], Sequence[Ranked]]:
+    """What each category offers to the context; one that the ranking hardly holds is searched for
+    itself.
     """
 
-    id: str
-    category: str
-    hardware: tuple[str, ...]
-    text: str
-    document: DocumentRef
-    section: str
-    page: Mapping[str, Any] | None
-    score: float
-    channels: Mapping[str, float]
-    passages: tuple[str, ...] = ()
-    citation: str = ""
+    def of(category: str) -> Sequence[Ranked]:
+        own = [entry for entry in ranked if entry.category == category]
+        if len(own) < PER_CATEGORY and len(scope.categories) > 1:
+            return ranking(replace(scope, categories=(category,)))
+        return own
+
+    return of
 
 
-@dataclass(frozen=True)
-class Move:
-    """A change of a kernel whose predicate holds, or could not be decided because the values named
-    in `missing` are unknown (then `applies` is None).
+def _search(snapshot: Snapshot, means: Means) -> Callable[[str, ScopeFilter], list[Ranked]]:
+    """The ranking of a scope for a question in words."""
 
-    `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
-    the change, {fact, value, unit, source}; `source` is the passage it rests on.
-    """
+    def search(query: str, scope: ScopeFilter) -> list[Ranked]:
+        plan = make_plan(
+            query=query, log=None, metrics={}, registry=load_metrics(), signals=(), op=None
+        )
+        return rank(snapshot, plan, scope, means.embed, _near(snapshot, means))
 
-    id: str
-    name: str
-    when: str
-    applies: bool | None
-    change: Mapping[str, Any]
-    limit: Mapping[str, Any] | None
-    why: str
-    missing: tuple[str, ...]
-    source: Mapping[str, Any]
+    return search
 
 
-@dataclass(frozen=True)
-class SkillAnswer:
-    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
-    is None where nothing was measured here.
-    """
-
-    name: str
-    summary: str
-    tier: str
-    state: str
-    score: Mapping[str, float]
-    evidence: Mapping[str, Any] | None
+def _cards(snapshot: Snapshot, request: RetrieveRequest, scope: RequestScope) -> list[Symbol]:
+    """What a text of the caller can name."""
+    language = request.language or language_named(request.log or "")
+    return cards_for(snapshot, scope.lineage, language, request.access_scope)
 
 
-@dataclass(frozen=True)
-class ContextPart:
-    """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
-    by, its size in tokens and its citation, empty for lines of this program.
-    """
-
-    kind: str
-    id: str
-    tokens: int
-    citation: str
+# -- the answer
 
 
-@dataclass(frozen=True)
-class Answer:
-    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
-    make a better answer. Outcomes are reported against `retrieval_id`.
+def _answer(
+    conclusion: Conclusion,
+    scope: RequestScope,
+    moves: tuple[Move, ...],
+    choice: Choice,
+    excerpts: Sequence[Excerpt],
+    composed: Composed,
+    hints: tuple[str, ...],
+) -> Answer:
+    context = composed.context
+    return Answer(
+        retrieval_id="",
+        diagnosis=conclusion.verdict,
+        hardware=scope.named,
+        excerpts=tuple(excerpts),
+        skills=choice.answers,
+        moves=moves,
+        context=context.text,
+        context_tokens=context.tokens,
+        skills_withheld=choice.withheld,
+        hints=hints,
+        task=composed.task,
+        context_stable=context.stable,
+        context_actions=context.actions,
+        parts=tuple(
+            ContextPart(b.kind, b.id, b.tokens, b.citation) for b in context.shown if b.citation
+        ),
+        unknown_names=tuple(name.as_json() for name in composed.unknown),
+    )
 
-    `task` is what the context is for. Its first `context_stable` characters stay equal in every
-    request about the same chip, language, operator and budget that excludes nothing (0 where a
-    small budget is for what was asked alone); moves and skills stand in it from
-    character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
-    the draft no card has. `profile` says what was read of a given profile.
-    """
 
-    retrieval_id: str
-    diagnosis: Verdict
-    hardware: Mapping[str, Any] | None
-    excerpts: tuple[Excerpt, ...]
-    skills: tuple[SkillAnswer, ...]
-    moves: tuple[Move, ...]
-    context: str
-    context_tokens: int = 0
-    skills_withheld: tuple[str, ...] = ()
-    hints: tuple[str, ...] = field(default=())
-    task: str = "ask"
-    context_stable: int = 0
-    context_actions: int = 0
-    parts: tuple[ContextPart, ...] = ()
-    unknown_names: tuple[Mapping[str, Any], ...] = ()
-    profile: ProfileRead | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """The body of /retrieve."""
-        return asdict(self)
+def _shown(excerpts: Sequence[Excerpt], composed: Composed) -> tuple[str, ...]:
+    """Ids of the passages that are shown."""
+    context = composed.context
+    cited = [block.id for block in context.shown if block.citation]
+    return tuple(dict.fromkeys([*(e.id for e in excerpts), *cited, *context.passages]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -19,19 +19,17 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
-from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import DATA, SignalRegistry, load_signals
+from retrieval.knowledge_base import KnowledgeBase
 from retrieval.layout import load_layout
-from retrieval.request_scope import own_chains
-from retrieval.symbols import unknown_names
+from retrieval.scope import own_chains
+from retrieval.search.names import unknown_names
 
 State = Literal["covered", "thin", "missing"]
 ERRORS = "compiler errors"  # the topic that cards of error codes cover
@@ -129,10 +127,6 @@ class Coverage:
     first_kernel: tuple[KernelPart, ...] = ()
     names_without_card: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """The body of GET /hardware/{id}/coverage."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class CoverageData:
@@ -149,19 +143,13 @@ class _Count:
     documents: set[str] = field(default_factory=set)
 
 
-def coverage(
-    catalog: Catalog,
-    registry: HardwareRegistry,
-    hardware_id: str,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> Coverage:
-    """What is known about a chip, by id, name or alias. Raises UnknownHardware, which names the
-    nearest.
-    """
+def coverage(base: KnowledgeBase, hardware_id: str) -> Coverage:
+    """Coverage by signal, topic and fact, with what would be most useful to upload."""
+    catalog, registry, access_scope = base.catalog, base.registry, base.access
     chip = registry.resolve(hardware_id)
     lineage = registry.lineage(chip)
     signals, data = load_signals(), load_coverage_data()
-    counts = _counts(catalog, chip, lineage, access_scope)
+    counts = _counts(base, chip, lineage)
     by_signal = {s.id: _subject("signal", s.id, s.title, counts) for s in signals}
     by_topic = {topic: _subject("topic", topic, topic, counts) for topic in topics_of(signals)}
     known = registry.effective_facts(chip)
@@ -270,11 +258,8 @@ def load_coverage_data() -> CoverageData:
     return coverage_data_from(tomllib.loads(text), load_signals())
 
 
-FEW = 32  # chips whose counts are kept: they hold the numbers of all passages of a lineage
-
-
 def _counts(
-    catalog: Catalog, chip: str, lineage: Sequence[str], access_scope: AccessScope
+    base: KnowledgeBase, chip: str, lineage: Sequence[str]
 ) -> dict[tuple[str, str], _Count]:
     """Passages and documents by (kind, tag); ("", "") counts everything of the lineage."""
     about, tags = t.passage_hardware, t.passage_tags
@@ -293,7 +278,7 @@ def _counts(
         )
         .where(
             t.passages.c.active.is_(True),
-            visible.passages(access_scope),
+            visible.passages(base.access),
             about.c.hardware_id.in_(list(lineage)),
         )
     )
@@ -309,10 +294,9 @@ def _counts(
                     count.own.add(seq)
         return counts
 
-    with catalog.read() as connection:
-        key = (chip, tuple(lineage), access_scope)
-        kept = look_up(connection, "coverage", [key], lambda _: {key: read(connection)}, most=FEW)
-        return kept[key]
+    with base.catalog.read() as connection:
+        key = (chip, tuple(lineage), base.access)
+        return base.snapshots.current().keep("coverage", key, partial(read, connection))
 
 
 def _subject(

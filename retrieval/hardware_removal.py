@@ -6,26 +6,44 @@ was measured on it stays, and so do skills and documents that are about other ch
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated
 
 from kb.catalog.hardware import HardwareUse, remove_hardware_rows, use_of_hardware
 from kb.catalog.knowledge.documents import erase_deleted
 from kb.errors import Conflict, StoreAway
 from kb.hardware.spec import is_shipped
+from kb.plain import Doc
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
 
-Json = dict[str, Any]
 NAMED = 5  # of what is in the way, in one sentence
 
 
-def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = False) -> Json:
-    """Remove a chip, family or vendor with its description and facts; `with_documents`, also the
-    documents that are about it alone. Raises UnknownHardware, and Conflict, which says what to do
-    first, for one that is built in or in use.
+@dataclass(frozen=True)
+class RemovedHardware:
+    """What was removed with a hardware, and what stays."""
+
+    id: str
+    documents_removed: tuple[str, ...]
+    documents_kept: Annotated[tuple[str, ...], Doc("They are about other hardware too.")]
+    facts_removed: int
+    decided_facts_removed: Annotated[int, Doc("Of those, accepted or entered by a person.")]
+    runs_kept: int
+    removed: bool
+    note: str | None = None
+
+
+def remove_hardware(
+    base: KnowledgeBase,
+    hardware_id: str,
+    with_documents: Annotated[bool, Doc("Also the documents that are about it alone.")] = False,
+) -> RemovedHardware:
+    """Its description and facts go; what was measured on it stays. 409 with what to do first while
+    something uses it, and for one that is built in.
     """
     registry = base.registry
-    hardware_id = registry.resolve(name)
+    hardware_id = registry.resolve(hardware_id)
     registry.check_removal(hardware_id)
     if is_shipped(hardware_id, base.settings.knowledge_dir):
         raise Conflict(
@@ -36,25 +54,27 @@ def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = Fa
     with base.catalog.read() as connection:
         use = use_of_hardware(connection, hardware_id)
     _check(hardware_id, use, with_documents)
-    gone = [delete_document(base, d, access_scope=base.access) for d in use.documents]
+    deleted = [delete_document(base, document_id) for document_id in use.documents]
     with base.catalog.write() as connection:
         now = use_of_hardware(connection, hardware_id)
-        _check(hardware_id, now, False)  # what came meanwhile
+        _check(hardware_id, now, False)  # uses that were added meanwhile
         removed = remove_hardware_rows(connection, hardware_id, now.shared)
-    answer: Json = {
-        "id": hardware_id,
-        "removed": True,
-        "documents_removed": list(use.documents),
-        "documents_kept": list(now.shared),
-        "facts_removed": removed.facts + sum(d["facts_removed"] for d in gone),
-        "decided_facts_removed": removed.decided + sum(d["accepted_facts_removed"] for d in gone),
-        "runs_kept": removed.runs,
-    }
+    base.snapshots.publish()
+    note = None
     try:
         erase_deleted(base.catalog, base.blobs)
     except StoreAway as error:
-        answer["note"] = f"Stored files are removed later: {error.message}."
-    return answer
+        note = f"Stored files are removed later: {error.message}."
+    return RemovedHardware(
+        id=hardware_id,
+        documents_removed=tuple(use.documents),
+        documents_kept=tuple(now.shared),
+        facts_removed=removed.facts + sum(d.facts_removed for d in deleted),
+        decided_facts_removed=removed.decided + sum(d.accepted_facts_removed for d in deleted),
+        runs_kept=removed.runs,
+        removed=True,
+        note=note,
+    )
 
 
 def _check(hardware_id: str, use: HardwareUse, with_documents: bool) -> None:

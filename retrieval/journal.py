@@ -26,15 +26,15 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError, StatementError
 
 from kb import clock
-from kb.catalog import skills
 from kb.catalog.engine import Catalog
-from kb.catalog.skills import NewUse, Role
+from kb.catalog.skills.reading import NewUse, UseRole
+from kb.catalog.skills.writing import record_uses
 from kb.catalog.tables import evaluations, nodes, outcomes, retrievals
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, AccessScope
-from retrieval.answer import Answer
+from retrieval.answer import Answered, Unwanted
 from retrieval.request import RetrieveRequest
 
 BATCH = 200
@@ -65,28 +65,6 @@ def stored_request(request: RetrieveRequest) -> dict[str, Any]:
     return stored
 
 
-@dataclass(frozen=True)
-class Unwanted:
-    """Ids that an answer is not to show again: `anywhere`, and those that what its context says
-    about what happened does not repeat either.
-    """
-
-    anywhere: frozenset[str]
-    about_what_happened: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Answered:
-    """An answer with what the log has to know beside it: the request as it was understood, the ids
-    of the passages that are shown, and the revision of the catalog that was read.
-    """
-
-    request: RetrieveRequest
-    answer: Answer
-    shown: tuple[str, ...]
-    catalog_revision: int
-
-
 class Journal:
     """The log of retrievals and outcomes, append-only. `record` never waits for the disk; a thread
     writes batches.
@@ -114,8 +92,10 @@ class Journal:
                 self._thread = threading.Thread(target=self._run, name="journal", daemon=True)
                 self._thread.start()
 
-    def record_answer(self, answered: Answered, started: float) -> None:
-        """Queue what was answered to a request that came at `started`, by `time.perf_counter`."""
+    def record_answer(self, answered: Answered, revision: int, started: float) -> None:
+        """Queue what was answered, from the catalog at a revision, to a request that came at
+        `started`, by `time.perf_counter`.
+        """
         answer, request = answered.answer, answered.request
         self.record(
             {
@@ -131,7 +111,7 @@ class Journal:
                 "run_id": request.run_id,
                 "node_id": request.node_id,
                 "milliseconds": (time.perf_counter() - started) * 1000,
-                "catalog_revision": answered.catalog_revision,
+                "catalog_revision": revision,
                 "access_scope": request.access_scope.owner,
             }
         )
@@ -166,19 +146,6 @@ class Journal:
             return Unwanted(excluded, excluded)
         shown, reported = self._shown_in_vain(request.run_id)
         return Unwanted(excluded | reported, excluded | reported | shown)
-
-    def chips(self, most: int = 50) -> list[str]:
-        """The chips that were asked about, the last first."""
-        last = sa.func.max(retrievals.c.created_at)
-        with self._catalog.read() as connection:
-            rows = connection.execute(
-                sa.select(retrievals.c.hardware_id)
-                .where(retrievals.c.hardware_id.is_not(None))
-                .group_by(retrievals.c.hardware_id)
-                .order_by(last.desc())
-                .limit(most)
-            )
-            return [row.hardware_id for row in rows]
 
     def _shown_in_vain(self, run_id: str) -> tuple[frozenset[str], frozenset[str]]:
         """Ids that answers about failures of this run have shown, unless one of them helped; and
@@ -256,7 +223,7 @@ class Journal:
                     created_at=clock.now(),
                 )
             )
-            skills.record_uses(
+            record_uses(
                 connection,
                 list(_used(row, used, effect, outcome_id)),
                 AccessScope(row.access_scope),
@@ -315,12 +282,12 @@ def _write(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         by_scope.setdefault(row["access_scope"], []).extend(_shown(row))
     for access_scope, uses in by_scope.items():
-        skills.record_uses(connection, uses, AccessScope(access_scope))
+        record_uses(connection, uses, AccessScope(access_scope))
 
 
 def _shown(row: Mapping[str, Any]) -> Iterator[NewUse]:
     situation = situation_of(row["request"], row["hardware_id"])
-    listed: tuple[tuple[Role, Sequence[str]], ...] = (
+    listed: tuple[tuple[UseRole, Sequence[str]], ...] = (
         ("shown", row["skill_ids"]),
         ("withheld", row["skills_withheld"]),
     )

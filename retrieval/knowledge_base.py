@@ -14,14 +14,13 @@ from functools import cached_property, lru_cache
 from kb.blobs import Blobs, open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.knowledge import candidates
 from kb.catalog.knowledge.documents import Documents
 from kb.embedding import LocalEmbedder, Vectors, open_embedder
-from kb.index.exact import ExactIndex
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
-from retrieval.ranking import VectorIndex
+from retrieval.near import NearIndex
 from retrieval.service import Retriever
+from retrieval.snapshot.store import Snapshots
 
 REMEMBERED = 4_096  # vectors of queries and names, of 1.5 KB
 DENSE_SHARE = 0.9  # of the passages must have a vector before vectors take part in answers
@@ -51,8 +50,8 @@ class KnowledgeBase:
 
     def vectors(self) -> tuple[int, int]:
         """Number of passages that have a vector, and number of all passages."""
-        with self.catalog.read() as connection:
-            return candidates.counts(connection, self.embedder.fingerprint)
+        snapshot = self.snapshots.current()
+        return snapshot.embedded, snapshot.passages
 
     @cached_property
     def embedder(self) -> LocalEmbedder:
@@ -64,19 +63,21 @@ class KnowledgeBase:
         return lru_cache(maxsize=REMEMBERED)(self.embedder.encode_query)
 
     @cached_property
-    def index(self) -> VectorIndex:
-        """Exact search over the catalog's vectors; the service has one of its own."""
-        return ExactIndex(self.catalog, self.embedder.fingerprint)
+    def snapshots(self) -> Snapshots:
+        """What answers are computed from."""
+        return Snapshots(self.catalog, self.embedder.fingerprint)
+
+    near: NearIndex | None = None  # of a service with a Chroma
 
     @cached_property
     def retriever(self) -> Retriever:
         return Retriever(
             self.catalog,
-            self.registry,
+            self.snapshots,
             self.embedder,
-            lambda: self.index,
-            lambda: self.dense_ready,
-            self.settings.skills_withheld_share,
+            near=lambda: self.near,
+            dense_ready=lambda: self.dense_ready,
+            withheld_share=self.settings.skills_withheld_share,
         )
 
     def report_skill_use(self, names: Sequence[str]) -> None:

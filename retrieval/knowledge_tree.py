@@ -11,21 +11,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 import sqlalchemy as sa
+from annotated_types import MaxLen
 from sqlalchemy import Connection
 
-from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog.engine import Catalog
+from kb.catalog import visible
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.kept import look_up
-from kb.catalog.knowledge import passages as reading
 from kb.errors import NotFound, UnknownHardware, nearest
 from kb.ids import sha256
-from kb.scope import ALL_ACCESS, ANY, CATEGORIES, AccessScope, ScopeFilter
+from kb.plain import Doc
+from kb.scope import ANY, CATEGORIES, AccessScope
+from retrieval.knowledge_base import KnowledgeBase
 
 UNTAGGED = "untagged"
 _NEAREST = 5
@@ -68,10 +68,6 @@ class KnowledgeNode:
     texts: tuple[PassageText, ...] = ()
     hint: str = ""
 
-    def as_json(self) -> dict[str, Any]:
-        """The body of GET /knowledge."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class _Place:
@@ -97,24 +93,18 @@ class _Count:
     topics: set[str] = field(default_factory=set)
 
 
-MOST_KEPT = 500  # nodes; the largest, a section with its passages, takes some tens of kB
-
-
 def knowledge_node(
-    catalog: Catalog, registry: HardwareRegistry, path: str, access_scope: AccessScope = ALL_ACCESS
+    base: KnowledgeBase,
+    path: Annotated[str, Doc("Like hardware/h100/memory. Empty: the root."), MaxLen(2000)] = "",
 ) -> KnowledgeNode:
-    """The node at a path; '' is the root. Raises NotFound or UnknownHardware, which name what lies
-    near it.
-    """
-    with catalog.read() as connection:
+    """The levels are category, hardware, topic, document and section, each with counts."""
 
-        def read(keys: Sequence[tuple[str, AccessScope]]) -> dict[Any, KnowledgeNode]:
-            return {key: _at(connection, registry, *key) for key in keys}
+    def read() -> KnowledgeNode:
+        with base.catalog.read() as connection:
+            return _at(connection, base.registry, path, base.access)
 
-        # Counting what lies below a place reads a row of every passage there.
-        key = (path, access_scope)
-        known = meta.get(connection, "hardware_revision")
-        return look_up(connection, "knowledge_tree", [key], read, known, MOST_KEPT)[key]
+    # Counting what lies below a place reads a row of every passage there.
+    return base.snapshots.current().keep("knowledge tree", (path, base.access), read)
 
 
 def _at(
@@ -269,11 +259,13 @@ def _empty_hint(registry: HardwareRegistry, place: _Place, passages: int) -> str
 def _texts(connection: Connection, place: _Place) -> tuple[PassageText, ...]:
     if place.section is None:
         return ()
-    seqs = connection.execute(_live(place, t.passages.c.seq).distinct()).scalars()
-    scope = ScopeFilter(hardware=None, access_scope=place.access_scope)
-    passages = reading.load(connection, seqs, scope).values()
-    ordered = sorted(passages, key=lambda passage: passage.ordinal)
-    return tuple(PassageText(p.id, p.shown, p.page_label) for p in ordered)
+    columns = (t.passages.c[name] for name in ("id", "ordinal", "lead", "text", "page_label"))
+    rows = connection.execute(_live(place, *columns).distinct()).all()
+    ordered = sorted(rows, key=lambda passage: passage.ordinal)
+    return tuple(
+        PassageText(p.id, f"{p.lead}\n{p.text}" if p.lead else p.text, p.page_label)
+        for p in ordered
+    )
 
 
 # -- counting

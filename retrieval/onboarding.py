@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.documents import list_documents
 from retrieval.knowledge_base import KnowledgeBase
 
 
 @dataclass(frozen=True)
-class Step:
+class OnboardingStep:
     """One step; `note` says where it stands, and for one that is open what to do."""
 
     id: str
@@ -19,35 +18,37 @@ class Step:
     note: str
 
 
-def onboarding_steps(
-    base: KnowledgeBase, hardware: str, access_scope: AccessScope = ALL_ACCESS
-) -> tuple[Step, ...]:
+def onboarding_steps(base: KnowledgeBase, hardware: str) -> tuple[OnboardingStep, ...]:
     """The steps of a chip in their order. Raises UnknownHardware."""
     chip = base.registry.resolve(hardware)
     specs, lineage = base.registry.all(), base.registry.lineage(chip)
     languages = sorted({name for place in lineage for name in specs[place].languages})
     toolchains = sorted({name for place in lineage for name in specs[place].toolchains})
-    documents = list_documents(base, hardware=chip, access_scope=access_scope)
-    read = [document for document in documents if document["version"] is not None]
+    documents = list_documents(base, hardware=chip).documents
+    read = [document for document in documents if document.version is not None]
     statuses = [fact.status for fact in base.registry.facts(chip)]
     proposed = statuses.count("proposed")
     accepted = len(base.registry.effective_facts(chip))
     return (
-        Step(
+        OnboardingStep(
             "description",
             "Describe it",
             bool(languages),
             f"languages: {', '.join(languages)}" if languages else "name its languages",
         ),
-        Step("manuals", "Give it its manuals", bool(read), _manuals(len(documents), len(read))),
-        Step("facts", "Decide on facts", accepted > 0 and not proposed, _facts(proposed, accepted)),
-        Step(
+        OnboardingStep(
+            "manuals", "Give it its manuals", bool(read), _manuals(len(documents), len(read))
+        ),
+        OnboardingStep(
+            "facts", "Decide on facts", accepted > 0 and not proposed, _facts(proposed, accepted)
+        ),
+        OnboardingStep(
             "toolchain",
             "State its toolchain",
             bool(toolchains),
             f"for {', '.join(toolchains)}; check it" if toolchains else "say how kernels are run",
         ),
-        Step(
+        OnboardingStep(
             "ask",
             "Ask, and search",
             False,

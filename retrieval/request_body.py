@@ -140,20 +140,33 @@ def body_of_query(parameters: RetrieveQuery, **also: str | None) -> dict[str, An
     return {name: value for name, value in joined.items() if value not in (None, "")}
 
 
-def read_request(
-    body: Any, defaults: Mapping[str, int] | None = None, access_scope: AccessScope = ALL_ACCESS
-) -> RetrieveRequest:
-    """The request that decoded JSON stands for. `defaults` are of `k` and `max_tokens`. Raises
-    InvalidRequest, which names every field that is unknown, of the wrong type or too long.
+def read_body(body: Any) -> RetrieveBody:
+    """The body that decoded JSON stands for. Raises InvalidRequest, which names every field that
+    is unknown, of the wrong type or too long.
     """
     try:
-        model = RetrieveBody.model_validate(body)
+        return RetrieveBody.model_validate(body)
     except ValidationError as error:
         problems = error.errors(include_url=False, include_context=False)
         raise invalid_fields(problems, RetrieveBody.model_fields) from None
+
+
+def request_of(
+    body: RetrieveBody,
+    defaults: Mapping[str, int] | None = None,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> RetrieveRequest:
+    """The request of a body. `defaults` are of `k` and `max_tokens`; blank fields count as left
+    out.
+    """
     values: dict[str, Any] = dict(defaults or {})
-    for name, value in model.model_dump(exclude_none=True).items():
+    for name, value in body.model_dump(exclude_none=True).items():
         blank = not value.strip() if isinstance(value, str) else value in ([], {})
         if not blank:
             values[name] = tuple(dict.fromkeys(value)) if isinstance(value, list) else value
     return RetrieveRequest(**values, access_scope=access_scope)
+
+
+def read_request(body: Any, defaults: Mapping[str, int] | None = None) -> RetrieveRequest:
+    """The request that decoded JSON stands for. Raises InvalidRequest."""
+    return request_of(read_body(body), defaults)

@@ -15,7 +15,7 @@ from contextvars import ContextVar
 from typing import ParamSpec, TypeVar
 
 from kb import telemetry
-from retrieval.answer import Answer
+from kb.answers import Answer
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -4,94 +4,108 @@ corrections of a card.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Le, MaxLen
 
 from kb.catalog.knowledge import samples, symbols
-from kb.catalog.knowledge.symbols import SymbolStatus
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest
-from kb.scope import ALL_ACCESS, AccessScope
+from kb.plain import Doc
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.symbols import search_symbols
+from retrieval.search.names import search_symbols
 
 MAX_LISTED = 2_000
 MOST_BY_MEANING = 500  # cards that a query is held against by meaning: 6 ms each, once
 
 
+@dataclass(frozen=True)
+class Symbols:
+    """Cards, those that a query means best first."""
+
+    symbols: list[Symbol]
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Whole kernels for a chip."""
+
+    samples: list[Sample]
+
+
 def list_symbols(
     base: KnowledgeBase,
-    hardware: str,
-    query: str = "",
-    limit: int = MAX_LISTED,
-    access_scope: AccessScope = ALL_ACCESS,
-    status: SymbolStatus = "accepted",
-    language: str = "",
-) -> list[dict[str, Any]]:
-    """Cards of a chip and of what stands above it: all in the order of their documents, or those
-    that a query means, best first; with `language`, without those that are known to be of another
-    one. Cards that a model has proposed count from when a person has accepted them; `status` lists
-    the others. Raises UnknownHardware and InvalidRequest.
+    hardware_id: str,
+    q: Annotated[str, Doc("A name, or words about it."), MaxLen(400)] = "",
+    limit: Annotated[int, Doc("Most cards."), Ge(1), Le(MAX_LISTED)] = MAX_LISTED,
+    status: Annotated[
+        SymbolStatus,
+        Doc("proposed, rejected: cards of a language model that nobody has accepted"),
+    ] = "accepted",
+    language: Annotated[str, Doc("Without names of another language."), MaxLen(200)] = "",
+) -> Symbols:
+    """Cards of instructions, functions, directives, types, registers and error codes: signature,
+    operands, limits, an example, and the section that defines them.
     """
-    _check_limit(limit)
-    lineage = base.registry.lineage(base.registry.resolve(hardware))
+    if not 1 <= limit <= MAX_LISTED:
+        raise InvalidRequest(f"limit is {limit}", hint=f"Use 1 to {MAX_LISTED}.")
+    lineage = base.registry.lineage(base.registry.resolve(hardware_id))
     with base.catalog.read() as connection:
-        cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=access_scope)
+        cards = symbols.listed(connection, lineage, statuses=(status,), access_scope=base.access)
     if language:
         cards = [card for card in cards if card.language in ("", language)]
-    if query.strip():
+    if q.strip():
         embed = base.embed if base.dense_ready and len(cards) <= MOST_BY_MEANING else None
-        cards = search_symbols(query, cards, embed, limit)
-    return [card.as_json() for card in cards[:limit]]
+        cards = search_symbols(q, cards, embed, limit)
+    return Symbols(list(cards[:limit]))
 
 
-def symbols_of_section(
-    base: KnowledgeBase, section_id: str, access_scope: AccessScope = ALL_ACCESS
-) -> list[dict[str, Any]]:
+def symbols_of_section(base: KnowledgeBase, section_id: str) -> list[Symbol]:
     """Cards of the names that a section of a document defines."""
     with base.catalog.read() as connection:
-        cards = symbols.listed(connection, section=section_id, access_scope=access_scope)
-    return [card.as_json() for card in cards]
+        return list(symbols.listed(connection, section=section_id, access_scope=base.access))
 
 
-def show_symbol(
-    base: KnowledgeBase, symbol_id: str, access_scope: AccessScope = ALL_ACCESS
-) -> dict[str, Any]:
+def show_symbol(base: KnowledgeBase, symbol_id: str) -> Symbol:
     """The card of a name. Raises NotFound."""
     with base.catalog.read() as connection:
-        return symbols.get(connection, symbol_id, access_scope).as_json()
+        return symbols.get(connection, symbol_id, base.access)
 
 
 def list_samples(
     base: KnowledgeBase,
-    hardware: str,
-    operator: str = "",
-    access_scope: AccessScope = ALL_ACCESS,
-) -> list[dict[str, Any]]:
-    """Whole kernels for a chip: those that runs have verified first, then those of its manuals;
-    with `operator`, only those that compute it. Raises UnknownHardware.
-    """
-    lineage = base.registry.lineage(base.registry.resolve(hardware))
+    hardware_id: str,
+    operator: Annotated[str, Doc("Only of this operator."), MaxLen(200)] = "",
+) -> Samples:
+    """Kernels that runs have verified, then those of the chip's manuals."""
+    lineage = base.registry.lineage(base.registry.resolve(hardware_id))
     with base.catalog.read() as connection:
-        kernels = samples.listed(connection, lineage, access_scope)
-    return [k.as_json() for k in kernels if not operator or k.operator == operator]
+        kernels = samples.listed(connection, lineage, base.access)
+    return Samples([k for k in kernels if not operator or k.operator == operator])
 
 
 def correct_symbol(
     base: KnowledgeBase,
     symbol_id: str,
-    fix: Mapping[str, Any],
-    actor: str = "person",
-    access_scope: AccessScope = ALL_ACCESS,
-) -> dict[str, Any]:
-    """Correct a card, now and in every later version of its document, or accept or reject one that
-    a model has proposed by its `status`; the card afterwards. Raises InvalidRequest and NotFound.
-    """
-    fields = {name: value for name, value in fix.items() if value is not None}
-    return symbols.correct(
-        base.catalog, symbol_id, fields, actor, access_scope=access_scope
-    ).as_json()
-
-
-def _check_limit(limit: int) -> None:
-    if not 1 <= limit <= MAX_LISTED:
-        raise InvalidRequest(f"limit is {limit}", hint=f"Use 1 to {MAX_LISTED}.")
+    signature: Annotated[Annotated[str, MaxLen(2_000)] | None, Doc("How it is written.")] = None,
+    meaning: Annotated[Annotated[str, MaxLen(4_000)] | None, Doc("What it does.")] = None,
+    example: Annotated[Annotated[str, MaxLen(2_000)] | None, Doc("A line that uses it.")] = None,
+    limits: Annotated[Annotated[list[str], MaxLen(50)] | None, Doc("What bounds it.")] = None,
+    status: Annotated[
+        Literal["accepted", "rejected"] | None,
+        Doc("The decision about a card that a model has proposed."),
+    ] = None,
+    actor: Annotated[str, Doc("Who decides."), MaxLen(200)] = "api",
+) -> Symbol:
+    """The correction or decision stays with every later version of the document."""
+    fix = {
+        "signature": signature,
+        "meaning": meaning,
+        "example": example,
+        "limits": limits,
+        "status": status,
+    }
+    given = {name: value for name, value in fix.items() if value is not None}
+    return symbols.correct(base.catalog, symbol_id, given, actor, access_scope=base.access)

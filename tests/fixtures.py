@@ -27,15 +27,18 @@ from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs
-from kb.catalog.knowledge import lexical, passages
+from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.documents import Documents
 from kb.catalog.knowledge.passages import Passage
 from kb.catalog.work import Job
 from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
 from kb.hardware.schema import parse_hardware
-from kb.index.exact import ExactIndex
+from kb.index.chroma import ChromaIndex
 from kb.scope import ALL_ACCESS, ScopeFilter
 from kb.tokens import tokenize
+from retrieval.near import NearIndex
+from retrieval.service import Retriever
+from retrieval.snapshot.store import Snapshots
 from tests import chroma_server as chroma_server_module
 from tests import postgresql, seaweed
 from tests.catalogs import environment_of, filled_data_dir, fresh_data_dir
@@ -111,7 +114,7 @@ class Store:
         if not self.registry.all():  # on a server
             register_hardware(self.catalog)
         self.documents = Documents(self.catalog)
-        self.exact = ExactIndex(self.catalog, embedder.fingerprint)
+        self.snapshots = Snapshots(self.catalog, embedder.fingerprint)
         self.pipeline = pipeline_fingerprint(embedder, tagger)
 
     @property
@@ -158,25 +161,37 @@ class Store:
         return ScopeFilter(self.registry.scopes(hardware) if hardware else None)
 
     def by_words(self, query: str, hardware: str | None = None, k: int = 20) -> list[Passage]:
-        """Lexical hits of the passage level, checked against the catalog."""
-        scope = self.scope(hardware)
-        with self.catalog.read() as connection:
-            hits = lexical.search(
-                connection, "passage", tokenize(query), scope, heading_weight=1.0, limit=k
-            )
-            found = passages.load(connection, hits, scope)
+        """Lexical hits of the passage level."""
+        scope, snapshot = self.scope(hardware), self.snapshots.current()
+        hits = snapshot.search("passage", tokenize(query), scope, k)
+        found = snapshot.load(hits, scope)
         return [found[seq] for seq in hits if seq in found]
 
     def by_meaning(
-        self, query: str, hardware: str | None = None, k: int = 20, index: object = None
+        self,
+        query: str,
+        hardware: str | None = None,
+        k: int = 20,
+        index: NearIndex | ChromaIndex | None = None,
     ) -> list[Passage]:
-        """Vector hits of an index (exact when none is given), checked against the catalog."""
-        scope = self.scope(hardware)
-        chosen: ExactIndex = index or self.exact  # type: ignore[assignment]
-        hits = chosen.query(scope.hardware, self.embedder.encode_query(query), k)
-        with self.catalog.read() as connection:
-            found = passages.load(connection, hits, scope)
+        """Vector hits of the snapshot, or of an index."""
+        scope, snapshot = self.scope(hardware), self.snapshots.current()
+        vector = self.embedder.encode_query(query)
+        if isinstance(index, NearIndex):
+            hits = index.nearest(snapshot, scope.hardware, vector, k, ALL_ACCESS)
+        elif isinstance(index, ChromaIndex):
+            cosines = index.query(scope.hardware or (), vector, k, ALL_ACCESS)
+            numbers = snapshot.numbers(cosines)
+            hits = {numbers[i]: cosines[i] for i in cosines if i in numbers}
+            hits = dict(sorted(hits.items(), key=lambda hit: -hit[1])[:k])
+        else:
+            hits = snapshot.near(scope.hardware, vector, k)
+        found = snapshot.load(hits, scope)
         return [found[seq] for seq in hits if seq in found]
+
+    def retriever(self, near: NearIndex | None = None) -> Retriever:
+        """To be closed."""
+        return Retriever(self.catalog, self.snapshots, self.embedder, lambda: near)
 
     def rows(self, table: str) -> int:
         with self.catalog.read() as connection:

@@ -19,12 +19,12 @@ import sqlalchemy as sa
 
 from api.services import Services, open_services
 from kb.catalog import tables as t
-from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge import embeddings
 from kb.catalog.meta import revision
 from kb.data_dir import ServiceLock, access_of_others, running_service
 from kb.errors import Conflict, KernloreError, NotFound, StoreAway
 from kb.ids import sha256
-from kb.index.chroma import Server
+from kb.index.chroma import ServedChroma
 from kb.scope import ALL_ACCESS
 from kb.settings import MIB, Settings, unknown_settings
 
@@ -51,11 +51,11 @@ def of_service(url: str) -> Iterator[Check]:
 
     service = RemoteTarget(url)
     try:
-        for path in ("/healthz", "/readyz"):
+        for name in ("healthz", "readyz"):
             try:
-                yield Check(path, True, f"{service.call('GET', path)}")
+                yield Check(f"/{name}", True, f"{service.call(name)}")
             except KernloreError as error:
-                yield Check(path, False, error.message, error.hint)
+                yield Check(f"/{name}", False, error.message, error.hint)
     finally:
         service.close()
 
@@ -75,7 +75,7 @@ def of_directory(settings: Settings) -> Iterator[Check]:
         yield _disk(settings)
         yield from _guarded("stores", lambda: _stores(services))
         yield from _guarded("catalog", lambda: _catalog(services))
-        yield from _guarded("lexical index", lambda: _lexical(services))
+        yield from _guarded("snapshot", lambda: _snapshot(services))
         yield from _guarded("embedder", lambda: _embedder(services))
         yield from _guarded("vectors", lambda: _vectors(services))
         yield from _guarded("originals", lambda: _originals(services))
@@ -146,7 +146,7 @@ def _stores(services: Services) -> Check:
     settings, away = services.settings, []
     vectors = "Chroma in the data directory"
     if settings.chroma_url:
-        server = Server(settings.chroma_url)
+        server = ServedChroma(settings.chroma_url)
         vectors = f"Chroma at {server.address.name}"
         away += _not_answering(server.check)
     away += _not_answering(services.blobs.check)
@@ -179,16 +179,13 @@ def _catalog(services: Services) -> Check:
     )
 
 
-def _lexical(services: Services) -> Check:
+def _snapshot(services: Services) -> Check:
     live = sa.select(sa.func.count()).where(t.passages.c.active.is_(True))
-    sections = sa.select(sa.func.count(sa.distinct(t.passages.c.section_id))).where(
-        t.passages.c.active.is_(True)
-    )
     with services.catalog.read() as connection:
-        due = (connection.execute(live).scalar_one(), connection.execute(sections).scalar_one())
-        rows = (lexical.count(connection, "passage"), lexical.count(connection, "section"))
-    detail = f"{rows[0]:,} rows for {due[0]:,} active passages, {rows[1]:,} for {due[1]:,} sections"
-    return Check("lexical index", rows == due, detail, "Restore the data directory from a backup.")
+        passages = connection.execute(live).scalar_one()
+    found = services.snapshots.publish().passages
+    detail = f"{found:,} of {passages:,} passages"
+    return Check("snapshot", found == passages, detail, "Run `kernlore reindex`.")
 
 
 def _embedder(services: Services) -> Check:
@@ -242,10 +239,9 @@ def _index(services: Services) -> Check:
 
 def _parity(services: Services) -> Check:
     from kb.index.chroma import ChromaIndex
-    from kb.index.exact import ExactIndex
 
     settings, model = services.settings, services.embedder.fingerprint
-    exact = ExactIndex(services.catalog, model)
+    snapshot = services.snapshots.publish()
     index = ChromaIndex(services.catalog, model, settings.data_dir / "chroma", settings.chroma_url)
     probes, differing = 0, []
     try:
@@ -257,8 +253,9 @@ def _parity(services: Services) -> Check:
             step = max(1, len(vectors.seqs) // PROBES)
             for n in range(0, len(vectors.seqs), step):
                 probes += 1
-                best = next(iter(exact.query([scope], vectors.matrix[n], 1).values()), 0.0)
-                answer = next(iter(index.query([scope], vectors.matrix[n], 1).values()), 0.0)
+                best = next(iter(snapshot.near([scope], vectors.matrix[n], 1).values()), 0.0)
+                found = index.query([scope], vectors.matrix[n], 1, ALL_ACCESS).values()
+                answer = next(iter(found), 0.0)
                 if abs(best - answer) > CLOSE:
                     differing.append(scope)
     finally:

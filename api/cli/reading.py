@@ -92,7 +92,7 @@ class _Watch:
 
     def _poll_group(self, say: Callable[[str], None]) -> Json:
         asked = {"group": self._group, "state": ENDED, "ended_since": self._since, "limit": PAGE}
-        page = self._target.jobs(asked)
+        page = self._target.call("list_jobs", **asked)
         counts: Json = page["counts"]
         while True:
             for job in page["jobs"]:
@@ -100,11 +100,11 @@ class _Watch:
                 self._take(job, say)
             if page["cursor"] is None:
                 return counts
-            page = self._target.jobs({**asked, "cursor": page["cursor"]})
+            page = self._target.call("list_jobs", **asked, cursor=page["cursor"])
 
     def _poll_single(self, job_id: str, say: Callable[[str], None]) -> None:
         try:
-            job = self._target.job(job_id)
+            job = self._target.call("show_job", job_id=job_id)
         except KernloreError as error:
             if error.status != NotFound.status:
                 raise
@@ -119,7 +119,7 @@ class _Watch:
         error = job.get("error") or {}
         if error.get("code") == "lease_expired" and not any(entry.retried for entry in entries):
             # Its reader was stopped, which says nothing about the file.
-            self._target.retry_job(job["id"])
+            self._target.call("retry_job", job_id=job["id"])
             for entry in entries:
                 entry.retried = True
             return

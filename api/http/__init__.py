@@ -1,1 +1,1 @@
-"""The HTTP door: `api.http.app.create_app`."""
+"""The HTTP door: `api.app.create_app`."""

@@ -23,10 +23,7 @@ class Admission:
     """The turns of one service; used from its event loop alone."""
 
     def __init__(self, settings: Settings) -> None:
-        processes = settings.answer_processes
-        # Beside other processes this one computes one at a time: more would only share its turn.
-        places = processes + 1 if processes else settings.retrievals_at_once
-        self._places = asyncio.Semaphore(places)
+        self._places = asyncio.Semaphore(settings.retrievals_at_once)
         self._most = settings.retrievals_waiting
         self._waiting = 0
 

@@ -25,7 +25,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.bodies import SIGNER, read_limited
 from api.http.errors import known_fault, respond
 from api.http.limits import Limits
-from api.http.roles import SAFE, Need, is_tools, need_of, need_of_tools
+from api.http.roles import Need, Needs, is_tools
+from api.operations import SAFE
 from api.services import Services
 from kb.audit import AuditEntry
 from kb.catalog.hardware import HardwareRegistry
@@ -80,9 +81,11 @@ class Authorisation:
         app: ASGIApp,
         limits: Limits,
         error_page: ErrorPage,
+        needs: Needs,
         trusted: bool = False,
     ) -> None:
         self._app = app
+        self._needs = needs
         self._trusted = trusted
         self._limits = limits
         self._error_page = error_page
@@ -100,7 +103,7 @@ class Authorisation:
     async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._routes = self._routes or routes_of(scope["app"])
         template = template_of(self._routes, scope)
-        need = need_of(scope["method"], template)
+        need = self._needs.of_route(scope["method"], template)
         if need.role is None and not need.changes:  # open to everyone, whoever it is
             scope[_CALLER] = _unknown(scope)
             await self._app(scope, receive, send)
@@ -111,7 +114,7 @@ class Authorisation:
         try:
             caller = await self._identify(services, scope, need)
             if is_tools(template) and scope["method"] == "POST":
-                need, receive = await _of_message(services, scope, receive)
+                need, receive = await self._of_message(services, scope, receive)
             check(caller, need, scope)
         except (KernloreError, DBAPIError) as error:
             answer = self._refusal(scope, known_fault(error))
@@ -148,6 +151,15 @@ class Authorisation:
         services.keys.used(key)
         name = key.name or key.id
         return Caller(key.id, key.role, known.access, True, known.by_cookie, name)
+
+    async def _of_message(
+        self, services: Services, scope: Scope, receive: Receive
+    ) -> tuple[Need, Receive]:
+        """The needs of a message to the tools of agents, and a channel that repeats it."""
+        limit = services.settings.max_body_bytes
+        request = Request(scope, receive)
+        body = await read_limited(request, limit, "message", "KERNLORE_MAX_BODY_BYTES")
+        return self._needs.of_tools(body), _again(body, receive)
 
     def _refusal(self, scope: Scope, error: KernloreError) -> Response:
         root = scope.get("root_path", "")
@@ -291,14 +303,6 @@ def _no_key(headers: Headers) -> Unauthorized:
         hint="Send `Authorization: Bearer KEY`; commands and the client take the key from"
         " KERNLORE_KEY. `kernlore keys create` makes one on the machine of the service.",
     )
-
-
-async def _of_message(services: Services, scope: Scope, receive: Receive) -> tuple[Need, Receive]:
-    """What a message to the tools of agents needs, and from where to receive it again."""
-    limit = services.settings.max_body_bytes
-    request = Request(scope, receive)
-    body = await read_limited(request, limit, "message", "KERNLORE_MAX_BODY_BYTES")
-    return need_of_tools(body), _again(body, receive)
 
 
 def _again(body: bytes, receive: Receive) -> Receive:

@@ -18,6 +18,7 @@ from kb.addresses import is_address, is_every, listed_names, own_names
 from kb.settings import Settings
 
 _KNOWN = "kernlore.host_is_known"
+CLIENT_HEADER = b"x-kernlore-client"  # client of a request that a worker passes on
 
 
 class KnownCallers:
@@ -97,3 +98,20 @@ async def _mark_known(scope: Scope, _: Receive, __: Send) -> None:
 
 async def _discard(_: Message) -> None:
     """Takes the refusal of the library, in whose place ours is sent."""
+
+
+class FromWorkers:
+    """Middleware of the service: requests that workers pass on are those of their own clients."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            if scope.get("client") is None and CLIENT_HEADER in headers:
+                host, _, port = headers[CLIENT_HEADER].decode().rpartition(":")
+                scope = {**scope, "client": (host, int(port))}
+            rest = [pair for pair in scope["headers"] if pair[0] != CLIENT_HEADER]
+            scope = {**scope, "headers": rest}
+        await self._app(scope, receive, send)

@@ -1,20 +1,21 @@
-"""What routes depend on: the services, what the caller may see, and a check of the query."""
+"""Dependencies of routes: the services, the caller's access, and checks of the request."""
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, params
+from fastapi import Depends, Request, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 
 from api.http.authorisation import caller_of
-from api.http.bodies import check_text
-from api.http.observability import Metrics
-from api.http.openapi import ERRORS
-from api.services import Background, Services
-from kb.errors import InvalidRequest, nearest
+from api.services import Services
+from api.strict_json import check_text
+from kb.addresses import is_loopback
+from kb.errors import InvalidRequest, KernloreError, nearest
 from kb.scope import AccessScope
+from kb.settings import Settings
 
 _MAX_PARAMETER = 20_000
 
@@ -25,16 +26,6 @@ async def _services(request: Request) -> Services:
     return services.seen_by(caller_of(request.scope).access)
 
 
-async def _background(request: Request) -> Background:
-    background: Background = request.app.state.background
-    return background
-
-
-async def _metrics(request: Request) -> Metrics:
-    metrics: Metrics = request.app.state.metrics
-    return metrics
-
-
 async def access_scope(request: Request) -> AccessScope:
     """What the caller may see; whether it may call at all was decided in front of the routes
     (`api.http.callers`, `api.http.authorisation`).
@@ -42,8 +33,35 @@ async def access_scope(request: Request) -> AccessScope:
     return caller_of(request.scope).access
 
 
+class EvaluationForbidden(KernloreError):
+    """Only callers on this machine may have code run here."""
+
+    code, status = "evaluation_forbidden", 403
+
+
+def from_this_machine(request: Request) -> None:
+    """Refuse what could come from elsewhere: the service listens on another address, or a proxy
+    passes on requests by another name. Raises EvaluationForbidden.
+    """
+    settings: Settings = request.app.state.settings
+    if settings.evaluate_over_http:
+        return
+    for what, name in (
+        ("listens on", settings.host),
+        ("was called as", request.url.hostname or ""),
+    ):
+        if not is_loopback(name):
+            raise EvaluationForbidden(
+                f"this service {what} {name[:200]!r}, and an evaluation runs the code that is sent",
+                hint="Evaluate on its own machine through 127.0.0.1, or set"
+                " KERNLORE_EVALUATE_OVER_HTTP=true where everyone who reaches it may run code.",
+            )
+
+
 async def known_parameters(request: Request) -> None:
-    """Refuse mistyped parameters: `?hardwares=h100` would otherwise answer for any chip."""
+    """Refuse mistyped and repeated parameters: `?hardwares=h100` would otherwise answer for any
+    chip, and of two values one would be dropped in silence.
+    """
     route = request.scope.get("route")
     if not request.query_params or not isinstance(route, APIRoute) or not route.include_in_schema:
         return
@@ -55,7 +73,7 @@ async def known_parameters(request: Request) -> None:
             raise InvalidRequest(
                 f"unknown query parameter {name[:80]!r}",
                 hint=(f"Did you mean {near[0]}? " if near else "") + allowed,
-                details={"known": known},
+                details={"known": list(known)},
             )
         check_text(value, name)
         if len(value) > _MAX_PARAMETER:
@@ -63,34 +81,24 @@ async def known_parameters(request: Request) -> None:
                 f"{name} has {len(value):,} characters; the limit is {_MAX_PARAMETER:,}",
                 hint="Send long text in the body of a POST.",
             )
+    for name, count in Counter(name for name, _ in request.query_params.multi_items()).items():
+        if count > 1 and not known[name]:
+            more = f" Give further {name}s as {name}s=a,b." if f"{name}s" in known else ""
+            raise InvalidRequest(f"{name} is given {count} times", hint=f"Give {name} once.{more}")
 
 
-def query_parameters(route: APIRoute) -> list[str]:
-    """The names that the interface description gives for a route: without it, which takes a third
-    of a second to build, as long as nobody reads it.
+def query_parameters(route: APIRoute) -> dict[str, bool]:
+    """The query parameters of a route, and whether each may be repeated. The description of the
+    interface has them too, but takes a third of a second to build.
     """
-    described = (route.openapi_extra or {}).get("parameters", ())
-    named = [parameter["name"] for parameter in described if parameter["in"] == "query"]
-    own = [
-        field.alias
+    return {
+        field.alias: field.field_info.annotation is not None
+        and "list" in str(field.field_info.annotation)
         for field in get_flat_params(route.dependant)
         if not isinstance(field.field_info, params.Path | params.Header | params.Cookie)
         and getattr(field.field_info, "include_in_schema", True)
-    ]
-    return own + named
+    }
 
 
 Parts = Annotated[Services, Depends(_services)]
-Threads = Annotated[Background, Depends(_background)]
-Counters = Annotated[Metrics, Depends(_metrics)]
 Access = Annotated[AccessScope, Depends(access_scope)]
-
-
-def api_router(tag: str) -> APIRouter:
-    """Routes of the interface, below one heading of its description.
-
-    What all of them depend on is given here and not when the application takes them in: FastAPI
-    would then build each route's parameters a second time, within the first request.
-    """
-    checks = [Depends(access_scope), Depends(known_parameters)]
-    return APIRouter(tags=[tag], responses=ERRORS, dependencies=checks)

@@ -7,12 +7,11 @@ is a defect, is answered without its internals and is logged by the middleware.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import cast
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
@@ -27,15 +26,6 @@ from kb.errors import (
     invalid_fields,
     nearest,
 )
-
-
-class ErrorBody(BaseModel):
-    """The one shape of an error."""
-
-    code: str = Field(description="Stable; for programs.", examples=["unknown_hardware"])
-    message: str = Field(description="What is wrong.", examples=["unknown hardware 'h10'"])
-    hint: str = Field(description="What to do next.", examples=["Did you mean h100?"])
-    details: dict[str, Any] = Field(description="Values to act on; may be empty.")
 
 
 class MethodNotAllowed(KernloreError):

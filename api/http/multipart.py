@@ -7,42 +7,36 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
-from typing import BinaryIO
+from typing import Any
 
 from fastapi import Request
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 
-from api.http.bodies import check_text, media_type, too_large
+from api.http.bodies import media_type, too_large
+from api.operations import Incoming
+from api.strict_json import check_text
 from kb.errors import InvalidRequest, UnsupportedFormat, nearest
 from kb.settings import Settings
 
 # Spooled files live on the temporary disk until they are stored.
 TOTAL_FILES = 16
-_FIELDS = ("hardware", "category", "languages", "title", "source_key", "group")
-ACTOR = ("actor",)  # what stands beside a skill
-_SINGLE = ("category", "title", "source_key", "group", "actor")
-
-
-@dataclass(frozen=True)
-class Incoming:
-    """One file as it came in; `oversized` ones were not kept."""
-
-    name: str
-    file: BinaryIO
-    oversized: bool
-
-    def close(self) -> None:
-        self.file.close()
 
 
 @dataclass(frozen=True)
 class UploadForm:
-    """The files of an upload, and the values of its other fields by name."""
+    """The files of an upload, and the values of its other fields by name. `input` are those as the
+    parameters of the operation.
+    """
 
     files: tuple[Incoming, ...]
     fields: dict[str, list[str]] = field(default_factory=dict)
+    several: tuple[str, ...] = ()
+
+    @property
+    def input(self) -> dict[str, Any]:
+        return {n: self.listed(n) if n in self.several else self.text(n) for n in self.fields}
 
     def text(self, name: str) -> str | None:
         """The first value of a field, or None."""
@@ -82,13 +76,12 @@ class _LimitedParser(MultiPartParser):
         super().on_part_data(data, start, end)
 
 
-async def read_upload(request: Request) -> UploadForm:
-    """The files of an upload and what is said about them; the caller closes the files."""
-    return await read_form(request, _FIELDS)
-
-
-async def read_form(request: Request, known: Sequence[str]) -> UploadForm:
-    """The files and the known fields of a multipart request; the caller closes the files."""
+async def read_form(
+    request: Request, known: Sequence[str], several: Sequence[str] = ()
+) -> UploadForm:
+    """The files and the known fields of a multipart request; those in `several` may be repeated.
+    The caller closes the files.
+    """
     settings: Settings = request.app.state.settings
     _check_type(request)
     parser = _LimitedParser(request.headers, request.stream(), settings)
@@ -101,7 +94,7 @@ async def read_form(request: Request, known: Sequence[str]) -> UploadForm:
             details={"max_files": settings.max_files_per_upload},
         ) from None
     try:
-        return _sorted(form.multi_items(), parser.oversized, known)
+        return _sorted(form.multi_items(), parser.oversized, known, several)
     except InvalidRequest:
         await form.close()
         raise
@@ -127,7 +120,10 @@ def _check_type(request: Request) -> None:
 
 
 def _sorted(
-    items: list[tuple[str, str | UploadFile]], oversized: set[int], known: Sequence[str]
+    items: list[tuple[str, str | UploadFile]],
+    oversized: set[int],
+    known: Sequence[str],
+    several: Sequence[str],
 ) -> UploadForm:
     files: list[Incoming] = []
     fields: dict[str, list[str]] = {}
@@ -144,8 +140,8 @@ def _sorted(
         else:
             near = nearest(name[:80], known, 1)
             raise _misplaced(f"unknown field {name[:80]!r}", known, *near)
-    _check(files, fields)
-    return UploadForm(tuple(files), fields)
+    _check(files, fields, several)
+    return UploadForm(tuple(files), fields, tuple(several))
 
 
 def _misplaced(what: str, known: Sequence[str], *meant: str) -> InvalidRequest:
@@ -153,11 +149,11 @@ def _misplaced(what: str, known: Sequence[str], *meant: str) -> InvalidRequest:
     return InvalidRequest(what, hint=f"{near}Files go into `file`; fields are {', '.join(known)}.")
 
 
-def _check(files: list[Incoming], fields: dict[str, list[str]]) -> None:
+def _check(files: list[Incoming], fields: dict[str, list[str]], several: Sequence[str]) -> None:
     if not files or files == [f for f in files if not f.name]:
         raise InvalidRequest("no file in the upload", hint="Send at least one in the field `file`.")
-    for name in _SINGLE:
-        if len(fields.get(name, ())) > 1:
+    for name, values in fields.items():
+        if len(values) > 1 and name not in several:
             raise InvalidRequest(f"{name} is given twice", hint="Give it once.")
     for name in ("title", "source_key"):
         # As one source_key they would be versions of each other.

@@ -6,6 +6,7 @@ signal ids, states), never from a request's own text, so the number of series st
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from collections.abc import Callable, Iterator
@@ -14,6 +15,7 @@ from contextlib import AbstractContextManager, nullcontext
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
@@ -22,9 +24,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from api.http.errors import internal_error, respond
 from api.services import Readiness
 from kb import telemetry
+from kb.answers import Answer
 from kb.catalog.figures import Figures
 from kb.ids import new_id
-from retrieval.answer import Answer
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _METHODS = frozenset({"GET", "POST", "PATCH", "DELETE", "HEAD", "OPTIONS", "PUT"})
@@ -34,6 +36,8 @@ _GIVEN_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 _CLIENT_GONE = 499
 _PROBES = frozenset({"/healthz", "/readyz", "/metrics"})
 
+COUNTS = "PROMETHEUS_MULTIPROC_DIR"  # where the processes of a service count together
+
 log = structlog.get_logger(__name__)
 
 
@@ -42,6 +46,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self._state: _State | None = None
         self._requests = Counter(
             "kernlore_http_requests",
             "Requests by route, method and status.",
@@ -77,7 +82,8 @@ class Metrics:
 
     def observe(self, readiness: Callable[[], Readiness], figures: Callable[[], Figures]) -> None:
         """Report the state of the store at each scrape."""
-        self.registry.register(_State(readiness, figures))
+        self._state = _State(readiness, figures)
+        self.registry.register(self._state)
 
     def request(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a request; `route` is its template."""
@@ -100,8 +106,14 @@ class Metrics:
         self._uploads.labels(outcome).inc()
 
     def text(self) -> bytes:
-        """All counts in the Prometheus text format."""
-        return bytes(generate_latest(self.registry))
+        """All counts in the Prometheus text format, those of workers among them."""
+        if COUNTS not in os.environ:
+            return bytes(generate_latest(self.registry))
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        if self._state is not None:
+            together.register(self._state)
+        return bytes(generate_latest(together))
 
 
 class _State(Collector):
@@ -119,11 +131,6 @@ class _State(Collector):
         yield GaugeMetricFamily("kernlore_passages", "Searchable passages.", state.passages)
         yield GaugeMetricFamily(
             "kernlore_passages_embedded", "Passages with a vector.", state.embedded
-        )
-        yield GaugeMetricFamily(
-            "kernlore_answer_processes",
-            "Processes that answer beside the service's own.",
-            state.answer_processes,
         )
         jobs = GaugeMetricFamily("kernlore_jobs", "Jobs by state.", labels=["state"])
         for name in _STATES:

@@ -1,7 +1,8 @@
-"""Which role a request needs, by its route: one table for routes, pages and tools of agents.
+"""The role that a request needs, by its route: routes, forms of pages and tools of agents.
 
-What only reads needs a reader. What is not in the table and may change something needs an admin, so
-that what somebody forgets to declare is closed; a test names every such route.
+Routes have the role of their operation, forms and tools that of the operation that they carry out.
+What only reads needs a reader; a route that is unknown here and may change something needs an
+admin.
 """
 
 from __future__ import annotations
@@ -11,91 +12,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from api.operations import SAFE, Operation
 from kb.catalog.keys import ROLES, Role
 
 Kind = Literal["request", "upload", "free"]  # what a request counts as for the limits
 
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-LOGIN, LOGOUT = "POST /ui/login", "POST /ui/logout"
-# For everyone, also without a key. What watches the process learns that it is alive, no more.
-OPEN = frozenset({"GET /healthz", "GET /ui/login", LOGIN, LOGOUT, "GET /ui/static"})
-# They count the whole store, other people's hardware included.
-WHOLE_STORE = frozenset({"GET /metrics", "GET /readyz"})
-# Requests with a body that change nothing but the log of answers.
-READS = frozenset({"POST /retrieve", "POST /ui/retrieve"})
-UPLOADS = frozenset({"POST /documents", "POST /ui/upload", "POST /skills", "POST /trajectories"})
-
-NEEDED: Mapping[str, Role] = {
-    **dict.fromkeys(READS, "reader"),
-    "POST /retrievals/{retrieval_id}/outcome": "reader",
-    # What comes in, and how it was read.
-    "POST /documents": "writer",
-    "PATCH /passages/{passage_id}": "writer",
-    "PATCH /symbols/{symbol_id}": "writer",
-    "DELETE /documents/{document_id}/corrections/{correction_id}": "writer",
-    "POST /jobs/{job_id}/retry": "writer",
-    "POST /hardware": "writer",
-    "POST /skills": "writer",
-    "POST /skills/{name}/revisions": "writer",
-    "POST /trajectories": "writer",
-    "POST /ui/upload": "writer",
-    "POST /ui/passages/{passage_id}": "writer",
-    "POST /ui/documents/{document_id}/corrections/{correction_id}/drop": "writer",
-    "POST /ui/jobs/{job_id}/retry": "writer",
-    "POST /ui/hardware": "writer",
-    "POST /ui/hardware/{hardware_id}/description": "writer",
-    "POST /ui/symbols/{symbol_id}": "writer",
-    "POST /ui/skills/{name}/revise": "writer",
-    # What counts of it.
-    "PATCH /facts/{fact_id}": "curator",
-    "PATCH /hardware/{hardware_id}/facts": "curator",
-    "PATCH /skills/{name}": "curator",
-    "POST /runs/{run_id}/nodes/{number}/review": "curator",
-    "POST /ui/hardware/{hardware_id}/facts": "curator",
-    "POST /ui/recipes/{recipe_id}": "curator",
-    "POST /ui/skills/{name}": "curator",
-    # What is lost for ever, and what runs code on this machine.
-    "DELETE /documents/{document_id}": "admin",
-    "DELETE /hardware/{hardware_id}": "admin",
-    "POST /ui/documents/{document_id}/delete": "admin",
-    "POST /ui/hardware/{hardware_id}/remove": "admin",
-    "POST /evaluations": "admin",
-    "POST /runs": "admin",
-    "POST /runs/{run_id}/cancel": "admin",
-    "POST /runs/{run_id}/candidates": "admin",
-    "POST /ui/runs": "admin",
-    "POST /ui/runs/{run_id}/cancel": "admin",
-    "POST /ui/hardware/{hardware_id}/check": "admin",
-}
-# Whoever is restricted to some hardware may not have code run, which could read everything.
-RUNS_CODE = frozenset({"POST /trajectories"})
-
 MCP = "/mcp"
-# Tools of agents, by the same rules. A tool asks the routes with its caller's key, so it sees what
-# the caller may see. Every other message of the protocol needs a reader.
-TOOLS: Mapping[str, Role] = {
-    "retrieve_context": "reader",
-    "search_manual": "reader",
-    "get_section": "reader",
-    "lookup_symbol": "reader",
-    "list_signals_and_hardware": "reader",
-    "next_candidate_context": "reader",
-    "report_outcome": "reader",
-    "submit_trajectory": "writer",
-    "evaluate_candidate": "admin",
-    "submit_candidate": "admin",
-}
-_QUIET_TOOLS = frozenset(
-    {
-        "retrieve_context",
-        "search_manual",
-        "get_section",
-        "lookup_symbol",
-        "list_signals_and_hardware",
-        "next_candidate_context",
-    }
-)
-_CODE_TOOLS = frozenset({"submit_trajectory"})
+LOGIN, LOGOUT = "POST /ui/login", "POST /ui/logout"
+STATIC = "GET /ui/static"
+# Pages for everyone, also without a key.
+OPEN_PAGES = frozenset({"GET /ui/login", LOGIN, LOGOUT, STATIC})
 
 
 def is_tools(template: str) -> bool:
@@ -105,8 +31,8 @@ def is_tools(template: str) -> bool:
 
 @dataclass(frozen=True)
 class Need:
-    """What a request needs, and what it is. `role` None: nothing. `action` names it in the audit
-    log, which is kept of what `changes` something.
+    """What a request needs. `role` None: nothing. `action` names it in the audit log, which is
+    written for what `changes` something.
     """
 
     action: str
@@ -117,42 +43,67 @@ class Need:
     runs_code: bool = False
 
 
-def need_of(method: str, template: str) -> Need:
-    """What a request to a route needs. `template` is the path of the route, or of the mount that
-    it falls under; empty where there is neither.
+class Needs:
+    """The needs of requests. `operations` are by route, those of forms too; `tools` by name."""
+
+    def __init__(
+        self,
+        operations: Mapping[str, Operation[Any, Any]],
+        tools: Mapping[str, Operation[Any, Any]],
+    ) -> None:
+        self._operations = operations
+        self._tools = tools
+
+    def of_route(self, method: str, template: str) -> Need:
+        """The needs of a request to a route. `template` is the path of the route, or of the mount
+        that it falls under; empty where there is neither.
+        """
+        route = f"{method} {template or '(no route)'}"
+        read = f"{'GET' if method == 'HEAD' else method} {template}"
+        if read in OPEN_PAGES:
+            kind: Kind = "free" if read == STATIC else "request"
+            return Need(route, None, route in (LOGIN, LOGOUT), kind)
+        operation = self._operations.get(read)
+        if operation is None:
+            safe = method in SAFE
+            return Need(route, "reader" if safe else "admin", not safe)
+        return Need(
+            action=route,
+            role=None if operation.public else operation.role,
+            changes=operation.changes,
+            kind="upload" if operation.upload else "request",
+            whole_store=operation.whole_store,
+            runs_code=_restricted(operation),
+        )
+
+    def of_tools(self, body: bytes) -> Need:
+        """The needs of a message of the Model Context Protocol: the most that one of its calls
+        needs. A tool calls the routes with the key of its caller, so it sees what that may see.
+        """
+        try:
+            message: Any = json.loads(body)
+        except (ValueError, RecursionError):  # refused by the protocol itself
+            return Need("mcp", "reader", False)
+        called = [_tool(one) for one in (message if isinstance(message, list) else [message])]
+        names = sorted({name for name in called if name is not None})
+        known = [self._tools[name] for name in names if name in self._tools]
+        roles: list[Role] = [operation.role for operation in known]
+        if len(known) < len(names):
+            roles.append("admin")
+        return Need(
+            action=f"mcp {','.join(names)}".strip(),
+            role=max(roles, key=ROLES.index, default="reader"),
+            changes=len(known) < len(names) or any(operation.changes for operation in known),
+            kind="upload" if any(operation.upload for operation in known) else "request",
+            runs_code=any(_restricted(operation) for operation in known),
+        )
+
+
+def _restricted(operation: Operation[Any, Any]) -> bool:
+    """Whether keys that are restricted to some hardware are refused: code that runs here could
+    read everything. For admins, who are never restricted, nothing changes.
     """
-    route = f"{method} {template or '(no route)'}"
-    read = "GET" if method == "HEAD" else method
-    if f"{read} {template}" in OPEN:
-        static = template.endswith("/static")
-        return Need(route, None, route in (LOGIN, LOGOUT), "free" if static else "request")
-    safe = method in SAFE
-    return Need(
-        action=route,
-        role="reader" if safe else NEEDED.get(route, "admin"),
-        changes=not safe and route not in READS,
-        kind="upload" if route in UPLOADS else "request",
-        whole_store=f"{read} {template}" in WHOLE_STORE,
-        runs_code=route in RUNS_CODE,
-    )
-
-
-def need_of_tools(body: bytes) -> Need:
-    """What a message of the Model Context Protocol needs: the most that one of its calls does."""
-    try:
-        sent: Any = json.loads(body)
-    except (ValueError, RecursionError):  # refused by the protocol itself
-        return Need("mcp", "reader", False)
-    called = [_tool(message) for message in (sent if isinstance(sent, list) else [sent])]
-    tools = sorted({name for name in called if name is not None})
-    roles = [TOOLS.get(name, "admin") for name in tools]
-    return Need(
-        action=f"mcp {','.join(tools)}".strip(),
-        role=max(roles, key=ROLES.index, default="reader"),
-        changes=not _QUIET_TOOLS.issuperset(tools),
-        kind="upload" if "submit_trajectory" in tools else "request",
-        runs_code=not _CODE_TOOLS.isdisjoint(tools),
-    )
+    return operation.runs_code and operation.role != "admin"
 
 
 def _tool(message: Any) -> str | None:

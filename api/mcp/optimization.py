@@ -15,10 +15,10 @@ import anyio
 from mcp.server.mcpserver.tools import Tool
 from pydantic import Field
 
-from api.bodies import TrajectoryStepBody
 from api.mcp import results
 from api.mcp.routes import Routes, at
 from api.mcp.tool import RECORDS, REPEATABLE, Arguments, tool
+from api.operations.bodies import TrajectoryStepBody
 from kb.errors import InvalidRequest
 from skills.trajectories.external import MAX_STEPS, file_name
 

@@ -18,8 +18,8 @@ from mcp.server.mcpserver.utilities.func_metadata import ArgModelBase, FuncMetad
 from mcp.types import CallToolResult, TextContent, ToolAnnotations
 from pydantic import BaseModel, ConfigDict
 
-from api.bodies import check_texts, validated
 from api.mcp.routes import Routes
+from api.strict_json import check_texts, validated
 from kb.errors import InvalidRequest, KernloreError, nearest
 
 READS = ToolAnnotations(

@@ -7,33 +7,34 @@ from typing import Annotated, Any
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.bodies import PassagePatch, validated
-from api.http.bodies import signed
-from api.http.dependencies import Access, Counters, Parts
-from api.http.multipart import UploadForm, read_upload
-from api.http.observability import Metrics
-from api.http.routes.documents import submit_files
+from api.http.dependencies import Parts
+from api.http.multipart import UploadForm
+from api.http.routes import read_files
+from api.operations import documents, hardware
+from api.operations.documents import RefusedFile, UploadedFiles
 from api.services import Services
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
     SentForm,
+    carry_out,
+    check_box,
     counted,
+    form_route,
     is_fragment,
     page,
     page_router,
     paged,
     see_other,
 )
-from ingestion import hardware as chips
 from ingestion.page_images import PageImage
-from ingestion.progress import show_job
-from kb.errors import InvalidRequest, KernloreError, NotFound, error_json
-from kb.scope import CATEGORIES, AccessScope
-from retrieval import documents as browse
+from ingestion.uploads import Submitted
+from kb.errors import ErrorBody, InvalidRequest, KernloreError, NotFound, error_json
+from kb.plain import plain
+from kb.scope import CATEGORIES
+from retrieval.documents import original_file, page_of_documents
 from retrieval.vocabulary import symbols_of_section
 
-ACTOR = "web"
 PASSAGES = 20
 router = page_router("/ui")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -42,22 +43,20 @@ Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 @router.get("/documents")
 def list_page(
     request: Request,
-    parts: Parts,
-    access: Access,
+    services: Parts,
     q: str = "",
     hardware: str = "",
     category: str = "",
     number: Number = 1,
 ) -> HTMLResponse:
     """Documents by category and title; `q` is searched in titles and source keys."""
-    rows, total = browse.page_of_documents(
-        parts,
+    rows, total = page_of_documents(
+        services,
         limit=PAGE_SIZE,
         offset=(number - 1) * PAGE_SIZE,
-        hardware=hardware or None,
+        hardware=hardware,
         category=category or None,
         words=q[:400],
-        access_scope=access,
     )
     return page(
         request,
@@ -67,174 +66,154 @@ def list_page(
         hardware=hardware,
         category=category,
         categories=CATEGORIES,
-        chips=chips.list_hardware(parts.registry),
+        chips=_chips(services),
     )
 
 
+def _chips(services: Services) -> Any:
+    return hardware.list_hardware(services).hardware
+
+
 @router.get("/upload")
-def upload_form(request: Request, parts: Parts, hardware: str = "") -> HTMLResponse:
+def upload_form(request: Request, services: Parts, hardware: str = "") -> HTMLResponse:
     """The form for new documents."""
+    return _upload_page(request, services, hardware, None)
+
+
+def _upload_page(request: Request, services: Services, hardware: str, answers: Any) -> HTMLResponse:
     return page(
         request,
         "upload.html",
         hardware=hardware,
-        chips=chips.list_hardware(parts.registry),
+        chips=_chips(services),
         categories=CATEGORIES,
-        settings=parts.settings,
-        answers=None,
-    )
-
-
-@router.post("/upload")
-def upload(
-    request: Request,
-    parts: Parts,
-    counters: Counters,
-    access: Access,
-    form: Annotated[UploadForm, Depends(read_upload)],
-) -> Response:
-    """Queue the files and show how far their reading is; to a script, as rows of a list."""
-    if is_fragment(request):
-        return _rows(request, parts, counters, access, form)
-    answers = submit_files(parts, counters, access, form)
-    if len(answers) == 1:
-        (only,) = answers
-        job = only["job_id"]
-        return see_other(request, f"/jobs/{job}" if job else f"/documents/{only['document_id']}")
-    return page(
-        request,
-        "upload.html",
-        hardware="",
-        chips=chips.list_hardware(parts.registry),
-        categories=CATEGORIES,
-        settings=parts.settings,
+        settings=services.settings,
         answers=answers,
     )
 
 
-def _rows(
-    request: Request, parts: Services, counters: Metrics, access: AccessScope, form: UploadForm
-) -> HTMLResponse:
-    """A refused file is a row too: the others of the same list go on."""
+@form_route(router, "/upload", documents.upload)
+def upload(
+    request: Request,
+    services: Parts,
+    form: Annotated[UploadForm, Depends(read_files(documents.upload))],
+) -> Response:
+    """Queue the files and show how far their reading is; to a script, as rows of a list."""
     try:
-        answers = submit_files(parts, counters, access, form)
+        answer = documents.upload(services, form.files, **form.input)
     except KernloreError as error:
+        if not is_fragment(request):
+            raise
         names = ", ".join(file.name for file in form.files)[:200]
-        answers = [{"name": names, "error": error_json(error)}]
-    ids = [answer["job_id"] for answer in answers if answer.get("job_id")]
-    jobs = {job_id: show_job(parts, job_id, access_scope=access) for job_id in ids}
-    return page(request, "upload_rows.html", answers=answers, jobs=jobs)
+        answer = UploadedFiles([RefusedFile(names, ErrorBody(**error_json(error)))])
+    finally:
+        for file in form.files:
+            file.close()
+    answers = [answer] if isinstance(answer, Submitted) else answer.documents
+    if is_fragment(request):
+        ids = [a.job_id for a in answers if isinstance(a, Submitted) and a.job_id]
+        jobs = {job_id: documents.show_job(services, job_id) for job_id in ids}
+        return page(request, "upload_rows.html", answers=plain(answers), jobs=jobs)
+    if isinstance(answer, Submitted):
+        goal = f"/jobs/{answer.job_id}" if answer.job_id else f"/documents/{answer.document_id}"
+        return see_other(request, goal)
+    return _upload_page(request, services, "", plain(answers))
 
 
 @router.get("/documents/{document_id}")
 def show(
     document_id: str,
     request: Request,
-    parts: Parts,
-    access: Access,
+    services: Parts,
     section: str = "",
     number: Number = 1,
 ) -> HTMLResponse:
     """The report, the outline, and the passages of the document or of one section."""
-    document = browse.show_document(parts, document_id, access_scope=access)
+    document = documents.show_document(services, document_id)
     values: dict[str, Any] = {"sections": [], "passages": [], "moves": [], "symbols": []}
     shown = paged((), 1)
-    if document["version"] is not None:
-        listed = browse.list_passages(
-            parts,
+    if document.version is not None:
+        listed = documents.list_passages(
+            services,
             document_id,
             section=section or None,
             offset=(number - 1) * PASSAGES,
             limit=PASSAGES,
-            access_scope=access,
         )
-        pages = max(1, -(-listed["total"] // PASSAGES))
-        shown = shown._replace(number=number, pages=pages, total=listed["total"])
+        pages = max(1, -(-listed.total // PASSAGES))
+        shown = shown._replace(number=number, pages=pages, total=listed.total)
         values = {
-            "sections": browse.list_sections(parts, document_id, access_scope=access),
-            "passages": listed["passages"],
-            "moves": browse.list_moves(parts, document_id, access_scope=access),
-            "symbols": symbols_of_section(parts, section, access) if section else [],
+            "sections": documents.list_sections(services, document_id).sections,
+            "passages": listed.passages,
+            "moves": documents.list_moves(services, document_id).moves,
+            "symbols": symbols_of_section(services, section) if section else [],
         }
     return page(request, "document.html", document=document, section=section, shown=shown, **values)
 
 
-@router.post("/documents/{document_id}/delete")
-def delete(
-    document_id: str, request: Request, parts: Parts, access: Access, form: SentForm
-) -> Response:
-    """Remove the document; the box of the form must be marked."""
-    if form.text("sure") != "yes":
-        raise InvalidRequest(
-            "nothing was deleted", hint="Mark the box beside the button, then press it again."
-        )
-    browse.delete_document(parts, document_id, access_scope=access)
+@form_route(router, "/documents/{document_id}/delete", documents.delete_document)
+def delete(document_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Delete the document; the box of the form must be ticked."""
+    check_box(form, "nothing was deleted")
+    documents.delete_document(services, document_id)
     return see_other(request, "/documents")
 
 
-@router.post("/documents/{document_id}/corrections/{correction_id}/drop")
+@form_route(
+    router,
+    "/documents/{document_id}/corrections/{correction_id}/drop",
+    documents.drop_correction,
+)
 def drop_correction(
-    document_id: str, correction_id: str, request: Request, parts: Parts, access: Access
+    document_id: str, correction_id: str, request: Request, services: Parts
 ) -> Response:
-    """Forget a correction that the current version has no place for."""
-    browse.drop_correction(parts, document_id, correction_id, access_scope=access)
+    """Drop a correction that does not fit the current version."""
+    documents.drop_correction(services, document_id, correction_id)
     return see_other(request, f"/documents/{document_id}")
 
 
 @router.get("/passages/{passage_id}")
-def passage(passage_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def passage(passage_id: str, request: Request, services: Parts) -> HTMLResponse:
     """One passage with its source, its place on the page, and the form that corrects it."""
-    shown = browse.show_passage(parts, passage_id, access_scope=access)
-    document = browse.show_document(parts, shown["document"]["id"], access_scope=access)
-    version = document["version"]
+    shown = documents.show_passage(services, passage_id)
+    version = documents.show_document(services, shown.document.id).version
     return page(
         request,
         "passage.html",
         passage=shown,
-        pdf=shown["page"] is not None and version is not None and version["format"] == "pdf",
-        symbols=symbols_of_section(parts, shown["section"]["id"], access),
+        pdf=shown.page is not None and version is not None and version.format == "pdf",
+        symbols=symbols_of_section(services, shown.section.id),
     )
 
 
-@router.post("/passages/{passage_id}")
-def correct(
-    passage_id: str, request: Request, parts: Parts, access: Access, form: SentForm
-) -> Response:
+@form_route(router, "/passages/{passage_id}", documents.correct_passage)
+def correct(passage_id: str, request: Request, services: Parts, form: SentForm) -> Response:
     """Correct text, tags and hardware; what did not change stays as it was read."""
-    before = browse.show_passage(parts, passage_id, access_scope=access)
+    before = documents.show_passage(services, passage_id)
     # A browser sends lines with CR LF.
     text = next(iter(form.values("text")), "").replace("\r\n", "\n")
     tags = [_tag(entry) for entry in form.listed("tags")]
-    changes: dict[str, Any] = {"actor": ACTOR}
-    if text.strip() != before["text"].strip():
+    changes: dict[str, Any] = {}
+    if text.strip() != before.text.strip():
         changes["text"] = text
-    if tags != before["tags"]:
+    if tags != plain(before.tags):
         changes["tags"] = tags
-    if sorted(form.listed("hardware")) != sorted(before["hardware"]):
+    if sorted(form.listed("hardware")) != sorted(before.hardware):
         changes["hardware"] = form.listed("hardware")
-    body = validated(PassagePatch, changes)
-    if len(changes) > 1:
-        browse.correct_passage(
-            parts,
-            passage_id,
-            text=body.text,
-            tags=body.tag_pairs,
-            hardware=body.hardware,
-            actor=signed(request, body.actor),
-            access_scope=access,
-        )
+    if changes:
+        carry_out(request, services, documents.correct_passage, passage_id=passage_id, **changes)
     return see_other(request, f"/passages/{passage_id}")
 
 
 @router.get("/passages/{passage_id}/page")
-def passage_page(passage_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def passage_page(passage_id: str, request: Request, services: Parts) -> HTMLResponse:
     """The picture of its page with its place marked; to a script, the picture alone."""
-    shown = browse.show_passage(parts, passage_id, access_scope=access)
-    if shown["page"] is None:
+    shown = documents.show_passage(services, passage_id)
+    if shown.page is None:
         raise NotFound("this passage is on no page", hint=f"See /ui/passages/{passage_id}.")
-    index = int(shown["page"]["index"])
-    image = _image(parts, shown["document"]["id"], shown["document"]["version"], index, access)
-    boxes = [box for box in shown["boxes"] if box["page_index"] == index and box["x1"] > box["x0"]]
+    index = shown.page.index
+    image = _image(services, shown.document.id, shown.document.version, index)
+    boxes = [box for box in shown.boxes if box["page_index"] == index and box["x1"] > box["x0"]]
     template = "sheet.html" if is_fragment(request) else "passage_page.html"
     return page(request, template, passage=shown, image=image, boxes=boxes)
 
@@ -243,24 +222,21 @@ def passage_page(passage_id: str, request: Request, parts: Parts, access: Access
 def page_picture(
     document_id: str,
     index: int,
-    parts: Parts,
-    access: Access,
+    services: Parts,
     version: Annotated[int | None, Query(ge=1, le=10**9)] = None,
 ) -> Response:
     """A page of a PDF document, counted from 0."""
-    image = _image(parts, document_id, version, index, access)
+    image = _image(services, document_id, version, index)
     return Response(
         image.png, media_type="image/png", headers={"Cache-Control": "private, no-cache"}
     )
 
 
-def _image(
-    parts: Services, document_id: str, version: int | None, index: int, access: AccessScope
-) -> PageImage:
-    file = browse.original_file(parts, document_id, version=version, access_scope=access)
+def _image(services: Services, document_id: str, version: int | None, index: int) -> PageImage:
+    file = original_file(services, document_id, version)
     if file.format != "pdf":
         raise NotFound(f"{file.name[:200]} has no pages", hint="Only PDF documents are drawn.")
-    return parts.page_images.page(file.data, file.sha256, index)
+    return services.page_images.page(file.data, file.sha256, index)
 
 
 def _tag(entry: str) -> dict[str, str]:

@@ -1,20 +1,26 @@
-"""The tree of knowledge, what is being read, and recipes that wait for a decision."""
+"""The tree of knowledge, jobs, and proposed recipes."""
 
 from __future__ import annotations
 
-from typing import Annotated, get_args
+from typing import Annotated
 
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.http.dependencies import Access, Parts
-from api.web.pages import MAX_PAGE, SentForm, page, page_router, paged, see_other
-from ingestion.progress import STATES, JobFilter, list_jobs, retry_job, show_job
+from api.http.dependencies import Parts
+from api.operations import documents, knowledge
+from api.web.pages import (
+    MAX_PAGE,
+    SentForm,
+    carry_out,
+    form_route,
+    page,
+    page_router,
+    paged,
+    see_other,
+)
+from ingestion.progress import STATES
 from kb.catalog.jobs import JobState
-from kb.catalog.knowledge.samples import RecipeStatus
-from kb.errors import InvalidRequest
-from retrieval.documents import decide_proposed_recipe, list_proposed_recipes
-from retrieval.knowledge_tree import knowledge_node
 
 router = page_router("/ui")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -23,12 +29,11 @@ Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 @router.get("/knowledge")
 def tree(
     request: Request,
-    parts: Parts,
-    access: Access,
+    services: Parts,
     path: Annotated[str, Query(max_length=2000)] = "",
 ) -> HTMLResponse:
-    """One place of the tree, with what lies below it."""
-    node = knowledge_node(parts.catalog, parts.registry, path, access)
+    """One place of the tree, with its children."""
+    node = knowledge.show_knowledge(services, path)
     steps = [step for step in node.path.split("/") if step]
     above = [("/".join(steps[: n + 1]), step) for n, step in enumerate(steps)]
     return page(request, "knowledge.html", node=node, above=above)
@@ -37,53 +42,47 @@ def tree(
 @router.get("/jobs")
 def jobs(
     request: Request,
-    parts: Parts,
-    access: Access,
+    services: Parts,
     state: Annotated[list[JobState] | None, Query()] = None,
     group: str = "",
     cursor: str = "",
 ) -> HTMLResponse:
     """Jobs, newest first, with counts; the page reloads itself while something is being read."""
-    asked = JobFilter(tuple(state or ()), None, group or None, None)
-    shown = list_jobs(parts, asked, limit=50, cursor=cursor or None, access_scope=access)
+    shown = documents.list_jobs(services, state, group=group, limit=50, cursor=cursor)
     return page(request, "jobs.html", shown=shown, state=state or [], group=group, states=STATES)
 
 
 @router.get("/jobs/{job_id}")
-def job(job_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def job(job_id: str, request: Request, services: Parts) -> HTMLResponse:
     """How far a job is."""
-    return page(request, "job.html", job=show_job(parts, job_id, access_scope=access))
+    return page(request, "job.html", job=documents.show_job(services, job_id))
 
 
 @router.get("/jobs/{job_id}/row")
-def job_row(job_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def job_row(job_id: str, request: Request, services: Parts) -> HTMLResponse:
     """How far a job is, as a row of the list of an upload."""
-    return page(request, "job_row.html", job=show_job(parts, job_id, access_scope=access))
+    return page(request, "job_row.html", job=documents.show_job(services, job_id))
 
 
-@router.post("/jobs/{job_id}/retry")
-def retry(job_id: str, request: Request, parts: Parts, access: Access) -> Response:
+@form_route(router, "/jobs/{job_id}/retry", documents.retry_job)
+def retry(job_id: str, request: Request, services: Parts) -> Response:
     """Queue a failed job again."""
-    retry_job(parts, job_id, access_scope=access)
+    documents.retry_job(services, job_id)
     return see_other(request, f"/jobs/{job_id}")
 
 
 @router.get("/recipes")
 def recipes(
-    request: Request, parts: Parts, access: Access, hardware: str = "", number: Number = 1
+    request: Request, services: Parts, hardware: str = "", number: Number = 1
 ) -> HTMLResponse:
     """Recipes proposed from code samples of manuals."""
-    rows = list_proposed_recipes(parts, hardware, access_scope=access)
+    rows = knowledge.list_recipes(services, hardware).recipes
     return page(request, "recipes.html", shown=paged(rows, number), hardware=hardware)
 
 
-@router.post("/recipes/{recipe_id}")
-def decide(
-    recipe_id: str, request: Request, parts: Parts, access: Access, form: SentForm
-) -> Response:
+@form_route(router, "/recipes/{recipe_id}", knowledge.decide_recipe)
+def decide(recipe_id: str, request: Request, services: Parts, form: SentForm) -> Response:
     """Accept or reject a proposed recipe."""
-    for status in get_args(RecipeStatus):
-        if status == form.text("status"):
-            decide_proposed_recipe(parts, recipe_id, status, access)
-            return see_other(request, "/recipes")
-    raise InvalidRequest("no decision was sent", hint="Press Accept or Reject.")
+    status = form.text("status")
+    carry_out(request, services, knowledge.decide_recipe, recipe_id=recipe_id, status=status)
+    return see_other(request, "/recipes")

@@ -1,4 +1,4 @@
-"""The door of the pages where the store has keys: a form that takes one, and the way out."""
+"""Login with a key, and logout, where the store has keys."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ router = page_router("/ui")
 
 
 def refused_page(request: Request, error: KernloreError) -> Response:
-    """The form where a key is missing, else what is wrong."""
+    """The login form where a key is missing, else the error."""
     if not isinstance(error, Unauthorized):
         return error_page(request, error)
-    asked = request.url.path.removeprefix(request.scope.get("root_path", ""))
+    path = request.url.path.removeprefix(request.scope.get("root_path", ""))
     query = f"?{request.url.query}" if request.url.query else ""
-    goal = f"{asked}{query}" if request.method == "GET" else ""
+    goal = f"{path}{query}" if request.method == "GET" else ""
     return _form(request, goal, error.message, error.status)
 
 
@@ -32,14 +32,14 @@ def form(request: Request) -> Response:
 
 
 @router.post("/login")
-def log_in(request: Request, parts: Parts, sent: SentForm) -> Response:
+def log_in(request: Request, services: Parts, sent: SentForm) -> Response:
     """Open a session with a key, and go on to where the browser wanted to go."""
-    key = parts.keys.find(sent.text("key"))
+    key = services.keys.find(sent.text("key"))
     goal = local_path(sent.text("next"))
     if key is None:
         message = "This key is not valid: unknown, expired or revoked."
         return _form(request, goal, message, Unauthorized.status)
-    secret = parts.keys.open_session(key)
+    secret = services.keys.open_session(key)
     answer = see_other(request, goal.removeprefix("/ui"))
     answer.set_cookie(
         COOKIE,
@@ -54,9 +54,9 @@ def log_in(request: Request, parts: Parts, sent: SentForm) -> Response:
 
 
 @router.post("/logout")
-def log_out(request: Request, parts: Parts) -> Response:
+def log_out(request: Request, services: Parts) -> Response:
     """End the session."""
-    parts.keys.close_session(session_of(request.headers))
+    services.keys.close_session(session_of(request.headers))
     answer = see_other(request, "/login")
     answer.delete_cookie(COOKIE, path=request.scope.get("root_path", "") or "/")
     return answer

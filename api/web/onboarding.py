@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fastapi import Depends, Request, Response
+from fastapi import Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.http.dependencies import Access, Parts
-from api.http.routes.evaluations import from_this_machine
+from api.http.dependencies import Parts
+from api.operations import documents, hardware
+from api.operations.evaluations import evaluate_candidate
 from api.services import CHECK_COMMAND, Services
-from api.web.pages import SentForm, error_page, page, page_router, see_other
-from ingestion import hardware as chips
-from ingestion.progress import JobFilter, list_jobs
+from api.web.pages import SentForm, error_page, form_route, page, page_router, see_other
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
-from kb.scope import CATEGORIES, AccessScope
+from kb.scope import CATEGORIES
 from optimizer.evaluation.check_process import check_apart
 from retrieval.onboarding import onboarding_steps
 
@@ -24,50 +23,42 @@ router = page_router("/ui/hardware")
 
 
 @router.get("/{hardware_id}/setup")
-def setup(hardware_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def setup(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
     """The steps of a chip, and what each needs."""
-    return page(request, "setup.html", **_shown(parts, hardware_id, access, request))
+    return page(request, "setup.html", **_shown(services, hardware_id))
 
 
-def _shown(
-    parts: Services, hardware_id: str, access: AccessScope, request: Request
-) -> dict[str, Any]:
-    chip = chips.show_hardware(parts.registry, hardware_id)
-    spec = parts.registry.get(chip["id"])
-    jobs = list_jobs(parts, JobFilter(hardware=chip["id"]), limit=20, access_scope=access)
+def _shown(services: Services, hardware_id: str) -> dict[str, Any]:
+    chip = hardware.show_hardware(services, hardware_id)
     return {
         "chip": chip,
-        "steps": onboarding_steps(parts, chip["id"], access),
-        "jobs": jobs.jobs,
-        "chips": chips.list_hardware(parts.registry),
+        "steps": onboarding_steps(services, chip.id),
+        "jobs": documents.list_jobs(services, hardware=chip.id, limit=20).jobs,
+        "chips": hardware.list_hardware(services).hardware,
         "categories": CATEGORIES,
-        "settings": request.app.state.settings,
-        "description": dump_hardware(spec),
-        "template": hardware_template(chip["id"]),
+        "settings": services.settings,
+        "description": dump_hardware(services.registry.get(chip.id)),
+        "template": hardware_template(chip.id),
         "checked": None,
         "error": None,
     }
 
 
-@router.post("/{hardware_id}/description")
-def describe(
-    hardware_id: str, request: Request, parts: Parts, access: Access, form: SentForm
-) -> Response:
-    """Replace the description by the text of a hardware.toml; what is wrong with it is shown beside
-    the text.
-    """
+@form_route(router, "/{hardware_id}/description", hardware.register_hardware)
+def describe(hardware_id: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Replace the description by the text of a hardware.toml; an error is shown with the text."""
     text = next(iter(form.values("description")), "").replace("\r\n", "\n")
-    shown = _shown(parts, hardware_id, access, request)
+    shown = _shown(services, hardware_id)
+    chip = shown["chip"].id
     try:
-        described = _read(text, shown["chip"]["id"])
-        parts.register_hardware(described, ORIGIN)
+        services.register_hardware(_read(text, chip), ORIGIN)
     except KernloreError as error:
         if error.status >= 500:
             return error_page(request, error)
         return page(
             request, "setup.html", error.status, **shown | {"error": error, "description": text}
         )
-    return see_other(request, f"/hardware/{shown['chip']['id']}/setup#toolchain")
+    return see_other(request, f"/hardware/{chip}/setup#toolchain")
 
 
 def _read(text: str, hardware_id: str) -> dict[str, Any]:
@@ -80,9 +71,10 @@ def _read(text: str, hardware_id: str) -> dict[str, Any]:
     return described
 
 
-@router.post("/{hardware_id}/check", dependencies=[Depends(from_this_machine)])
-def check(hardware_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
-    """Compile and run the sample kernel with the chip's own tools, and say what is missing."""
-    shown = _shown(parts, hardware_id, access, request)
-    checked = check_apart(parts.settings, CHECK_COMMAND, shown["chip"]["id"])
+# It compiles and runs a kernel here, so it needs the role of an evaluation.
+@form_route(router, "/{hardware_id}/check", evaluate_candidate)
+def check(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
+    """Compile and run the sample kernel with the chip's own tools, and name missing tools."""
+    shown = _shown(services, hardware_id)
+    checked = check_apart(services.settings, CHECK_COMMAND, shown["chip"].id)
     return page(request, "setup.html", **shown | {"checked": checked})

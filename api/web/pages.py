@@ -1,9 +1,11 @@
-"""What every page shares: templates, headers, error pages, forms and paging.
+"""Templates, headers, error pages, forms and paging of the web pages.
 
 Templates escape every value. The headers allow the two scripts that the service itself serves, and
-no script or style inside of a page, so text of an upload stays text even where escaping was
-forgotten. Every page works without scripts; with them, live parts renew themselves. Foreign pages
-cannot send our forms: the middleware `api.http.callers` refuses them before a route is reached.
+no inline script or style, so text of an upload stays text even where escaping was forgotten. Every
+page works without scripts; with them, live parts renew themselves. The middleware
+`api.http.callers` refuses forms of foreign pages before a route is reached.
+
+A form carries out an operation, so `form_route` gives its route the role of that operation.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode
 
 from fastapi import APIRouter, Depends, Request, Response
@@ -22,13 +24,20 @@ from fastapi.routing import APIRoute
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from sqlalchemy.exc import DBAPIError
 
+from api.http.admission import admitted
 from api.http.authorisation import is_session
-from api.http.bodies import check_text, media_type, read_limited
+from api.http.bodies import media_type, read_limited, signed
+from api.http.dependencies import from_this_machine
+from api.operations import Operation
+from api.services import Services
+from api.strict_json import check_text
 from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
 from kb.settings import product_version
 
+R = TypeVar("R")
+ACTOR = "web"
 PAGE_SIZE = 50
 MAX_PARAMETER = 20_000
 MAX_PAGE = 10**6
@@ -41,7 +50,7 @@ HEADERS = {
     "Referrer-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-# A state as colour; the words stand beside it.
+# Colours of states.
 TONES = {
     **dict.fromkeys(("ready", "active", "accepted", "correct", "finished", "present"), "good"),
     **dict.fromkeys(("failed", "rejected", "incorrect", "crashed", "missing", "retired"), "bad"),
@@ -95,7 +104,7 @@ def moment(stored: Any) -> str:
 
 
 def page(request: Request, template: str, status: int = 200, /, **values: Any) -> HTMLResponse:
-    """The template as a response; `root` is what stands before every path behind a proxy."""
+    """The template as a response; `root` is the path prefix of a proxy."""
     root = request.scope.get("root_path", "")
     query = f"?{request.url.query}" if request.url.query else ""
     text = (
@@ -174,6 +183,37 @@ def page_router(prefix: str) -> APIRouter:
     )
 
 
+# The operation that each form carries out, by its route.
+FORMS: dict[str, Operation[Any, Any]] = {}
+
+
+def form_route(
+    router: APIRouter, path: str, operation: Operation[Any, Any]
+) -> Callable[[Callable[..., Response]], Callable[..., Response]]:
+    """The route of a form that carries out an operation, with the same rules as its own route."""
+    checks = [Depends(admitted)] if operation.computes else []
+    checks += [Depends(from_this_machine)] if operation.runs_code else []
+    FORMS[f"POST {router.prefix}{path}"] = operation
+    return router.post(path, dependencies=checks)
+
+
+def carry_out(
+    request: Request, services: Services, operation: Operation[Any, R], **given: Any
+) -> R:
+    """Carry an operation out with the fields of a form, in the name of the caller. Raises
+    InvalidRequest for fields that the operation does not take.
+    """
+    if any(i.name == "actor" for i in operation.inputs):
+        given["actor"] = signed(request, given.get("actor", ACTOR))
+    return operation(services, **operation.checked(given))
+
+
+def check_box(form: Form, undone: str) -> None:
+    """Raise InvalidRequest where the box that confirms a form is not ticked."""
+    if form.text("sure") != "yes":
+        raise InvalidRequest(undone, hint="Tick the box beside the button, then press it again.")
+
+
 @dataclass(frozen=True)
 class Form:
     """The fields of a form that was sent, in their order."""
@@ -212,7 +252,7 @@ SentForm = Annotated[Form, Depends(_read_form)]
 
 
 class Page(NamedTuple):
-    """The rows of one page of a list, and where it stands in the list."""
+    """The rows of one page of a list, its number, and the number of pages and rows."""
 
     rows: Sequence[Any]
     number: int

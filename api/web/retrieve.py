@@ -1,4 +1,4 @@
-"""The playground: what an optimizer gets for a signal, a log, metrics or a question, and why."""
+"""Ask: the answer to a signal, a log, metrics or a question, as an optimizer gets it."""
 
 from __future__ import annotations
 
@@ -10,17 +10,18 @@ from urllib.parse import urlencode
 from fastapi import Depends, Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.bodies import load_json
 from api.http.admission import admitted
-from api.http.dependencies import Access, Counters, Parts
-from api.http.routes.retrieve import answer_of
+from api.http.dependencies import Parts
+from api.operations import hardware
+from api.operations.retrieve import retrieve
 from api.services import Services
-from api.web.pages import SentForm, error_page, page, page_router, see_other
-from ingestion import hardware as chips
+from api.strict_json import load_json
+from api.web.pages import SentForm, error_page, form_route, page, page_router, see_other
 from kb.errors import InvalidRequest, KernloreError
-from kb.scope import CATEGORIES, AccessScope
+from kb.scope import CATEGORIES
 from retrieval.diagnose.signals import load_signals
 from retrieval.request import TASKS
+from retrieval.request_body import read_body
 
 MAX_LINK = 8_000  # characters that every proxy lets pass
 FIELDS = ("signal", "hardware", "task", "query", "op", "language", "dtype", "log", "metrics")
@@ -29,35 +30,27 @@ Text = Annotated[str, Query()]
 
 
 @router.get("", dependencies=[Depends(admitted)])
-def ask(request: Request, parts: Parts, counters: Counters, access: Access) -> HTMLResponse:
-    """The form, and the answer where something is asked."""
+def ask(request: Request, services: Parts) -> HTMLResponse:
+    """The form, and the answer to a given question."""
     given = {name: request.query_params.get(name, "") for name in (*FIELDS, "max_tokens")}
-    return _answered(request, parts, counters, access, given)
+    return _answered(request, services, given)
 
 
-@router.post("", dependencies=[Depends(admitted)])
-def send(
-    request: Request, parts: Parts, counters: Counters, access: Access, form: SentForm
-) -> Response:
+@form_route(router, "", retrieve)
+def send(request: Request, services: Parts, form: SentForm) -> Response:
     """A short question becomes a link that can be shared; a long log is answered at once."""
     given = {name: form.text(name) for name in (*FIELDS, "max_tokens")}
     link = urlencode({name: value for name, value in given.items() if value})
     if len(link) <= MAX_LINK:
         return see_other(request, f"/retrieve?{link}")
-    return _answered(request, parts, counters, access, given)
+    return _answered(request, services, given)
 
 
-def _answered(
-    request: Request,
-    parts: Services,
-    counters: Counters,
-    access: AccessScope,
-    given: dict[str, str],
-) -> HTMLResponse:
+def _answered(request: Request, services: Services, given: dict[str, str]) -> HTMLResponse:
     values: dict[str, Any] = {
         "given": given,
         "signals": list(load_signals()),
-        "chips": chips.list_hardware(parts.registry),
+        "chips": hardware.list_hardware(services).hardware,
         "tasks": TASKS,
         "categories": CATEGORIES,
         "answer": None,
@@ -68,12 +61,11 @@ def _answered(
         return page(request, "retrieve.html", **values)
     try:
         body = _body(given)
-        answer = answer_of(parts, body, access)
+        answer = retrieve(services, read_body(body))
     except KernloreError as error:
         if error.status >= 500:
             return error_page(request, error)
         return page(request, "retrieve.html", error.status, **values | {"error": error})
-    counters.retrieval(answer)
     base = str(request.base_url).rstrip("/")
     values |= {
         "answer": answer.as_json(),

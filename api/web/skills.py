@@ -8,28 +8,25 @@ from typing import Annotated, Any
 from fastapi import Query, Request, Response
 from fastapi.responses import HTMLResponse
 
-from api.bodies import validated
-from api.http.bodies import signed
-from api.http.dependencies import Access, Parts
+from api.http.dependencies import Parts
+from api.operations import skills
+from api.operations.hardware import list_hardware as hardware_of
 from api.services import Services
-from api.skill_bodies import RevisionBody, SkillPatch
 from api.web.pages import (
     MAX_PAGE,
     PAGE_SIZE,
     SentForm,
+    carry_out,
     counted,
+    form_route,
     page,
     page_router,
     paged,
     see_other,
 )
-from ingestion import hardware as chips
-from kb.catalog.skills import STATES, TIERS
+from kb.catalog.skills.reading import STATES, TIERS
 from kb.errors import KernloreError
-from kb.scope import AccessScope
 from retrieval.diagnose.signals import load_signals
-from skills.lifecycle import change_state
-from skills.skill_library import Revision
 
 router = page_router("/ui/skills")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
@@ -38,8 +35,7 @@ Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]
 @router.get("")
 def list_page(
     request: Request,
-    parts: Parts,
-    access: Access,
+    services: Parts,
     q: str = "",
     state: str = "",
     tier: str = "",
@@ -55,12 +51,14 @@ def list_page(
         "hardware": hardware or None,
         "signal": signal or None,
         "language": language or None,
-        "access_scope": access,
+        "access_scope": services.access,
     }
     if q:
-        shown = paged(parts.skills.list(words=q, **wanted), number)
+        shown = paged(services.skills.list(words=q, **wanted), number)
     else:
-        rows, total = parts.skills.page(limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, **wanted)
+        rows, total = services.skills.page(
+            limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, **wanted
+        )
         shown = counted(rows, number, total)
     return page(
         request,
@@ -76,28 +74,29 @@ def list_page(
         },
         states=STATES,
         tiers=TIERS,
-        chips=chips.list_hardware(parts.registry),
+        chips=hardware_of(services).hardware,
         signals=list(load_signals()),
-        languages=[(name, name) for name in parts.skills.languages(access_scope=access)],
+        languages=[
+            (name, name) for name in services.skills.languages(access_scope=services.access)
+        ],
     )
 
 
 @router.get("/{name}")
-def show(name: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def show(name: str, request: Request, services: Parts) -> HTMLResponse:
     """Its text, evidence, sources, links and history."""
-    return _shown(name, request, parts, access)
+    return _shown(name, request, services)
 
 
 def _shown(
     name: str,
     request: Request,
-    parts: Services,
-    access: AccessScope,
+    services: Services,
     error: KernloreError | None = None,
     given: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
     """The page of a skill; with the refusal of a decision, and what was written in its form."""
-    skill = parts.skills.show(name, access_scope=access)
+    skill = skills.show_skill(services, name)
     bounds = [
         bound
         for row in skill.evidence
@@ -117,22 +116,21 @@ def _shown(
 
 
 @router.get("/{name}/revise")
-def revise_page(name: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
+def revise_page(name: str, request: Request, services: Parts) -> HTMLResponse:
     """The text and precondition to change: of the revision that waits, where there is one."""
-    return _to_revise(name, request, parts, access)
+    return _to_revise(name, request, services)
 
 
 def _to_revise(
     name: str,
     request: Request,
-    parts: Services,
-    access: AccessScope,
+    services: Services,
     error: KernloreError | None = None,
     given: Mapping[str, str] | None = None,
 ) -> HTMLResponse:
-    skill = parts.skills.show(name, access_scope=access)
+    skill = skills.show_skill(services, name)
     waiting = skill.revision
-    text = skill if waiting is None else parts.skills.show(waiting, access_scope=access)
+    text = skill if waiting is None else skills.show_skill(services, waiting)
     present = {
         "description": text.summary.description,
         "predicate": text.predicate or "",
@@ -143,46 +141,30 @@ def _to_revise(
     return page(request, "skill_revise.html", status, **values)
 
 
-@router.post("/{name}/revise")
-def revise(name: str, request: Request, parts: Parts, access: Access, form: SentForm) -> Response:
-    """Change the text or precondition; the page of the candidate that says so."""
+@form_route(router, "/{name}/revise", skills.revise_skill)
+def revise(name: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Change the text or precondition, and show the candidate that has it."""
     fields = {f: form.text(f) for f in ("actor", "reason", "description", "predicate", "body")}
     try:
-        body = validated(RevisionBody, fields)
-        revision = Revision(body.description, body.predicate, body.body)
-        stored = parts.skills.revise(
-            name,
-            revision,
-            actor=signed(request, body.actor),
-            reason=body.reason,
-            access_scope=access,
-        )
+        stored = carry_out(request, services, skills.revise_skill, name=name, **fields)
     except KernloreError as error:
         if error.status not in (400, 409):
             raise
-        return _to_revise(name, request, parts, access, error, fields)
+        return _to_revise(name, request, services, error, fields)
     return see_other(request, f"/skills/{stored.name}")
 
 
-@router.post("/{name}")
-def decide(name: str, request: Request, parts: Parts, access: Access, form: SentForm) -> Response:
-    """Approve, quarantine, retire or restore, with a name and a reason. A refusal is said beside
-    the form, which keeps both."""
+@form_route(router, "/{name}", skills.change_skill)
+def decide(name: str, request: Request, services: Parts, form: SentForm) -> Response:
+    """Approve, quarantine, retire or restore, with a name and a reason. An error is shown with the
+    form, which keeps both."""
     fields = {field: form.text(field) for field in ("state", "actor", "reason")}
+    # The box is beside every button, and is about approving alone.
+    force = form.text("force") == "yes" and fields["state"] == "active"
     try:
-        body = validated(SkillPatch, {**fields, "force": form.text("force") == "yes"})
-        change_state(
-            parts.catalog,
-            name,
-            body.state,
-            actor=signed(request, body.actor),
-            reason=body.reason,
-            # The tick stands beside every button, and is about one of them.
-            force=body.force and body.state == "active",
-            access_scope=access,
-        )
+        carry_out(request, services, skills.change_skill, name=name, force=force, **fields)
     except KernloreError as error:
         if error.status not in (400, 409):
             raise
-        return _shown(name, request, parts, access, error, fields)
+        return _shown(name, request, services, error, fields)
     return see_other(request, f"/skills/{name}#history")

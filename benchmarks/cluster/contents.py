@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import httpx
 
-from retrieval.hints import NO_INDEX, NO_VECTORS_YET
+from retrieval.compose.hints import NO_INDEX, NO_VECTORS_YET
 from tests.api.replicas import Replica
 
 RETRY_SECONDS = 120.0

@@ -32,13 +32,13 @@ from benchmarks.retrieval.scoring import (
 )
 from kb.errors import InvalidRequest
 from kb.scope import ANY, CATEGORIES, ScopeFilter
+from retrieval.compose.excerpts import SHAPE, Shape, make_excerpts
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import Signal, load_signals
-from retrieval.excerpts import SHAPE, Shape, make_excerpts
-from retrieval.plan import Plan, make_plan, other_names
-from retrieval.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
 from retrieval.request import RetrieveRequest
+from retrieval.search.plan import Plan, make_plan, other_names
+from retrieval.search.ranking import WEIGHTS, Ranked, ScopeSamples, Weights, rank
 
 FULL = "all ingredients"
 TITLE = "Retrieval ablation"

@@ -26,7 +26,7 @@ from typing import Any
 import structlog
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
+from api.app import create_app
 from api.services import open_services
 from kb.settings import Settings
 

@@ -50,7 +50,7 @@ from kb.catalog.knowledge.verbatim import Source
 from kb.data_dir import private_folder
 from kb.errors import KernloreError
 from kb.ids import sha256
-from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
+from kb.scope import ALL_ACCESS, AccessScope
 
 MAX_SECTION = 24_000  # characters in a message
 MAX_NAMES = 40  # of one section, in a message
@@ -213,7 +213,6 @@ def _sections_to_ask(
     catalog: Catalog, registry: HardwareRegistry, chip: str, access_scope: AccessScope
 ) -> tuple[list[UnreadSection], set[str]]:
     """The sections to ask about, and the names of cards of any status."""
-    own = ScopeFilter((chip,), access_scope=access_scope)
     with catalog.read() as connection:
         cards = symbols.listed(
             connection,
@@ -221,8 +220,7 @@ def _sections_to_ask(
             statuses=("accepted", "proposed", "rejected"),
             access_scope=access_scope,
         )
-        documents = section_texts.documents_about(connection, (chip,), own)
-        sections = section_texts.sections_of_documents(connection, [d.id for d in documents], own)
+        sections = section_texts.sections_about(connection, chip, access_scope)
     structure = [card for card in cards if card.origin == STRUCTURE]
     # Proposed cards do not exclude a section: its answer is stored.
     defining, read = {card.section_id for card in structure}, {card.name for card in structure}

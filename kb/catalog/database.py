@@ -401,8 +401,6 @@ def _of_sqlite(origin: sqlite3.Error) -> KernloreError | None:
             f"the data directory cannot be written to ({origin})",
             hint="Check its owner and mode, and that its disk is not mounted read-only.",
         )
-    if str(origin).startswith("no such table: lexical_"):
-        return StoreError("the lexical index is missing", hint="Run `kernlore reindex`.")
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
         return Unavailable("the catalog is busy with other writers", hint=REPEAT)
     return None
@@ -432,8 +430,6 @@ def _of_postgresql(origin: BaseException) -> KernloreError | None:
             hint="Check that the role in KERNLORE_CATALOG owns the tables, and that the server is"
             " no standby.",
         )
-    if code == "42P01" and "lexical_" in text:
-        return StoreError("the lexical index is missing", hint="Run `kernlore reindex`.")
     return None
 
 

@@ -9,9 +9,7 @@ Statements that differ are functions here. Knows no table, except those of the l
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable
-from functools import lru_cache
 from typing import Any
 
 import sqlalchemy as sa
@@ -127,21 +125,6 @@ def insert_new(connection: Connection, table: sa.Table) -> sa.Insert:
     return table.insert().prefix_with("OR IGNORE")
 
 
-def driver_sql(connection: Connection, statement: str) -> str:
-    """A statement for `exec_driver_sql`: `?` is a parameter, `joined(x)` the values of a group,
-    separated by commas.
-    """
-    return _driver_sql(statement, connection.dialect.name)
-
-
-@lru_cache(maxsize=64)
-def _driver_sql(statement: str, dialect: str) -> str:
-    if dialect != POSTGRESQL:
-        return statement.replace("joined(", "group_concat(")
-    statement = statement.replace("%", "%%").replace("?", "%s")
-    return re.sub(r"joined\((\S+?)\)", r"string_agg(\1::text, ',')", statement)
-
-
 def row_order(connection: Connection) -> sa.ColumnElement[int]:
     """A column that orders rows as they were inserted, where they never change."""
     return sa.literal_column("ctid" if is_postgresql(connection) else "rowid")
@@ -204,9 +187,3 @@ def mark_writes(connection: Connection, table: str) -> None:
     if is_postgresql(connection):
         for statement in _MARK:
             connection.exec_driver_sql(statement.format(table=table))
-
-
-def last_writer(connection: Connection, table: str) -> int:
-    """The transaction that last wrote to a table of `mark_writes`, on PostgreSQL."""
-    statement = f"SELECT writer FROM write_marks WHERE name = '{table}'"
-    return int(connection.exec_driver_sql(statement).scalar() or 0)

@@ -11,13 +11,11 @@ import secrets
 from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import sqlalchemy as sa
-from sqlalchemy import Connection, Engine, event
+from sqlalchemy import Connection, Engine
 
 from kb.catalog.database import NAME, Database, PostgresServer, SqliteFile, damaged, store_fault
-from kb.catalog.kept import Kept, attach, begin
 from kb.catalog.meta import STORE_ID, get, put
 from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
 from kb.data_dir import private_folder
@@ -71,22 +69,10 @@ class Catalog:
         """A consistent view; changes made in it are rolled back."""
         with self._engine.connect() as connection:
             self._database.begin_read(connection)
-            begin(connection, writes=False)
             try:
                 yield connection
             finally:
                 connection.rollback()
-
-    @contextmanager
-    def within(self, transaction: Connection | None) -> Iterator[Connection]:
-        """The view of this transaction, or a new one for None: beginning one and reading its
-        revision takes half a millisecond.
-        """
-        if transaction is not None:
-            yield transaction
-        else:
-            with self.read() as connection:
-                yield connection
 
     @contextmanager
     def write(self, *, rows_only: bool = False) -> Iterator[Connection]:
@@ -110,7 +96,6 @@ class Catalog:
     def _writing(self, rows_only: bool) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             self._database.begin_write(connection, rows_only)
-            begin(connection, writes=True)
             committed = False
             try:
                 yield connection
@@ -195,12 +180,6 @@ def open_place(place: str) -> Catalog:
 
 def _opened(database: Database, data_dir: Path) -> Catalog:
     engine = database.engine()
-    cache = Kept()
-
-    def share(connection: Any, record: Any) -> None:
-        attach(record.info, cache)
-
-    event.listen(engine, "connect", share)
     catalog = Catalog(database, engine, data_dir)
     try:
         database.admit(engine)

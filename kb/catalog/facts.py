@@ -96,6 +96,39 @@ def select_facts(connection: Connection, *conditions: sa.ColumnElement[bool]) ->
     return [record_of(Fact, row) for row in rows]
 
 
+_ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
+_KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
+
+
+def accepted_facts(
+    connection: Connection, access: AccessScope = ALL_ACCESS
+) -> dict[str, list[Fact]]:
+    """The accepted facts of each hardware; of one key the valid one comes first."""
+    stated: dict[str, list[Fact]] = {}
+    found = select_facts(connection, facts.c.status == "accepted", visible.facts(access))
+    for fact in sorted(
+        found, key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id)
+    ):
+        stated.setdefault(fact.hardware_id, []).append(fact)
+    return stated
+
+
+def effective_facts(
+    stated: Mapping[str, Sequence[Fact]], lineage: Sequence[str]
+) -> dict[str, Fact]:
+    """The valid fact for each key of a chip, by key: its own, else that of the nearest family.
+    `stated` is as `accepted_facts` returns it.
+    """
+    valid: dict[str, Fact] = {}
+    for owner in reversed(lineage):
+        own: dict[str, Fact] = {}
+        for fact in stated.get(owner, ()):
+            if fact.holds_for_owner:
+                own.setdefault(fact.key, fact)
+        valid |= own
+    return dict(sorted(valid.items()))
+
+
 # -- of a version of a document
 
 
@@ -130,7 +163,7 @@ def _stays(connection: Connection, row: Mapping[str, Any]) -> bool:
     names = ("title", "locator", "version_id", "cell", "page_index", "page_label")
     values = {name: row[name] for name in names}
     here = facts.c.id == row["id"]
-    cell = connection.execute(sa.select(facts.c.cell).where(here)).scalar()
+    cell = connection.scalar(sa.select(facts.c.cell).where(here))
     if cell and _READ in cell:
         values["cell"] = {**(row["cell"] or {}), _READ: cell[_READ]}
     return bool(connection.execute(facts.update().where(here).values(**values)).rowcount)
@@ -206,7 +239,7 @@ def documents_gone(connection: Connection) -> list[str]:
     """The ids of deleted documents that still have facts."""
     gone = ~sa.exists().where(documents.c.id == facts.c.document_id)
     ids = sa.select(facts.c.document_id).distinct()
-    return list(connection.execute(ids.where(facts.c.document_id.is_not(None), gone)).scalars())
+    return list(connection.scalars(ids.where(facts.c.document_id.is_not(None), gone)))
 
 
 # -- a person's correction of a value
@@ -246,7 +279,7 @@ def replace_outdated(connection: Connection, fact_ids: Sequence[str]) -> None:
         if new is None or new.document_id is None or new.version_id is None:
             continue
         current = sa.select(documents.c.current_version_id).where(documents.c.id == new.document_id)
-        if connection.execute(current).scalar() != new.version_id:
+        if connection.scalar(current) != new.version_id:
             continue
         connection.execute(
             facts.update()

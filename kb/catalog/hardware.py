@@ -25,14 +25,15 @@ from kb.catalog.facts import (
     Fact,
     FactStatus,
     Outdated,
+    accepted_facts,
     add_read_facts,
+    effective_facts,
     note_value_read,
     outdated_facts,
     replace_outdated,
     select_facts,
     value_read,
 )
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge.documents import owe_erasure
 from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
@@ -46,8 +47,6 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 PutOutcome = Literal["created", "updated", "unchanged"]
 REMOVED = "removed"  # the origin of the emptied row of removed hardware
 # A table is checked cell by cell; a sentence may have a context that no rule sees.
-_ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
-_KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
 _RESERVED = {
     ANY: "means no hardware in particular",
     "builtin": "begins the source keys of built-in documents",
@@ -95,12 +94,8 @@ class HardwareRegistry:
                 if self._cached is not None and self._cached[0] == state:
                     self._version = version
                     return self._cached[1]
-            rows = connection.execute(
-                sa.select(hardware.c.id, hardware.c.spec)
-                .where(hardware.c.origin != REMOVED)
-                .order_by(hardware.c.id)
-            )
-            specs = {row.id: self._spec(row.id, row.spec) for row in rows}
+            texts = descriptions(connection)
+            specs = {identity: self._spec(identity, text) for identity, text in texts.items()}
         with self._lock:
             self._cached, self._version = (state, specs), version
         return specs
@@ -236,33 +231,9 @@ class HardwareRegistry:
 
     def effective_facts(self, name: str) -> dict[str, Fact]:
         """The valid fact for each key, inherited ones included; by key."""
-        owners = self.lineage(self.resolve(name))
         with self._catalog.read() as connection:
-            stated = self._accepted(connection)
-        effective: dict[str, Fact] = {}
-        for owner in owners:
-            own: dict[str, Fact] = {}
-            for fact in stated.get(owner, ()):
-                if fact.holds_for_owner:
-                    own.setdefault(fact.key, fact)
-            effective = {**own, **effective}
-        return dict(sorted(effective.items()))
-
-    def _accepted(self, connection: Connection) -> Mapping[str, Sequence[Fact]]:
-        """The accepted facts of each hardware, of one key the valid one first. Read once a
-        revision: of all hardware they take hardly longer than of one.
-        """
-
-        def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, list[Fact]]]:
-            accepted = facts.c.status == "accepted", visible.facts(self._access)
-            stated = sorted(
-                select_facts(connection, *accepted),
-                key=lambda f: (_ORIGIN_RANK.get(f.origin, 9), _KIND_RANK.get(f.kind, 9), f.id),
-            )
-            return dict.fromkeys(scopes, _by_hardware(stated))
-
-        key = self._access
-        return look_up(connection, "accepted facts", [key], read, skills=False)[key]
+            stated = accepted_facts(connection, self._access)
+        return effective_facts(stated, self.lineage(self.resolve(name)))
 
     def values(self, name: str) -> dict[str, float | str]:
         """Fact values by key, for predicates."""
@@ -352,7 +323,7 @@ class HardwareRegistry:
             return
         for fact_id in fact_ids:
             seen = facts.c.id == fact_id, visible.facts(self._access)
-            owner = connection.execute(sa.select(facts.c.hardware_id).where(*seen)).scalar()
+            owner = connection.scalar(sa.select(facts.c.hardware_id).where(*seen))
             if owner is None:
                 raise _no_fact(fact_id)
             self._access.check_change([owner], f"the fact {fact_id}")
@@ -401,7 +372,7 @@ def _replace_spec_facts(connection: Connection, spec: HardwareSpec) -> None:
     of_spec = facts.c.hardware_id == spec.id
     connection.execute(facts.delete().where(of_spec, facts.c.origin == "spec"))
     # Those with an id of the spec were corrected by a person, whose value is valid.
-    corrected = set(connection.execute(sa.select(facts.c.id).where(of_spec)).scalars())
+    corrected = set(connection.scalars(sa.select(facts.c.id).where(of_spec)))
     stated = (_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts))
     rows = [row for row in stated if row["id"] not in corrected]
     if rows:
@@ -424,6 +395,16 @@ def _fact_row(hardware_id: str, number: int, fact: FactSpec) -> dict[str, Any]:
         "origin": "spec",
         "created_at": clock.now(),
     }
+
+
+def descriptions(connection: Connection) -> dict[str, str]:
+    """The description of every registered hardware, by id."""
+    rows = connection.execute(
+        sa.select(hardware.c.id, hardware.c.spec)
+        .where(hardware.c.origin != REMOVED)
+        .order_by(hardware.c.id)
+    )
+    return {row.id: row.spec for row in rows}
 
 
 def _count_change(connection: Connection) -> None:
@@ -476,13 +457,13 @@ def use_of_hardware(connection: Connection, hardware_id: str) -> HardwareUse:
         t.runs.c.state == "running",
     )
     return HardwareUse(
-        tuple(connection.execute(children.order_by(hardware.c.id)).scalars()),
+        tuple(connection.scalars(children.order_by(hardware.c.id))),
         tuple(sorted(document for document, alone in about.items() if alone)),
         tuple(sorted(document for document, alone in about.items() if not alone)),
-        tuple(sorted(about.keys() & set(connection.execute(unfinished).scalars()))),
+        tuple(sorted(about.keys() & set(connection.scalars(unfinished)))),
         tuple(_skills(connection, hardware_id)),
         tuple(_keys(connection, hardware_id)),
-        tuple(connection.execute(running.order_by(t.runs.c.id)).scalars()),
+        tuple(connection.scalars(running.order_by(t.runs.c.id))),
     )
 
 
@@ -551,6 +532,7 @@ def remove_hardware_rows(
         .values(**empty, name=hardware_id, origin=REMOVED, updated_at=clock.now())
     )
     _count_change(connection)
+    meta.bump_documents(connection, shared)
     owe_erasure(connection, ())
     runs = connection.execute(
         sa.select(sa.func.count()).select_from(t.runs).where(t.runs.c.hardware_id == hardware_id)

@@ -4,21 +4,23 @@ that can change a search result, so that caches and logs can refer to a state of
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Collection
+from typing import Any, NamedTuple
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog.tables import meta
+from kb.catalog.tables import documents, meta
 
-_SKILLS = "skills_revision"
+_STAMP, _TEXTS = "stamp", "texts_stamp"  # see `State`
+_SKILLS, _USES = "skills_revision", "uses_of_skills"
 STORE_ID = "store_id"  # see `Catalog.store_id`
 
 
 def get(connection: Connection, key: str) -> Any:
     """The value, or None."""
-    return connection.execute(sa.select(meta.c.value).where(meta.c.key == key)).scalar()
+    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
 
 
 def put(connection: Connection, key: str, value: Any) -> None:
@@ -45,6 +47,58 @@ def revision(connection: Connection) -> int:
 def bump_revision(connection: Connection) -> None:
     """Count a change that can change a search result, in its transaction."""
     put(connection, "revision", revision(connection) + 1)
+
+
+def bump_documents(connection: Connection, document_ids: Collection[str] = ()) -> None:
+    """Count a change of what answers quote of these documents: their text, scopes, cards or
+    kernels; without ids, that documents are gone. No answer is made from what was known before.
+    """
+    bump_revision(connection)
+    put(connection, _TEXTS, _stamp(connection, document_ids))
+
+
+def bump_vectors(connection: Connection, document_ids: Collection[str]) -> None:
+    """Count that passages of these documents have new vectors, which leaves the revision."""
+    _stamp(connection, document_ids)
+
+
+def _stamp(connection: Connection, document_ids: Collection[str]) -> int:
+    stamp = int(get(connection, _STAMP) or 0) + 1
+    put(connection, _STAMP, stamp)
+    if document_ids:
+        connection.execute(
+            documents.update().where(documents.c.id == sa.bindparam("document")),
+            [{"document": document_id, "stamp": stamp} for document_id in sorted(document_ids)],
+        )
+    return stamp
+
+
+def bump_uses(connection: Connection) -> None:
+    """Count a change of the counters of uses of skills, which leaves the catalog's revision."""
+    put(connection, _USES, int(get(connection, _USES) or 0) + 1)
+
+
+class State(NamedTuple):
+    """Counters of changes. `stamp` grows with every change of a document or its vectors, `texts` is
+    its value at the last change of a document.
+    """
+
+    revision: int
+    stamp: int
+    texts: int
+    skills: int
+    uses: int
+
+
+def state(connection: Connection) -> State:
+    """The counters of the catalog, by one statement."""
+    names = ("revision", _STAMP, _TEXTS, _SKILLS, _USES)
+    # As text, because every request reads it.
+    rows = connection.exec_driver_sql(
+        f"SELECT key, value FROM meta WHERE key IN ({', '.join(map(repr, names))})"
+    )
+    counts = {row[0]: int(row[1]) for row in rows}
+    return State(*(counts.get(name, 0) for name in names))
 
 
 def bump_skills(connection: Connection) -> None:

@@ -15,7 +15,6 @@ from sqlalchemy import Connection
 
 from kb.catalog import dialect, meta, schema
 from kb.catalog.engine import Catalog
-from kb.catalog.knowledge import lexical
 from kb.catalog.tables import metadata
 from kb.errors import Conflict, StoreError
 
@@ -40,13 +39,6 @@ def copy_catalog(
             counts[table.name] = _copy_table(reading, writing, _plain(table))
             _verify(writing, table.name, counts[table.name])
             progress(f"{table.name}: {counts[table.name]:,} rows")
-        for level, name in lexical.TABLES.items():
-            rows = lexical.rows(reading, level)
-            for batch in _batches(rows):
-                lexical.insert(writing, level, batch)
-            counts[name] = lexical.count(reading, level)
-            _verify(writing, name, counts[name])
-            progress(f"{name}: {counts[name]:,} rows")
         if meta.revision(writing) != meta.revision(reading):
             raise StoreError(f"{target.name} is not at the revision of {source.name}")
         meta.remove(writing, meta.STORE_ID)
@@ -54,7 +46,7 @@ def copy_catalog(
 
 
 def _refuse_rows(connection: Connection, target: Catalog) -> None:
-    for name in (*(table.name for table in metadata.sorted_tables), *lexical.TABLES.values()):
+    for name in (table.name for table in metadata.sorted_tables):
         if count := _count(connection, name):
             raise Conflict(
                 f"{target.name} is not empty: it has {count:,} rows of {name}",

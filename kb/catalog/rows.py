@@ -8,8 +8,6 @@ from typing import Any, TypeVar
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.dialect import driver_sql
-
 _MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
 T = TypeVar("T")
 
@@ -48,13 +46,3 @@ def select_in(
     """The rows of a query whose column has one of the values."""
     for part in portions(list(values)):
         yield from connection.execute(query.where(column.in_(part))).all()
-
-
-def rows_of(connection: Connection, statement: str, values: Sequence[str]) -> Iterator[Any]:
-    """The rows of a statement that ends in `IN`, for these values. As text: a statement that is
-    built takes longer, and requests read these rows again and again.
-    """
-    statement, mark = driver_sql(connection, statement), driver_sql(connection, "?")
-    for part in portions(values):
-        marks = ",".join([mark] * len(part))
-        yield from connection.exec_driver_sql(f"{statement} ({marks})", tuple(part)).all()

@@ -46,9 +46,10 @@ def id_column() -> Column[str]:
     return Column("id", String, primary_key=True)
 
 
-def ref(name: str, target: str, *, index: bool = True) -> Column[str]:
+def ref(name: str, target: str, *, nullable: bool = False, index: bool = True) -> Column[str]:
     """A foreign key; the row is deleted with the one it points to."""
-    return Column(name, String, ForeignKey(target, ondelete="CASCADE"), nullable=False, index=index)
+    key = ForeignKey(target, ondelete="CASCADE")
+    return Column(name, String, key, nullable=nullable, index=index)
 
 
 def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
@@ -84,6 +85,8 @@ documents = Table(
     Column("category", String, nullable=False),
     Column("origin", String, nullable=False),  # builtin | upload
     Column("current_version_id", String, nullable=True),
+    # a counter of changes (kb.catalog.meta) when what answers quote of it last changed
+    Column("stamp", Integer, nullable=False, server_default=text("0")),
     when(),
     when("updated_at"),
     scope(),
@@ -124,7 +127,7 @@ document_versions = Table(
 sections = Table(
     "sections",
     metadata,
-    Column("seq", Integer, primary_key=True, autoincrement=True),  # rowid of the lexical index
+    Column("seq", Integer, primary_key=True, autoincrement=True),
     Column("id", String, nullable=False, unique=True),
     ref("version_id", "document_versions.id"),
     Column("parent_id", String, nullable=True, index=True),
@@ -159,7 +162,7 @@ passages = Table(
     Column("page_label", String, nullable=True),
     Column("prose", Integer, nullable=False),  # function words, per mille; less: a reference
     Column("corrected", Boolean, nullable=False, server_default=false()),
-    # of the current version of a live document; equal to the rows of the lexical index
+    # of the current version of a live document
     Column("active", Boolean, nullable=False, server_default=false()),
     scope(),
     Index(None, "version_id", "ordinal"),
@@ -215,13 +218,7 @@ moves = Table(
     metadata,
     id_column(),
     Column("name", String, nullable=False),
-    Column(
-        "document_id",
-        String,
-        ForeignKey("documents.id", ondelete="CASCADE"),
-        nullable=True,
-        index=True,
-    ),
+    ref("document_id", "documents.id", nullable=True),
     Column("section_id", String, nullable=True),
     Column("passage_id", String, nullable=True),
     json("hardware", default="[]"),
@@ -243,13 +240,7 @@ recipes = Table(
     id_column(),
     Column("name", String, nullable=False),
     Column("language", String, nullable=False),
-    Column(
-        "document_id",
-        String,
-        ForeignKey("documents.id", ondelete="CASCADE"),
-        nullable=True,
-        index=True,
-    ),
+    ref("document_id", "documents.id", nullable=True),
     Column("passage_id", String, nullable=True),
     Column("skill_id", String, nullable=True, index=True),
     json("hardware", default="[]"),
@@ -287,8 +278,8 @@ samples = Table(
     metadata,
     id_column(),
     # of a manual; null for a kernel that a run has written
-    Column("document_id", String, ForeignKey("documents.id", ondelete="CASCADE"), index=True),
-    Column("version_id", String, ForeignKey("document_versions.id", ondelete="CASCADE")),
+    ref("document_id", "documents.id", nullable=True),
+    ref("version_id", "document_versions.id", nullable=True, index=False),
     Column("section_id", String, nullable=True),
     Column("run_id", String, nullable=True, index=True),
     Column("title", String, nullable=False),

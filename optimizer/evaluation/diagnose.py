@@ -14,13 +14,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
+from kb.answers import SignalFinding, Verdict
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.job import Collected, Metric
 from optimizer.evaluation.records import CaseTiming, Evaluation, EvaluationVerdict, OutputError
 from optimizer.evaluation.roofline import Work, metrics_of
-from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 from retrieval.diagnose.signals import load_signals

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from kb.answers import Move
 from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detection import DetectedDevice, Resolver, detect_devices
@@ -27,7 +28,6 @@ from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, own_entry
 from optimizer.evaluation.toolchains.base import Target, Toolchain
 from optimizer.evaluation.toolchains.cpp import DEFAULTS, CppToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from retrieval.answer import Move
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest

@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from kb.catalog.knowledge import samples
 from kb.catalog.knowledge.samples import list_recipes
 from kb.errors import KernloreError
 from kb.hardware.spec import ToolchainSpec
@@ -21,11 +20,11 @@ from optimizer.evaluation.sample_run import SampleRun, run_sample
 from optimizer.evaluation.targets import own_toolchains
 from optimizer.evaluation.toolchains.base import Metric, Target
 from optimizer.evaluation.toolchains.registry import usable_toolchain
+from retrieval.compose.target import own_symbols
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.own_rules import OwnRules, as_rules, rules_of
 from retrieval.diagnose.rules import Rule, load_rules
 from retrieval.knowledge_base import KnowledgeBase
-from retrieval.target_context import own_symbols
 
 State = Literal["present", "missing", "failed"]
 
@@ -286,8 +285,9 @@ def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part
     }
     with base.catalog.read() as connection:
         listed = list_recipes(connection, lineage, statuses=("proposed", "accepted"))
-        cards = own_symbols(connection, lineage, language, ALL_ACCESS)
-        kernels = samples.listed(connection, lineage)
+    snapshot = base.snapshots.current()
+    cards = own_symbols(snapshot, lineage, language, ALL_ACCESS)
+    kernels = snapshot.kernels(lineage)
     recipes = [recipe.name for recipe in listed if recipe.language == language]
     upload = f"kernlore ingest MANUAL --hardware {hardware} --category hardware"
     sampled = f"{upload}, of a manual with a code sample in {language}"

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
+from kb.answers import ProfileRead
 from kb.errors import InvalidRequest
 from kb.hardware.spec import HardwareSpec
-from retrieval.answer import ProfileRead
 from retrieval.diagnose.metrics import MAX_NAME, load_metrics
 from retrieval.diagnose.own_rules import rules_of
 from retrieval.profiles.profile import Profile, time_shares
@@ -23,8 +23,8 @@ MAX_KERNELS = 20  # that an answer lists
 MAX_EXAMPLES = 10  # counters that an error names
 
 
-class Chips(Protocol):
-    """The hardware registry, as far as it is needed here."""
+class KnownHardware(Protocol):
+    """Registered hardware, in a snapshot or in the registry."""
 
     def get(self, name: str) -> HardwareSpec: ...
 
@@ -32,9 +32,11 @@ class Chips(Protocol):
 
     def all(self) -> Mapping[str, HardwareSpec]: ...
 
+    def effective_facts(self, name: str) -> Mapping[str, Any]: ...
+
 
 def with_profile(
-    request: RetrieveRequest, chips: Chips
+    request: RetrieveRequest, chips: KnownHardware
 ) -> tuple[RetrieveRequest, ProfileRead | None]:
     """The request with the profile's metrics in place of its text, and what was read. Metrics that
     the caller gave win.

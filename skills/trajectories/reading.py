@@ -10,14 +10,16 @@ has no figure. A candidate that a check rejected cannot be accepted.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Required
 
-from kb.catalog.evaluations import Evaluations, Review, Reviews
+from typing_extensions import TypedDict
+
+from kb.catalog.evaluations import Evaluations, Review, ReviewDecision, Reviews
 from kb.catalog.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Conflict, InvalidRequest, NotFound
-from kb.plain import plain
+from kb.plain import Doc, plain
 from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -43,6 +45,29 @@ from skills.trajectories.records import (
 )
 
 ReviewsByKey = Mapping[str, Review]  # key of the evaluation -> the newest decision about its flags
+
+
+class ListedTrajectory(TypedDict, total=False):
+    """The search of another optimizer, or a run as one."""
+
+    id: Required[str]
+    origin: Required[str]
+    state: Required[Annotated[str, Doc("queued, running, ready, failed or unverified.")]]
+    created_at: Required[str | None]
+
+
+class ListedTrajectories(TypedDict):
+    """Trajectories, newest first."""
+
+    trajectories: list[ListedTrajectory]
+
+
+class ShownTrajectory(TypedDict, total=False):
+    """A trajectory; `trajectory` is there once it was measured."""
+
+    id: Required[str]
+    state: str
+    trajectory: dict[str, Any] | None
 
 
 @dataclass(frozen=True)
@@ -179,7 +204,7 @@ def review_notes(tree: Tree, reviews: ReviewsByKey) -> dict[str, str]:
     return {e.key: review_note(e, reviews[e.key]) for e in evaluations if e.key in reviews}
 
 
-def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[dict[str, Any]]:
+def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[ListedTrajectory]:
     """External trajectories, newest first; with `with_runs` followed by runs, newest first."""
     rows = [trajectory_row(row) for row in trajectory_store(base).latest()]
     for run in run_store(base).latest() if with_runs else ():
@@ -197,17 +222,17 @@ def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[d
     return [plain(row) for row in rows]
 
 
-def show_trajectory(base: KnowledgeBase, identity: str) -> dict[str, Any]:
-    """A run or an external trajectory; `trajectory` is its stored form, None while an external one
-    is not ready. Raises NotFound."""
+def show_trajectory(base: KnowledgeBase, trajectory_id: str) -> ShownTrajectory:
+    """`trajectory` is present once the state is ready. The id of a run may be given too."""
+    identity = trajectory_id
     if identity.startswith("run_"):
         answer: dict[str, Any] = {"id": identity, "trajectory": _shown(base, identity)}
     else:
         row = trajectory_store(base).find(identity)
         measured = _shown(base, row.id) if row.state == "ready" else None
         answer = trajectory_row(row, trajectory=measured)
-    values: dict[str, Any] = plain(answer)
-    return values
+    shown: ShownTrajectory = plain(answer)
+    return shown
 
 
 def _shown(base: KnowledgeBase, identity: str) -> dict[str, Any]:
@@ -255,27 +280,25 @@ def untimed_steps(summary: Mapping[str, Any]) -> list[int]:
 
 @dataclass(frozen=True)
 class FlaggedNode:
-    """A node with flags that a person decides on. `evaluation` is its key, `review` the newest
-    decision, None before one."""
+    """A candidate with flags that only a person can decide on. `evaluation` is the key of its
+    evaluation; `review` is the newest decision, None before one.
+    """
 
     node: int
     speedup: Interval | None
     flags: tuple[str, ...]
     evaluation: str
+    decision: ReviewDecision | None
     review: Review | None
+    told: Annotated[str, Doc("The decision in words.")]
 
-    def as_json(self) -> dict[str, Any]:
-        """The answer of the flagged routes and commands."""
-        review = self.review
-        return {
-            "node": self.node,
-            "speedup": None if self.speedup is None else asdict(self.speedup),
-            "flags": list(self.flags),
-            "evaluation": self.evaluation,
-            "decision": None if review is None else review.decision,
-            "review": None if review is None else review.as_json(),
-            "told": "waits for a person" if review is None else review_sentence(review),
-        }
+
+@dataclass(frozen=True)
+class FlaggedNodes:
+    """The candidates of a run that wait for a person."""
+
+    run: str
+    flagged: list[FlaggedNode]
 
 
 def flagged_nodes(
@@ -315,8 +338,16 @@ def review_node(
 
 
 def _flagged(number: int, evaluation: Evaluation, reviews: ReviewsByKey) -> FlaggedNode:
-    key = evaluation.key
-    return FlaggedNode(number, evaluation.speedup, open_flags(evaluation), key, reviews.get(key))
+    review = reviews.get(evaluation.key)
+    return FlaggedNode(
+        number,
+        evaluation.speedup,
+        open_flags(evaluation),
+        evaluation.key,
+        None if review is None else review.decision,
+        review,
+        "waits for a person" if review is None else review_sentence(review),
+    )
 
 
 def open_flags(evaluation: Evaluation) -> tuple[str, ...]:

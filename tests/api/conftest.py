@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 from httpx2 import Response
 from jsonschema import Draft202012Validator
 
-from api.http.app import create_app
+from api.app import create_app
 from kb.settings import MIB, Settings
 from tests.api.cli_process import data, files  # noqa: F401  (fixtures)
 from tests.known_device import store_ceilings

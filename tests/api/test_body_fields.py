@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from api.bodies import EvaluationBody, RunBody, StepBody
 
-from api.bodies import EvaluationBody, RunBody, StepBody, validated
+from api.strict_json import validated
 from kb.errors import InvalidRequest
 
 KERNEL = {"files": {"k.cpp": "x"}, "main": "k.cpp", "language": "cpp"}

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
+from api.app import create_app
 from kb.settings import Settings
 from tests.api.cli_process import free_port, kernlore
 from tests.api.conftest import URL, wait_until_ready

@@ -12,7 +12,7 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from api.http.app import create_app
+from api.app import create_app
 from api.services import open_services
 from kb.settings import Settings
 from tests.api.cli_process import kernlore

@@ -17,7 +17,7 @@ import httpx2
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
+from api.app import create_app
 from kb.settings import Settings
 from tests.api.cli_process import COMMAND, ROOT, free_port, kernlore
 from tests.api.conftest import URL, assert_error

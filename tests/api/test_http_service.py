@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 
 import pytest
+from api.bodies import EvaluationBody, RunBody
+from api.http.models import OutcomeBody
 from fastapi.routing import APIRoute
 from fastapi.testclient import TestClient
 from pydantic import BaseModel
 
-from api.bodies import EvaluationBody, RunBody, TrajectoryBody
+from api.app import create_app
 from api.http import routes
-from api.http.app import create_app
 from api.http.dependencies import query_parameters
-from api.http.models import OutcomeBody
-from api.skill_bodies import SkillBody
+from api.operations.bodies import SkillBody, TrajectoryBody
 from kb.settings import Settings
 from retrieval.diagnose.signals import load_signals
 from tests.api.conftest import URL, assert_error, wait_until_ready

@@ -14,10 +14,11 @@ from fastapi import Request, Response
 from fastapi.testclient import TestClient
 from starlette.types import Receive, Scope, Send
 
-from api.http.app import create_app
+from api.app import create_app
 from api.http.authorisation import caller_of
 from api.http.limits import Limits
-from api.http.roles import MCP, TOOLS
+from api.http.roles import MCP
+from api.mcp.tools import TOOLS
 from api.services import open_services
 from kb.catalog import open_catalog
 from kb.catalog.keys import ROLES, RequestCounts, may

@@ -15,9 +15,10 @@ from fastapi import FastAPI
 from fastapi.testclient import TestClient
 from httpx2 import Response
 
-from api.http.app import create_app
+from api.app import create_app
+from api.cli.commands.serve import OPEN
 from api.http.authorisation import routes_of
-from api.http.roles import NEEDED, OPEN, SAFE, is_tools, need_of
+from api.http.roles import NEEDED, SAFE, is_tools, need_of
 from api.services import Services
 from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.keys import ROLES, NewKey, Role, may

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
+from api.app import create_app
 from api.services import Services
 from kb.catalog.evaluations import CandidateRow, CaseFigures, CaseRow, Evaluations, ProblemRow
 from kb.settings import Settings

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.cluster.contents import ComparableAnswer, Contents, comparable, differences
-from retrieval.hints import NO_INDEX
+from retrieval.compose.hints import NO_INDEX
 
 ANSWER = ComparableAnswer("context", (("psg_1", "text"),), by_words=False)
 BEFORE = Contents({"doc_1": "Manual a1 current"}, {"run_1": "b2"}, {"0 at one": ANSWER})

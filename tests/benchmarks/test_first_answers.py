@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from benchmarks.knowledge.answers import Row, load_targets, report, torn
-from retrieval.answer import DocumentRef, Excerpt
+from kb.answers import DocumentRef, Excerpt
 from retrieval.diagnose.signals import load_signals
 
 ROW = Row("memory_bound", "h100", True, True, 5, 5, 0, 3, 3, (), 1, (), 4000)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
+from kb.index.exact import ExactIndex
 from reportlab.pdfgen.canvas import Canvas
 
 from ingestion.parse_process import ParseLimits, ParserProcess
@@ -24,7 +25,6 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
 from kb.errors import InvalidRequest, ParseFailed
 from kb.index.chroma import ChromaIndex
-from kb.index.exact import ExactIndex
 from tests import chroma_server
 from tests.catalogs import all_missing, environment_of
 from tests.ingestion import golden

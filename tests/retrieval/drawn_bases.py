@@ -13,7 +13,7 @@ from api.cli.backends.local import LocalTarget
 from api.services import Services
 from benchmarks.search.model_writes.chips import FAMILIES, Chip, draw
 from ingestion.uploads import Upload
-from retrieval.answer import Answer
+from kb.answers import Answer
 from retrieval.request import RetrieveRequest
 from tests.shared import BUILTIN
 

@@ -9,16 +9,16 @@ import pytest
 import sqlalchemy as sa
 
 from ingestion.read import REFERENCE
+from kb.answers import Answer
 from kb.catalog import tables as t
-from kb.catalog.skills import SkillHead
-from retrieval.answer import Answer
+from kb.catalog.skills.reading import SkillHead
+from retrieval.compose.skill_choice import is_for_any
 from retrieval.diagnose.signals import load_signals
-from retrieval.language_words import foreign_words, is_foreign_heading
 from retrieval.request import RetrieveRequest
+from retrieval.search.by_signal import speaks_of_other_machines
+from retrieval.search.language_words import foreign_words, is_foreign_heading
+from retrieval.search.titles import Titles, calls
 from retrieval.service import Retriever
-from retrieval.signal_sections import speaks_of_other_machines
-from retrieval.skill_choice import is_for_any
-from retrieval.titles import Titles, calls
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=3)
@@ -109,7 +109,7 @@ def retriever(
         store.submit(f"{language}.md", text, category="guidance", languages=(language,))
     store.submit("cute-h100.md", "# Layouts\n\nOf tiles.", hardware=("h100",), languages=("cute",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -11,8 +11,8 @@ from kb.catalog.knowledge.passages import Passage
 from kb.catalog.knowledge.section_texts import section_text
 from kb.prompt_tokens import count_tokens
 from kb.scope import ANY, ScopeFilter
-from retrieval.blocks import Block, fenced, part_around, section_blocks
-from retrieval.ranking import Ranked
+from retrieval.compose.sections import Block, fenced, part_around, section_blocks
+from retrieval.search.ranking import Ranked
 
 if TYPE_CHECKING:
     from tests.fixtures import Store

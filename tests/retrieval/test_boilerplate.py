@@ -6,7 +6,7 @@ import pytest
 
 from retrieval.diagnose.boilerplate import without_boilerplate
 from retrieval.diagnose.metrics import load_metrics
-from retrieval.plan import DENSE_LOG, Plan, make_plan
+from retrieval.search.plan import DENSE_LOG, Plan, make_plan
 
 TORCH = """\
 {0} kernel errors might be asynchronously reported at some other API call, so the stacktrace below \

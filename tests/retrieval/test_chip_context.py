@@ -12,12 +12,12 @@ import pytest
 
 from benchmarks.search.model_writes.chips import Chip
 from ingestion.uploads import Upload
+from kb.answers import Answer
 from kb.catalog.knowledge.documents import Document
 from kb.catalog.knowledge.samples import VerifiedKernel, add_verified
 from kb.prompt_tokens import count_tokens
-from retrieval.answer import Answer
+from retrieval.compose.target import WHOLE, WHOLE_OF_LANGUAGE
 from retrieval.request import RetrieveRequest
-from retrieval.target_context import WHOLE, WHOLE_OF_LANGUAGE
 from retrieval.vocabulary import list_samples, list_symbols
 from tests.retrieval.drawn_bases import DrawnBase, unrelated
 

@@ -21,8 +21,8 @@ from typing import Any
 
 import pytest
 
+from kb import answers as contract
 from kb.errors import UnknownHardware
-from retrieval import answer as contract
 from retrieval import client as client_module
 from retrieval.client import Answer, Kernlore, KernloreClientError, Part
 from retrieval.request import request_fields

@@ -4,8 +4,8 @@ from collections.abc import Mapping
 
 import pytest
 
+from kb.answers import Verdict
 from kb.errors import InvalidKnowledge
-from retrieval.answer import Verdict
 from retrieval.diagnose.diagnosis import diagnose
 from retrieval.diagnose.metrics import load_metrics, normalise
 from retrieval.diagnose.rules import load_rules, rules_from

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-
 from kb.index.exact import ExactIndex
-from retrieval.answer import Answer
+
+from kb.answers import Answer
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
 from tests.fixtures import Store

@@ -10,9 +10,9 @@ import pytest
 from kb.catalog.knowledge.moves import StoredMove
 from kb.hardware.spec import SignatureSpec
 from kb.ids import MoveId
+from retrieval.compose.moves import MAX_MOVES, fitting_moves
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.signals import load_signals
-from retrieval.moves import MAX_MOVES, fitting_moves
 from retrieval.request import RetrieveRequest
 
 

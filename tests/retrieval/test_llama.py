@@ -12,7 +12,7 @@ from llama_index.core.indices.query.query_transform.base import IdentityQueryTra
 from llama_index.core.retrievers import TransformRetriever
 from llama_index.core.schema import MetadataMode
 
-from retrieval import answer as contract
+from kb import answers as contract
 from retrieval.client import Kernlore, KernloreClientError, Part
 from retrieval.llama import KernloreRetriever
 

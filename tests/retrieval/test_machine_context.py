@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from kb.answers import Answer
 from kb.catalog.knowledge.section_texts import WholeSection
 from kb.hardware.extensions import lacking
 from kb.hardware.schema import parse_hardware
 from kb.scope import ANY, ScopeFilter
-from retrieval.answer import Answer
-from retrieval.blocks import section_blocks
-from retrieval.language_words import is_for_others
+from retrieval.compose.sections import section_blocks
 from retrieval.request import RetrieveRequest
+from retrieval.search.language_words import is_for_others
 from retrieval.service import Retriever
 from tests.fixtures import Store, hardware_toml
 
@@ -117,7 +117,7 @@ def retriever(
     for name, text in (("chip", CHIP), ("names", NAMES)):
         store.submit(f"{name}.md", text, category="hardware", hardware=("x86-64",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from retrieval.missing_names import language_named, missing_names
 from retrieval.request import RetrieveRequest
+from retrieval.search.names import language_named, missing_names
 from retrieval.service import Retriever
 from tests.fixtures import Store
 
@@ -46,7 +46,7 @@ def retriever(
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("missing"), embedder, parsers, tagger)  # type: ignore[arg-type]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.hardware.extensions import lacking
-from retrieval.name_choice import MOST_NAMES, chosen_names
+from retrieval.compose.cards import MOST_NAMES, chosen_names
 
 ZEN3 = lacking(("x86-64",), ("avx", "avx2", "fma", "f16c"))
 

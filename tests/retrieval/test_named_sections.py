@@ -7,8 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from kb.catalog.knowledge.symbols import Symbol
-from retrieval.named_sections import is_distinct
 from retrieval.request import RetrieveRequest
+from retrieval.search.by_names import is_distinct
 from retrieval.service import Retriever
 from tests.fixtures import Store
 
@@ -57,7 +57,7 @@ def retriever(
 ) -> Iterator[Retriever]:
     store = Store(tmp_path_factory.mktemp("named"), embedder, parsers, tagger)  # type: ignore[arg-type]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from retrieval import quoted
 from retrieval.request import RetrieveRequest
+from retrieval.search import by_names as quoted
 from retrieval.service import Retriever
 from tests.fixtures import Store
 
@@ -46,7 +46,7 @@ def retriever(
     store.submit("guide.md", GUIDE, category="guidance")
     store.submit("chip.md", f"# The chip\n\n{CHIP}", hardware=("h100",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

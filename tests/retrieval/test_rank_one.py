@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from kb.answers import Answer
 from kb.hardware.schema import parse_hardware
 from kb.scope import AccessScope
-from retrieval.answer import Answer
 from retrieval.diagnose.log_digest import digest
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
@@ -131,7 +131,7 @@ def retriever(
     for name, text in (("chip.md", CHIP), ("memory.md", MEMORY), ("fp8.md", UNSTABLE)):
         store.submit(name, text, category="hardware", hardware=("h100",), languages=("triton",))
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

@@ -7,7 +7,7 @@ import re
 import sys
 
 from kb.tokens import STOP_WORDS
-from retrieval.repeats import BITS, DUPLICATE, Repeats, words_of
+from retrieval.compose.excerpts import BITS, DUPLICATE, Repeats, words_of
 
 VOCABULARY = [f"word{n}" for n in range(3 * BITS)]  # so many that words share bits
 

@@ -8,8 +8,8 @@ import pytest
 
 from kb.catalog.knowledge import passages
 from kb.scope import ScopeFilter
-from retrieval.ranking import Ranked
-from retrieval.section_excerpts import section_excerpts
+from retrieval.compose.excerpts import section_excerpts
+from retrieval.search.ranking import Ranked
 
 pytestmark = pytest.mark.slow(seconds=6)
 

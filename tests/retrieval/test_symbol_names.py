@@ -10,8 +10,8 @@ import pytest
 
 from kb.catalog.knowledge.symbols import Symbol
 from kb.embedding import Vectors
-from retrieval.card_blocks import symbol_blocks, symbol_line
-from retrieval.symbols import (
+from retrieval.compose.cards import symbol_blocks, symbol_line
+from retrieval.search.names import (
     close_matches,
     names_in,
     nearest_names,

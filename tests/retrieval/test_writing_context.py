@@ -8,14 +8,14 @@ from collections.abc import Iterator
 
 import pytest
 
+from kb.answers import Answer
 from kb.scope import ALL_ACCESS
-from retrieval.answer import Answer
+from retrieval.compose.target import usable_symbols
 from retrieval.diagnose.metrics import load_metrics
-from retrieval.plan import writing_plan
-from retrieval.ranking import Ranked, mixed
 from retrieval.request import RetrieveRequest
+from retrieval.search.plan import writing_plan
+from retrieval.search.ranking import Ranked, mixed
 from retrieval.service import Retriever
-from retrieval.target_context import usable_symbols
 from tests.fixtures import Store
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -85,7 +85,7 @@ def retriever(
     for name, text in (("norms", NORMS), ("backward", SOFTMAX_BACKWARD), ("writing", WRITING)):
         store.submit(f"{name}.md", text, category="guidance")
     store.worker().drain()
-    opened = Retriever(store.catalog, store.registry, store.embedder, lambda: store.exact)
+    opened = store.retriever()
     yield opened
     opened.close()
     store.catalog.close()

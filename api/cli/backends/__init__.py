@@ -1,36 +1,79 @@
 """Where a command is carried out: by a running service, or in this process over the catalog.
 
 `open_target` decides once. Commands see only `Target`, which returns the JSON of the HTTP interface
-either way.
+either way: `target.call("list_documents", hardware="h100")`, with the names and parameters of
+`api.operations`.
 """
 
 from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from api.cli.backends.contract import About, Filters, Target
 from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
     from kb.settings import Settings
+    from skills.format.schema import SkillFile
 
-__all__ = [
-    "About",
-    "Filters",
-    "Target",
-    "actor",
-    "open_target",
-    "opened",
-    "read_settings",
-    "send_logs_to_stderr",
-    "service_at",
-]
+Json = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class About:
+    """What the user says about the files of an upload; `group` names what is sent together."""
+
+    hardware: tuple[str, ...] = ()
+    category: str | None = None
+    languages: tuple[str, ...] = ()
+    title: str | None = None
+    source_key: str | None = None
+    group: str | None = None
+
+
+class Target(Protocol):
+    """A service, or the services of this process."""
+
+    loads_builtin: bool  # whether it loads the built-in knowledge by itself
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        ...
+
+    def call(self, operation: str, **given: Any) -> Json:
+        """The answer of an operation; parameters that are None are left out."""
+        ...
+
+    def upload(self, path: Path, name: str, about: About) -> Json:
+        """Queue a file to be read: `document_id`, `job_id`, `outcome`."""
+        ...
+
+    def upload_builtin(self, group: str) -> Iterator[Json]:
+        """Queue the built-in documents, where it does not load them by itself."""
+        ...
+
+    def reading(self) -> AbstractContextManager[None]:
+        """A block in which queued files are read."""
+        ...
+
+    def add_hardware(self, description: Json, origin: str) -> Json:
+        """Register a hardware; `origin` names the description in errors."""
+        ...
+
+    def skill_file(self, name: str) -> SkillFile:
+        """A skill as it is exported."""
+        ...
+
+    def import_skill(self, folder: Path, actor: str) -> Json:
+        """Import a folder as a candidate skill."""
+        ...
 
 
 def read_settings(data_dir: Path | None = None, **given: Any) -> Settings:

@@ -12,31 +12,29 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from api.cli.backends.contract import About, Filters, Json
 from api.cli.output import note
 from kb.data_dir import access_of_others, running_service
-from kb.errors import PayloadTooLarge, StoreAway, StoreError, Unavailable
+from kb.errors import StoreAway, StoreError, Unavailable
 from kb.plain import plain
-from kb.scope import ALL_ACCESS
+from kb.routes import routes
 from kb.settings import Settings
 
 if TYPE_CHECKING:
+    from api.cli.backends import About, Json
     from api.services import Services
     from ingestion.cluster import ClusterReader
     from ingestion.read import DocumentReader
     from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
-    from kb.catalog.knowledge.symbols import SymbolStatus
     from kb.cluster import Cluster
-    from skills.format.skillfile import Exported
-    from skills.skill_library import SkillLibrary
+    from skills.format.schema import SkillFile
 
 POLL_SECONDS = 0.2
 STOP_SECONDS = 2.0
@@ -56,9 +54,8 @@ class LocalTarget:
 
     def close(self) -> None:
         """Close what was opened."""
-        for name in ("services", "_library_catalog"):
-            if name in self.__dict__:
-                self.__dict__[name].close()
+        if "services" in self.__dict__:
+            self.services.close()
 
     @cached_property
     def services(self) -> Services:
@@ -68,6 +65,7 @@ class LocalTarget:
         opened = open_services(self.settings)
         if not opened.registry.all():
             self._put_builtin_hardware(opened.registry)
+        if not opened.skills.list():
             opened.skills.sync_builtin(self.settings.skills_dir)
         return opened
 
@@ -76,42 +74,27 @@ class LocalTarget:
 
         load_hardware(self.settings.knowledge_dir, registry)
 
-    # -- asking
+    def call(self, operation: str, **given: Any) -> Json:
+        """The answer of an operation, as the service would give it."""
+        from api.operations import operation_named
 
-    def retrieve(self, request: Json) -> Json:
-        from retrieval.request_body import read_request
-
-        settings = self.settings
-        if not self.services.documents.find():
+        if operation == "retrieve" and not self.services.documents.find():
             raise Unavailable(
-                f"there are no documents in {settings.data_dir} yet",
+                f"there are no documents in {self.settings.data_dir} yet",
                 hint="Run `kernlore serve`, or `kernlore ingest --builtin` to load the built-in"
                 " knowledge here.",
             )
-        text = request.get("log")
-        if text is not None and len(text.encode()) > settings.max_log_bytes:
-            raise PayloadTooLarge(
-                f"the log is over the limit of {settings.max_log_bytes:,} bytes",
-                hint="Send the part around the first error, or raise KERNLORE_MAX_LOG_BYTES.",
-            )
-        defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
-        answer: Json = plain(self.services.retriever.retrieve(read_request(request, defaults)))
+        declared = operation_named(routes()[operation].noun, operation)
+        known = {name: value for name, value in given.items() if value is not None}
+        answer: Json = plain(declared(self.services, **declared.checked(known)))
+        if operation == "correct_passage" and "text" in known:
+            with self.services.local_reader() as reader:
+                self.services.worker(reader).drain()  # the new text needs its vector
+        if operation == "list_jobs":
+            self._check_reader(answer["counts"]["queued"] + answer["counts"]["running"] > 0)
+        if operation == "show_job":
+            self._check_reader(answer["state"] in ("queued", "running"))
         return answer
-
-    def report_outcome(self, retrieval_id: str, outcome: Json) -> Json:
-        outcome_id = self.services.retriever.report_outcome(retrieval_id, **outcome)
-        return {"retrieval_id": retrieval_id, "outcome_id": outcome_id}
-
-    def knowledge(self, path: str) -> Json:
-        from retrieval.knowledge_tree import knowledge_node
-
-        services = self.services
-        return knowledge_node(services.catalog, services.registry, path, ALL_ACCESS).as_json()
-
-    def signals(self) -> list[Json]:
-        from retrieval.diagnose.signals import load_signals
-
-        return [plain(signal) for signal in load_signals()]
 
     # -- files in
 
@@ -222,33 +205,6 @@ class LocalTarget:
         workers.append(worker)
         worker.run(stop, idle_seconds=POLL_SECONDS)
 
-    def jobs(self, asked: Json) -> Json:
-        from ingestion.progress import JobFilter, list_jobs
-
-        filters = JobFilter(
-            states=tuple(asked.get("state") or ()),
-            hardware=asked.get("hardware"),
-            group=asked.get("group"),
-            ended_since=asked.get("ended_since"),
-        )
-        paging = {name: asked[name] for name in ("limit", "cursor") if asked.get(name) is not None}
-        page: Json = plain(list_jobs(self.services, filters, **paging))
-        self._check_reader(page["counts"]["queued"] + page["counts"]["running"] > 0)
-        return page
-
-    def job(self, job_id: str) -> Json:
-        from ingestion.progress import show_job
-
-        job: Json = plain(show_job(self.services, job_id))
-        self._check_reader(job["state"] in ("queued", "running"))
-        return job
-
-    def retry_job(self, job_id: str) -> Json:
-        from ingestion.progress import retry_job
-
-        job: Json = plain(retry_job(self.services, job_id))
-        return job
-
     def _check_reader(self, unfinished: bool) -> None:
         stopped = bool(self._readers) and not any(r.is_alive() for r in self._readers)
         if unfinished and any(worker.full for worker in self._workers):
@@ -264,223 +220,19 @@ class LocalTarget:
                 hint="The reason stands above; run the same command again to go on.",
             )
 
-    # -- documents
-
-    def documents(self, hardware: str | None, category: str | None) -> list[Json]:
-        from retrieval.documents import list_documents
-
-        return [*list_documents(self.services, hardware=hardware, category=category)]
-
-    def document(self, document_id: str) -> Json:
-        from retrieval.documents import show_document
-
-        return show_document(self.services, document_id)
-
-    def sections(self, document_id: str) -> list[Json]:
-        from retrieval.documents import list_sections
-
-        return [*list_sections(self.services, document_id)]
-
-    def delete_document(self, document_id: str) -> Json:
-        from retrieval.documents import delete_document
-
-        return delete_document(self.services, document_id)
-
-    def drop_correction(self, document_id: str, correction_id: str) -> Json:
-        from retrieval.documents import drop_correction
-
-        drop_correction(self.services, document_id, correction_id)
-        return {"id": correction_id, "document_id": document_id, "dropped": True}
-
-    def passages(self, document_id: str, offset: int, limit: int) -> list[Json]:
-        from retrieval.documents import list_passages
-
-        page = list_passages(self.services, document_id, offset=offset, limit=limit)
-        return [*page["passages"]]
-
-    def correct_passage(self, passage_id: str, patch: Json) -> Json:
-        from api.bodies import PassagePatch, validated
-        from retrieval.documents import correct_passage
-
-        body = validated(PassagePatch, dict(patch))
-        corrected = correct_passage(
-            self.services,
-            passage_id,
-            text=body.text,
-            tags=body.tag_pairs,
-            hardware=body.hardware,
-            actor=body.actor,
-        )
-        if body.text is not None:
-            with self.services.local_reader() as reader:
-                self.services.worker(reader).drain()  # the new text needs its vector
-        return corrected
-
-    # -- hardware
-
-    def hardware(self) -> list[Json]:
-        from ingestion.hardware import list_hardware
-
-        return [*list_hardware(self.services.registry)]
-
-    def hardware_one(self, hardware_id: str) -> Json:
-        from ingestion.hardware import show_hardware
-
-        return show_hardware(self.services.registry, hardware_id)
+    # -- hardware and skills
 
     def add_hardware(self, description: Json, origin: str) -> Json:
-        return self.services.register_hardware(description, origin)
+        """Register a hardware; `origin` names the description in errors."""
+        added: Json = plain(self.services.register_hardware(description, origin))
+        return added
 
-    def remove_hardware(self, hardware_id: str, *, with_documents: bool) -> Json:
-        from retrieval.hardware_removal import remove_hardware
-
-        return remove_hardware(self.services, hardware_id, with_documents=with_documents)
-
-    def facts(self, hardware_id: str, *, status: str, where: Json) -> Json:
-        from ingestion.hardware import FactFilter, FactWhere, facts_of
-
-        chosen: FactFilter = "proposed" if status == "proposed" else "effective"
-        return facts_of(self.services.registry, hardware_id, chosen, FactWhere(**where))
-
-    def patch_facts(self, hardware_id: str, patch: Json) -> Json:
-        from api.bodies import FactsPatch, validated
-        from ingestion.hardware import FactWhere, decide_facts
-
-        body = validated(FactsPatch, dict(patch))
-        where = None if body.where is None else FactWhere(**body.where.model_dump())
-        fields = body.model_dump(exclude={"where"})
-        return decide_facts(self.services.registry, hardware_id, where=where, **fields)
-
-    def patch_fact(self, fact_id: str, patch: Json) -> Json:
-        from api.bodies import FactPatch, validated
-        from ingestion.hardware import decide_fact
-
-        body = validated(FactPatch, dict(patch))
-        return decide_fact(self.services.registry, fact_id, **body.model_dump())
-
-    def coverage(self, hardware_id: str) -> Json:
-        from retrieval.coverage import coverage
-
-        services = self.services
-        resolved = services.registry.resolve(hardware_id)
-        answer: Mapping[str, Any] = coverage(
-            services.catalog, services.registry, resolved, ALL_ACCESS
-        ).as_json()
-        return answer
-
-    def symbols(self, hardware_id: str, query: str, status: str) -> list[Json]:
-        from retrieval.vocabulary import list_symbols
-
-        chosen: SymbolStatus = "proposed" if status == "proposed" else "accepted"
-        return list(list_symbols(self.services, hardware_id, query, status=chosen))
-
-    def samples(self, hardware_id: str, operator: str) -> list[Json]:
-        from retrieval.vocabulary import list_samples
-
-        return list(list_samples(self.services, hardware_id, operator))
-
-    def patch_symbol(self, symbol_id: str, fix: Json) -> Json:
-        from api.bodies import SymbolPatch, validated
-        from retrieval.vocabulary import correct_symbol
-
-        body = validated(SymbolPatch, dict(fix))
-        return correct_symbol(self.services, symbol_id, body.model_dump(exclude_none=True))
-
-    # -- skills
-
-    @cached_property
-    def _library_catalog(self) -> Any:
-        from kb.catalog import open_catalog
-
-        return open_catalog(self.settings.data_dir, self.settings.catalog)
-
-    def _library(self) -> SkillLibrary:
-        """The library alone, without what documents and models need; filled when it is empty."""
-        from skills.skill_library import SkillLibrary
-
-        library = SkillLibrary(self._library_catalog)
-        if not library.list():
-            self._know_hardware()  # skills name the chips that they hold for
-            library.sync_builtin(self.settings.skills_dir)
-        return library
-
-    def _library_with_hardware(self) -> SkillLibrary:
-        """The library, over a registry that knows the built-in hardware."""
-        self._know_hardware()
-        return self._library()
-
-    def _know_hardware(self) -> None:
-        from kb.catalog.hardware import HardwareRegistry
-
-        registry = HardwareRegistry(self._library_catalog)
-        if not registry.all():
-            self._put_builtin_hardware(registry)
-
-    def skills(self, filters: Filters) -> list[Json]:
-        library = self._library() if filters.hardware is None else self._library_with_hardware()
-        states = None
-        if filters.state is not None:
-            states = [part.strip() for part in filters.state.split(",") if part.strip()]
-        skills = library.list(
-            states=states,
-            tier=filters.tier,
-            hardware=filters.hardware,
-            signal=filters.signal,
-            language=filters.language,
-            words=filters.words,
-        )
-        return [plain(skill) for skill in skills]
-
-    def skill(self, name: str) -> Json:
-        skill: Json = plain(self._library().show(name))
-        return skill
-
-    def skill_history(self, name: str) -> list[Json]:
-        return [*self.skill(name)["events"]]
-
-    def change_skill(self, name: str, patch: Json) -> Json:
-        from api.bodies import validated
-        from api.skill_bodies import SkillPatch
-        from skills.lifecycle import change_state
-
-        body = validated(SkillPatch, dict(patch))
-        self._library()
-        event = change_state(
-            self.services.catalog,
-            name,
-            body.state,
-            actor=body.actor,
-            reason=body.reason,
-            force=body.force,
-        )
-        warnings = self._library().warnings(name, event)
-        return {
-            "name": name,
-            "state": event.to_state,
-            "event": plain(event),
-            "warnings": [*warnings],
-        }
-
-    def revise_skill(self, name: str, change: Json) -> Json:
-        from api.bodies import validated
-        from api.skill_bodies import RevisionBody
-        from skills.skill_library import Revision
-
-        body = validated(RevisionBody, dict(change))
-        revision = Revision(body.description, body.predicate, body.body)
-        library = self._library_with_hardware()
-        stored = library.revise(name, revision, actor=body.actor, reason=body.reason)
-        return {**plain(stored)}
-
-    def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
-        from skills.format.skillfile import write_export
-
-        chosen = names or [skill["name"] for skill in self.skills(filters)]
-        library = self._library()
-        states = {skill.name: skill.state for skill in library.list()}
-        return write_export(library.files(chosen), parent, states)
+    def skill_file(self, name: str) -> SkillFile:
+        """A skill as it is exported."""
+        [file] = self.services.skills.files([name])
+        return file
 
     def import_skill(self, folder: Path, actor: str) -> Json:
-        library = self._library_with_hardware()
-        imported: Json = plain(library.import_folder(folder, actor=actor))
+        """Import a folder as a candidate skill."""
+        imported: Json = plain(self.services.skills.import_folder(folder, actor=actor))
         return imported

@@ -34,7 +34,7 @@ def list_(
 ) -> None:
     """List documents by category and title."""
     with open_target(data_dir, url) as target:
-        documents = target.documents(hardware, category)
+        documents = target.call("list_documents", hardware=hardware, category=category)["documents"]
     show(
         documents,
         as_json,
@@ -62,7 +62,10 @@ def show_(
 ) -> None:
     """Show one document: versions, findings and headings."""
     with open_target(data_dir, url) as target:
-        document = {**target.document(document_id), "sections": target.sections(document_id)}
+        document = {
+            **target.call("show_document", document_id=document_id),
+            **target.call("list_sections", document_id=document_id),
+        }
     show(document, as_json, _document_text)
 
 
@@ -117,10 +120,10 @@ def delete(
     by that source. A value that a person entered stays, without its source.
     """
     with open_target(data_dir, url) as target:
-        title = target.document(document_id).get("title")
+        title = target.call("show_document", document_id=document_id).get("title")
         if not yes and not as_json:
             confirm(f"Delete {title!r}?", "nothing was deleted")
-        deleted = target.delete_document(document_id)
+        deleted = target.call("delete_document", document_id=document_id)
     show(deleted, as_json, lambda answer: "\n".join(_deleted_lines(document_id, answer)))
 
 
@@ -148,7 +151,8 @@ def passages(
 ) -> None:
     """List the passages of a document in reading order."""
     with open_target(data_dir, url) as target:
-        rows = target.passages(document_id, offset, limit)
+        page = target.call("list_passages", document_id=document_id, offset=offset, limit=limit)
+        rows = page["passages"]
     show(rows, as_json, lambda rows: "\n".join(_passage(row) for row in rows))
 
 
@@ -191,7 +195,7 @@ def correct(
     if not patch:
         raise InvalidRequest("nothing to correct", hint="Give --text, --tag or --hardware.")
     with open_target(data_dir, url) as target:
-        corrected = target.correct_passage(passage_id, {**patch, "actor": actor()})
+        corrected = target.call("correct_passage", passage_id=passage_id, **patch, actor=actor())
     show(corrected, as_json, _passage)
 
 
@@ -210,7 +214,9 @@ def drop_correction(
     It was made on an earlier version of the document, to a passage, a heading or a card.
     """
     with open_target(data_dir, url) as target:
-        dropped = target.drop_correction(document_id, correction_id)
+        dropped = target.call(
+            "drop_correction", document_id=document_id, correction_id=correction_id
+        )
     show(dropped, as_json, lambda answer: f"dropped {answer['id']}")
 
 

@@ -24,7 +24,7 @@ HardwareId = Annotated[str, typer.Argument(help="Id, alias or name of a hardware
 def list_(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the registered chips, families and vendors."""
     with open_target(data_dir, url) as target:
-        specs = target.hardware()
+        specs = target.call("list_hardware")["hardware"]
     show(
         specs,
         as_json,
@@ -44,8 +44,8 @@ def show_(
 ) -> None:
     """Show a chip, family or vendor: lineage, toolchains, facts."""
     with open_target(data_dir, url) as target:
-        spec = target.hardware_one(hardware_id)
-        facts = {} if as_json else target.facts(hardware_id, status="effective", where={})
+        spec = target.call("show_hardware", hardware_id=hardware_id)
+        facts = {} if as_json else target.call("facts_of", hardware_id=hardware_id)
     show(spec, as_json, lambda hardware: _hardware_text(hardware, facts))
 
 
@@ -166,14 +166,17 @@ def list_facts(
         if accept_all or reject_all:
             status = "accepted" if accept_all else "rejected"
             decision = {"status": status, "where": where, "include_unclear": include_unclear}
-            answer: Json = target.patch_facts(hardware_id, {**decision, "actor": actor()})
+            answer = target.call("decide_facts", hardware_id=hardware_id, **decision, actor=actor())
         elif patches:
-            known = target.hardware_one(hardware_id)["id"]
-            decided = [target.patch_fact(i, {**patch, "actor": actor()}) for i, patch in patches]
+            known = target.call("show_hardware", hardware_id=hardware_id)["id"]
+            decided = [
+                target.call("decide_fact", fact_id=i, **patch, actor=actor())
+                for i, patch in patches
+            ]
             answer = {"hardware": known, "facts": decided}
         else:
             status = "proposed" if proposed else "effective"
-            answer = target.facts(hardware_id, status=status, where=where)
+            answer = target.call("facts_of", hardware_id=hardware_id, status=status, **where)
     show(answer, as_json, _facts_text)
 
 
@@ -332,11 +335,11 @@ def remove(
     skills in use, keys, a run. Runs and measurements stay. What is built in cannot be removed.
     """
     with open_target(data_dir, url) as target:
-        known = target.hardware_one(hardware_id)["id"]
+        known = target.call("show_hardware", hardware_id=hardware_id)["id"]
         if not yes and not as_json:
             too = " with the documents that are about it alone" if with_documents else ""
             confirm(f"Remove {known}{too}?", "nothing was removed")
-        answer = target.remove_hardware(known, with_documents=with_documents)
+        answer = target.call("remove_hardware", hardware_id=known, with_documents=with_documents)
     show(answer, as_json, lambda a: "\n".join(_removed_lines(a)))
 
 
@@ -438,7 +441,7 @@ def coverage(
 ) -> None:
     """Show what is known about a hardware, and what is missing."""
     with open_target(data_dir, url) as target:
-        answer = target.coverage(hardware_id)
+        answer = target.call("coverage", hardware_id=hardware_id)
     show(answer, as_json, lambda c: coverage_text(c, signals=True))
 
 

@@ -75,7 +75,7 @@ def ingest(
         except KeyboardInterrupt:
             note("stopped; nothing is lost, the same command continues from here")
             raise
-        coverage = {name: target.coverage(name) for name in about.hardware}
+        coverage = {name: target.call("coverage", hardware_id=name) for name in about.hardware}
     _report(group, entries, coverage, as_json)
     if any(entry.bad for entry in entries):
         raise typer.Exit(1)
@@ -112,7 +112,7 @@ def _check(paths: Sequence[Path], builtin: bool) -> None:
 def _known_hardware(target: Target, names: Sequence[str]) -> None:
     """One error for an unknown chip, not one for each file."""
     for name in names:
-        target.hardware_one(name)
+        target.call("show_hardware", hardware_id=name)
 
 
 def _upload_builtin(target: Target, group: str) -> Iterator[Entry]:
@@ -180,13 +180,13 @@ def _entry(target: Target, name: str, submitted: Json) -> Entry:
 
 def _resume(target: Target, entry: Entry) -> None:
     """A known file that was not read to its end is read again, instead of counting as unchanged."""
-    document = target.document(str(entry.document_id))
+    document = target.call("show_document", document_id=str(entry.document_id))
     job_id, state = document.get("job_id"), document.get("job_state")
     if job_id is None or state in ("ready", "partial", None):
         return
     entry.job_id = str(job_id)
     if state == "failed":
-        target.retry_job(entry.job_id)
+        target.call("retry_job", job_id=entry.job_id)
 
 
 def _report(group: str, entries: Sequence[Entry], coverage: dict[str, Json], as_json: bool) -> None:

@@ -47,15 +47,15 @@ def list_(
     Newest first. The first line counts all of the hardware and group by state; remarks on the
     listed documents come last.
     """
-    asked = {
-        "state": tuple(state or ()),
-        "hardware": hardware,
-        "group": group,
-        "limit": limit,
-        "cursor": cursor,
-    }
     with open_target(data_dir, url) as target:
-        page = target.jobs(asked)
+        page = target.call(
+            "list_jobs",
+            state=state or None,
+            hardware=hardware,
+            group=group,
+            limit=limit,
+            cursor=cursor,
+        )
     show(page, as_json, _page_text)
 
 
@@ -120,7 +120,7 @@ def show_(
 ) -> None:
     """Show the state, progress and result of one job."""
     with open_target(data_dir, url) as target:
-        job = target.job(job_id)
+        job = target.call("show_job", job_id=job_id)
     show(job, as_json, _job_text)
 
 
@@ -130,10 +130,10 @@ def retry(
 ) -> None:
     """Run a failed job again and wait for its end."""
     with open_target(data_dir, url) as target:
-        target.retry_job(job_id)
+        target.call("retry_job", job_id=job_id)
         entry = Entry(name=job_id, outcome="retried", job_id=job_id)
         read_all(target, [entry], group=None, quiet=as_json)
-        job = target.job(job_id)
+        job = target.call("show_job", job_id=job_id)
     show(job, as_json, _job_text)
     if job["state"] == "failed":
         raise typer.Exit(1)

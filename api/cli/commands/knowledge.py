@@ -43,7 +43,7 @@ def tree(
 
 def _subtree(target: Target, path: str, depth: int) -> Json:
     """A node of the tree with its children, down to `depth` levels."""
-    node = dict(target.knowledge(path))
+    node = dict(target.call("knowledge_node", path=path))
     if depth > 1:
         node["children"] = [
             {**child, **_subtree(target, child["path"], depth - 1)} for child in node["children"]
@@ -192,9 +192,15 @@ def symbols(
         patches.append((correct, dict(entry.partition("=")[::2] for entry in field or ())))
     with open_target(data_dir, url) as target:
         if patches:
-            rows = [target.patch_symbol(identity, patch) for identity, patch in patches]
+            rows = [
+                target.call("correct_symbol", symbol_id=identity, **patch)
+                for identity, patch in patches
+            ]
         else:
-            rows = target.symbols(hardware, query, "proposed" if proposed else "accepted")
+            status = "proposed" if proposed else "accepted"
+            rows = target.call("list_symbols", hardware_id=hardware, q=query, status=status)[
+                "symbols"
+            ]
     none = NO_PROPOSAL if proposed else NO_CARD
     show(rows, as_json, lambda cards: _symbol_lines(cards) or none)
     return 0
@@ -287,7 +293,7 @@ def samples(
     if hardware is None:
         raise InvalidRequest("no hardware", hint="Name a chip with --hardware, or add --check.")
     with open_target(data_dir, url) as target:
-        rows = target.samples(hardware, operator)
+        rows = target.call("list_samples", hardware_id=hardware, operator=operator)["samples"]
     show(rows, as_json, _sample_lines)
     return 0
 
@@ -406,7 +412,7 @@ def vocabulary() -> Vocabulary:
 def signals(data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
     """List the run-time signals. A signal names what went wrong, such as memory_bound."""
     with open_target(data_dir, url) as target:
-        rows = target.signals()
+        rows = target.call("list_signals")["signals"]
     show(
         rows,
         as_json,

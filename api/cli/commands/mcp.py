@@ -57,7 +57,7 @@ async def _here(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def _application(local: LocalTarget) -> FastAPI:
-    from api.http.app import create_app
+    from api.app import create_app
 
     if not local.services.documents.find():
         local.load_knowledge(note)

@@ -1,4 +1,4 @@
-"""`kernlore reindex`: both search indexes rebuilt from the catalog. Nothing is embedded again."""
+"""`kernlore reindex`: rebuild what is searched from the catalog. Nothing is embedded again."""
 
 from __future__ import annotations
 
@@ -24,13 +24,11 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     # Held without an address: no service may start, and no command takes this for one.
     with private_files(), ServiceLock(settings.data_dir, ""):
         from api.services import open_services
-        from kb.catalog.knowledge.versions import rebuild_lexical
         from kb.index.chroma import ChromaIndex
 
         services = open_services(settings)
         try:
-            with services.catalog.write() as connection:
-                passages = rebuild_lexical(connection)
+            passages = services.snapshots.rebuild().passages
             index = ChromaIndex(
                 services.catalog,
                 services.embedder.fingerprint,

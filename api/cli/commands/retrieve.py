@@ -90,7 +90,7 @@ def retrieve(
     same |= dict(dtype=dtype, max_tokens=max_tokens, run_id=run_id, node_id=node_id, task=task)
     request |= {name: value for name, value in same.items() if value is not None}
     with open_target(data_dir, url) as target:
-        answer = target.retrieve(request)
+        answer = target.call("retrieve", request=request)
     show(answer, as_json, (lambda a: str(a["context"])) if context else render)
 
 
@@ -130,8 +130,7 @@ def outcome(
         "baseline_speedup": baseline_speedup,
     }
     with open_target(data_dir, url) as target:
-        given = {name: value for name, value in outcome_fields.items() if value is not None}
-        recorded = target.report_outcome(retrieval_id, given)
+        recorded = target.call("report_outcome", retrieval_id=retrieval_id, **outcome_fields)
     if as_json:
         write_json(recorded)
     else:

@@ -6,13 +6,13 @@ reported at once; requests that arrive while the application loads wait in the s
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import socket
 import sys
+import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -55,6 +55,13 @@ def serve(
             " each.",
         ),
     ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            "--workers",
+            help="Processes that answer retrievals, one for each processor. Default: 1.",
+        ),
+    ] = None,
     data_dir: DataDir = None,
 ) -> None:
     """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
@@ -62,10 +69,12 @@ def serve(
     from kb.settings import unknown_settings
 
     names = ",".join(allowed_host) if allowed_host else None
-    settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names)
+    settings = read_settings(data_dir, host=host, port=port, allowed_hosts=names, workers=workers)
     for unknown in unknown_settings(os.environ):
         print(f"Warning: {unknown}", file=sys.stderr, flush=True)
     send_logs_to_stderr(settings.log_level)  # checks the level
+    from api.workers import configure_logs
+
     configure_logs(settings.log_level)
     with listen(settings.host, settings.port) as listening:
         own_url = f"http://{from_here(settings.host)}:{settings.port}"
@@ -143,10 +152,27 @@ def greeting(address: str, data_dir: Path, keys: bool) -> str:
     )
 
 
-def _run(settings: Any, listening: socket.socket) -> None:
+def _run(settings: Settings, listening: socket.socket) -> None:
+    sockets = [listening]
+    if settings.workers == 1:
+        _run_service(settings, sockets)
+        return
+    from api.workers import Workers, listen_for_workers
+
+    with tempfile.TemporaryDirectory(prefix="kernlore-counts-") as counts:
+        os.environ["PROMETHEUS_MULTIPROC_DIR"] = counts  # read when the application is imported
+        workers = Workers(settings, listening)
+        workers.start()
+        try:
+            _run_service(settings, [*sockets, listen_for_workers(settings)])
+        finally:
+            workers.stop()
+
+
+def _run_service(settings: Settings, sockets: list[socket.socket]) -> None:
     import uvicorn
 
-    from api.http.app import create_app
+    from api.app import create_app
 
     # uvicorn hands a caught signal on when it has shut down; being stopped is no failure.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
@@ -157,26 +183,6 @@ def _run(settings: Any, listening: socket.socket) -> None:
         timeout_graceful_shutdown=10,
     )
     try:
-        uvicorn.Server(config).run(sockets=[listening])
+        uvicorn.Server(config).run(sockets=sockets)
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
-
-
-def configure_logs(level: str) -> None:
-    """Log one JSON object a line on standard error, from `level` up, with the request's id."""
-    import structlog
-
-    structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(
-            logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
-        ),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-        cache_logger_on_first_use=True,
-    )

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from api.cli.backends import Filters, open_target, opened
+from api.cli.backends import Target, open_target, opened
 from api.cli.backends import actor as login
 from api.cli.options import Actor, AsJson, DataDir, Url
 from api.cli.output import Json, note, pairs, show, table
@@ -37,6 +37,11 @@ Problems = Annotated[
 HEADERS = ("problem", "case", "unseen", "gain", "with", "without", "wrong", "note")
 
 
+def _listed(target: Target, **narrowed: str | None) -> list[Json]:
+    rows: list[Json] = target.call("list_skills", **narrowed)["skills"]
+    return rows
+
+
 @app.command("list")
 def list_(
     tier: Tier = None,
@@ -50,7 +55,9 @@ def list_(
 ) -> None:
     """List skills with their states."""
     with open_target(data_dir, url) as target:
-        rows = target.skills(Filters(state, tier, hardware, signal, language))
+        rows = _listed(
+            target, state=state, tier=tier, hardware=hardware, signal=signal, language=language
+        )
     show(rows, as_json, listed)
 
 
@@ -68,7 +75,8 @@ def search(
 ) -> None:
     """Search skills, best match first."""
     with open_target(data_dir, url) as target:
-        rows = target.skills(Filters(state, tier, hardware, signal, language, words=text))
+        narrowed = {"state": state, "tier": tier, "signal": signal, "language": language}
+        rows = _listed(target, q=text, hardware=hardware, **narrowed)
     show(rows, as_json, listed)
 
 
@@ -76,7 +84,7 @@ def search(
 def show_(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
     """Show one skill with its text and evidence."""
     with open_target(data_dir, url) as target:
-        skill = target.skill(name)
+        skill = target.call("show_skill", name=name)
     show(skill, as_json, skill_text)
 
 
@@ -84,7 +92,7 @@ def show_(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson
 def history(name: Name, data_dir: DataDir = None, url: Url = None, as_json: AsJson = False) -> None:
     """Show the history of a skill: when, who and why."""
     with open_target(data_dir, url) as target:
-        events = target.skill_history(name)
+        events = target.call("show_history", name=name)["events"]
     headers = ("created_at", "event", "from_state", "to_state", "actor", "reason")
     show(events, as_json, lambda rows: table(headers, [[r[h] for h in headers] for r in rows]))
 
@@ -162,8 +170,14 @@ def _change(
     force: bool = False,
 ) -> None:
     with open_target(data_dir, url) as target:
-        patch = {"state": state, "actor": actor or login(), "reason": reason, "force": force}
-        changed = target.change_skill(name, patch)
+        changed = target.call(
+            "change_skill",
+            name=name,
+            state=state,
+            actor=actor or login(),
+            reason=reason,
+            force=force,
+        )
     show(changed, as_json, changed_text)
     warn(changed)
 
@@ -192,9 +206,10 @@ def revise(
     texts = {"description": description, "predicate": predicate}
     if text_file is not None:
         texts["body"] = text_file.read_text(encoding="utf-8")
-    change = {key: text for key, text in texts.items() if text is not None}
     with open_target(data_dir, url) as target:
-        stored = target.revise_skill(name, {**change, "actor": actor or login(), "reason": reason})
+        stored = target.call(
+            "revise_skill", name=name, **texts, actor=actor or login(), reason=reason
+        )
     show(stored, as_json, lambda row: f"{row['name']} is {row['state']}")
     warn(stored)
 
@@ -225,9 +240,13 @@ def export(
             "names and filters exclude each other",
             hint="Give names, or --hardware and --language for all that are active and fit.",
         )
-    active = Filters(state="active", hardware=hardware, language=language)
+    from skills.format.skillfile import write_export
+
     with open_target(data_dir, url) as target:
-        exported = target.export_skills(names or [], folder, active)
+        active = _listed(target, state="active", hardware=hardware, language=language)
+        files = [target.skill_file(name) for name in names or [row["name"] for row in active]]
+        states = {row["name"]: row["state"] for row in _listed(target)}
+    exported = write_export(files, folder, states)
     show([str(path) for path in exported.folders], as_json, "\n".join)
     for name, state in exported.removed.items():
         note(f"Removed {folder / name}: the skill is {state} now")

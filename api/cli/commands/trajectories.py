@@ -71,7 +71,7 @@ def submit(
     """Evaluate every step of a trajectory here. Exits 1 unless it is ready afterwards."""
     body = _body(file, problem)
     with opened(data_dir) as local:
-        from api.trajectory_parser import accept_body
+        from api.operations.trajectories import accept_body
 
         row = _evaluated(local, accept_body(local.services, body))
     return _report(row, as_json)
@@ -141,7 +141,8 @@ def export(
 
 
 def _body(file: Path, problem: Path | None) -> Any:
-    from api.bodies import TrajectoryBody, load_json, validated
+    from api.operations.bodies import TrajectoryBody
+    from api.strict_json import load_json, validated
 
     if file.stat().st_size > MAX_FILE:
         raise InvalidRequest(

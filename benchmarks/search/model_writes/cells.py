@@ -30,7 +30,7 @@ from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
-from retrieval.symbols import names_in
+from retrieval.search.names import names_in
 
 FIRST_RIGHT = 1e-6  # a target that the first right kernel reaches
 
@@ -131,8 +131,7 @@ def run_cell(
         goal,
         chip.id,
         listener,
-        models=model,
-        model_options=options,
+        models=replace(options, models=model),
         knowledge=source,
     )
     transcripts = local.services.settings.data_dir / "transcripts" / finished.run.id
@@ -169,8 +168,7 @@ def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[N
         goal,
         chip.id,
         _Silent(),
-        models=cell.model,
-        model_options=ModelOptions(replay=run),
+        models=ModelOptions(cell.model, replay=run),
     )
     return list(finished.tree.nodes[1:])
 

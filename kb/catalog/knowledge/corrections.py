@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -23,6 +23,7 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.tables import corrections
 from kb.ids import new_id
+from kb.plain import Doc
 from kb.scope import ALL_ACCESS, AccessScope
 
 REMARKED = 6  # corrections that a job names
@@ -127,29 +128,29 @@ def load(connection: Connection, document_id: str) -> Corrections:
 
 
 @dataclass(frozen=True)
-class Unfit:
-    """A correction whose text, section or symbol the current version of its document does not have.
-    `text` is the corrected text; `path` and `passage_id` name the passage that it was made of,
-    `path` alone the section or the symbol.
-    """
+class UnfitCorrection:
+    """A correction of a text, section or symbol that the current version of its document lacks."""
 
     id: str
     document_id: str
-    title: str
-    target: str
-    field: str
-    text: str
+    title: Annotated[str, Doc("Title of the document.")]
+    target: Annotated[str, Doc("passage, section or symbol.")]
+    field: Annotated[str, Doc("text, tags, hardware or card.")]
+    text: Annotated[str, Doc("The corrected text.")]
     actor: str
     created_at: str
-    path: tuple[str, ...]
-    passage_id: str | None
+    path: Annotated[
+        tuple[str, ...],
+        Doc("The headings that it was made under; of a card, the name that it is about."),
+    ]
+    passage_id: Annotated[str | None, Doc("The passage of the earlier version.")]
 
 
 def unfit(
     connection: Connection,
     document_id: str | None = None,
     access: AccessScope = ALL_ACCESS,
-) -> list[Unfit]:
+) -> list[UnfitCorrection]:
     """The corrections of one document, or of all, that do not fit its current version, oldest
     first.
     """
@@ -183,14 +184,14 @@ def unfit(
     return [entry for entry in looked_at if entry is not None]
 
 
-def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> Unfit | None:
+def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> UnfitCorrection | None:
     """None for a section that exists, and for a correction that the caller may not see."""
     passage_id: str | None = None
     if row.target == "section":
         path = tuple(json.loads(row.anchor))
-        paths = connection.execute(
+        paths = connection.scalars(
             sa.select(t.sections.c.path).where(t.sections.c.version_id == row.current_version_id)
-        ).scalars()
+        )
         if access.restricted or list(path) in list(paths):
             return None
     elif row.target == "symbol":
@@ -214,7 +215,7 @@ def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> Unf
         path, passage_id = (tuple(old.path), str(old.id)) if old is not None else ((), None)
     text = _as_text(row.field, row.value["value"])
     shown = (row.title, row.target, row.field, text, row.actor, row.created_at)
-    return Unfit(row.id, row.document_id, *shown, path, passage_id)
+    return UnfitCorrection(row.id, row.document_id, *shown, path, passage_id)
 
 
 def _as_text(field: str, value: Any) -> str:
@@ -228,13 +229,13 @@ def _as_text(field: str, value: Any) -> str:
     return str(value)
 
 
-def no_longer_fit(entries: Sequence[Unfit]) -> str:
+def no_longer_fit(entries: Sequence[UnfitCorrection]) -> str:
     """How many corrections no longer fit, in words."""
     fit = "correction no longer fits" if len(entries) == 1 else "corrections no longer fit"
     return f"{len(entries)} {fit}"
 
 
-def remarks(entries: Sequence[Unfit]) -> list[str]:
+def remarks(entries: Sequence[UnfitCorrection]) -> list[str]:
     """The remark of a new version's job on corrections that match nothing in it."""
     if not entries:
         return []

@@ -8,7 +8,7 @@ next call does.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,10 +20,9 @@ from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
 from kb.catalog.facts import Withdrawn, documents_gone, withdraw_facts
-from kb.catalog.kept import look_up
-from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge import embeddings
 from kb.catalog.knowledge.versions import check_document, deactivate
-from kb.catalog.meta import bump_revision
+from kb.catalog.meta import bump_documents
 from kb.catalog.rows import columns_of, record_of, select_in
 from kb.errors import NotFound, StoreAway
 from kb.scope import ALL_ACCESS, AccessScope
@@ -209,7 +208,7 @@ class Documents:
         query = sa.select(versions.c.id).where(versions.c.document_id == document_id)
         if number is not None:
             query = query.where(versions.c.number == number)
-        version_id = connection.execute(query.order_by(versions.c.number.desc()).limit(1)).scalar()
+        version_id = connection.scalar(query.order_by(versions.c.number.desc()).limit(1))
         if version_id is None:
             raise NotFound(
                 f"document {document_id} has no version {number}",
@@ -224,24 +223,24 @@ class Documents:
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)
             check_document(connection, document_id, access_scope)
-            keys = connection.execute(
+            keys = connection.scalars(
                 sa.select(t.document_versions.c.blob_key).where(
                     t.document_versions.c.document_id == document_id
                 )
-            ).scalars()
+            )
             owe_erasure(connection, set(keys))
-            texts = connection.execute(
+            texts = connection.scalars(
                 sa.select(t.passages.c.embed_sha256)
                 .distinct()
                 .where(t.passages.c.document_id == document_id)
-            ).scalars()
+            )
             embedded = list(texts)
             deactivate(connection, document_id)
             withdrawn = withdraw_facts(connection, document_id)
             connection.execute(t.work.delete().where(t.work.c.subject_id == document_id))
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
             embeddings.delete_unused(connection, embedded)
-            bump_revision(connection)
+            bump_documents(connection)
             return withdrawn
 
     @staticmethod
@@ -327,60 +326,26 @@ def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Versio
     return chosen
 
 
-def unknown_ids(connection: Connection, ids: Iterable[str], access: AccessScope) -> list[str]:
-    """Those of the ids, in their order, that name no passage, section, document, card or sample, of
-    any version, that the caller may see.
-    """
-    wanted = list(dict.fromkeys(ids))
-    passages = visible.passages(access)
-    known: set[str] = set()
-    for column, seen in (
-        (t.passages.c.id, passages),
-        (t.passages.c.section_id, passages),
-        (t.documents.c.id, visible.documents(access)),
-        (t.symbols.c.id, visible.read_from(t.symbols, access)),
-        (t.samples.c.id, visible.read_from(t.samples, access)),
-    ):
-        known |= {
-            row[0] for row in select_in(connection, sa.select(column).where(seen), column, wanted)
-        }
-    return [i for i in wanted if i not in known]
-
-
 def languages_of(
     connection: Connection, hardware_id: str, access_scope: AccessScope
 ) -> tuple[str, ...]:
     """The languages of current documents about exactly this hardware, by name."""
-
-    def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, tuple[str, ...]]]:
-        return {scope: _languages_by_hardware(connection, scope) for scope in scopes}
-
-    # Of all hardware at once: it takes hardly longer than of one.
-    languages = look_up(connection, "languages of hardware", [access_scope], read, skills=False)
-    return languages[access_scope].get(hardware_id, ())
-
-
-def _languages_by_hardware(
-    connection: Connection, access_scope: AccessScope
-) -> dict[str, tuple[str, ...]]:
     about, language = t.document_scopes.alias(), t.document_scopes.alias()
     rows = connection.execute(
-        sa.select(about.c.value.label("hardware"), language.c.value)
+        sa.select(language.c.value)
         .distinct()
         .join(about, about.c.document_id == language.c.document_id)
         .join(t.documents, t.documents.c.id == language.c.document_id)
         .where(
             language.c.kind == "language",
             about.c.kind == "hardware",
+            about.c.value == hardware_id,
             visible.documents(access_scope),
             t.documents.c.current_version_id.is_not(None),
         )
         .order_by(language.c.value)
     )
-    languages: dict[str, list[str]] = {}
-    for row in rows:
-        languages.setdefault(row.hardware, []).append(row.value)
-    return {hardware_id: tuple(names) for hardware_id, names in languages.items()}
+    return tuple(rows.scalars())
 
 
 # -- erasure
@@ -422,7 +387,6 @@ def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
         except StoreAway as error:
             away = error  # the words go all the same
         meta.put(connection, _COUNT, count_erasures(connection) + 1)
-        lexical.merge(connection)
     if not catalog.empty_log():
         return False
     if away is not None:

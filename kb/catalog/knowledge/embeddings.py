@@ -18,7 +18,6 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import dialect
 from kb.catalog import tables as t
-from kb.catalog.kept import revision_of, seen_by
 from kb.catalog.rows import portions, select_in
 from kb.embedding import embedding_text
 from kb.scope import ALL_ACCESS, AccessScope
@@ -54,11 +53,11 @@ def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
 
 def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
     """The vector of one text, by its SHA-256; None where this model has not embedded it."""
-    vector = connection.execute(
+    vector = connection.scalar(
         sa.select(t.embeddings.c.vector).where(
             t.embeddings.c.text_sha256 == sha256, t.embeddings.c.model_fingerprint == model
         )
-    ).scalar()
+    )
     return None if vector is None else np.frombuffer(vector, "<f4")
 
 
@@ -209,12 +208,15 @@ def hardware_scopes(connection: Connection, access_scope: AccessScope = ALL_ACCE
     """Every scope that has active passages."""
     mine = _scopes().where(t.passages.c.access_scope == access_scope.owner)
     ordered = mine.order_by(t.passage_hardware.c.hardware_id)
-    return list(connection.execute(ordered).scalars())
+    return list(connection.scalars(ordered))
 
 
-def text_scopes(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:
-    """Hardware scopes of the active passages that have one of these texts."""
-    return _scopes_with(connection, t.passages.c.embed_sha256, text_sha256s)
+def documents_of(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:
+    """Documents with current passages that have one of these texts."""
+    c = t.passages.c
+    query = sa.select(c.document_id).distinct().where(c.active.is_(True))
+    rows = select_in(connection, query, c.embed_sha256, text_sha256s)
+    return {row.document_id for row in rows}
 
 
 def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[str]:
@@ -224,24 +226,3 @@ def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[
 
 def _scopes_with(connection: Connection, column: sa.Column[str], values: Iterable[str]) -> set[str]:
     return {row.hardware_id for row in select_in(connection, _scopes(), column, values)}
-
-
-# -- changes
-
-
-def index_state(connection: Connection) -> tuple[int, int]:
-    """Changes whenever a search over vectors could: (revision, newest vector)."""
-    return revision_of(connection), newest(connection)
-
-
-def newest(connection: Connection) -> int:
-    """The number of the newest vector, or on PostgreSQL of the last transaction that wrote one; 0
-    without a vector. A transaction reads it once.
-    """
-
-    def read() -> int:
-        if dialect.is_postgresql(connection):
-            return dialect.last_writer(connection, "embeddings")
-        return int(connection.exec_driver_sql("SELECT max(rowid) FROM embeddings").scalar() or 0)
-
-    return seen_by(connection, "newest vector", read)

@@ -14,11 +14,10 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.kept import look_up
 from kb.catalog.knowledge.versions import scopes_of
 from kb.catalog.rows import record_of
 from kb.ids import MoveId, derived_id
-from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
+from kb.scope import ALL_ACCESS, AccessScope
 
 
 @dataclass(frozen=True)
@@ -63,32 +62,21 @@ _SELECT = (
 )
 
 
-def candidates(
-    connection: Connection, signals: Sequence[str], scope: ScopeFilter
-) -> list[StoredMove]:
-    """Accepted moves within the scope that name any of the signals, or none; by document and
-    name.
-    """
-    wanted, places = set(signals), frozenset(scope.hardware or ())
-    return [
-        move
-        for move in _accepted(connection, scope.access_scope)
-        if not (move.signals and wanted.isdisjoint(move.signals))
-        and not (move.hardware and places.isdisjoint(move.hardware))
-        and scope.admits_languages(move.languages)
-    ]
+@dataclass(frozen=True)
+class AcceptedMove:
+    """A move with the section that it rests on and the owner of its document."""
+
+    move: StoredMove
+    section_id: str | None
+    owner: str
 
 
-def _accepted(connection: Connection, access: AccessScope) -> tuple[StoredMove, ...]:
-    """All accepted moves; read once a revision, since decoding them takes most of the time."""
-
-    def read(keys: Sequence[AccessScope]) -> dict[AccessScope, tuple[StoredMove, ...]]:
-        accepted = _SELECT.where(
-            t.moves.c.status == "accepted", visible.read_from(t.moves, access)
-        ).order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
-        return dict.fromkeys(keys, tuple(map(_move, connection.execute(accepted))))
-
-    return look_up(connection, "accepted moves", [access], read, skills=False)[access]
+def accepted(connection: Connection) -> list[AcceptedMove]:
+    """All accepted moves, by document and name."""
+    query = _SELECT.where(t.moves.c.status == "accepted")
+    ordered = query.order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
+    rows = connection.execute(ordered)
+    return [AcceptedMove(_move(row), row.section_id, row.access_scope) for row in rows]
 
 
 def of_document(

@@ -6,11 +6,8 @@ deleted, superseded or scoped to another chip since it was indexed is simply not
 
 from __future__ import annotations
 
-import json
-import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import sqlalchemy as sa
@@ -18,13 +15,11 @@ from sqlalchemy import Connection
 
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.dialect import driver_sql
 from kb.catalog.engine import Catalog
-from kb.catalog.kept import kept, look_up
 from kb.catalog.knowledge import corrections
-from kb.catalog.knowledge.versions import check_document, hardware_of_passages, reindex_section
-from kb.catalog.meta import bump_revision
-from kb.catalog.rows import portions
+from kb.catalog.knowledge.versions import check_document, hardware_of_passages
+from kb.catalog.meta import bump_documents
+from kb.catalog.rows import portions, select_in
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
@@ -102,199 +97,26 @@ class About(NamedTuple):
         return scope.hardware is None or any(place in scope.hardware for place in self.hardware)
 
 
-class Live(NamedTuple):
-    """A live passage with what its scope is checked against."""
-
-    passage: Passage
-    about: About
-
-
-def load(connection: Connection, seqs: Iterable[int], scope: ScopeFilter) -> dict[int, Passage]:
-    """The passages among `seqs` that are live and within the scope, by number."""
-    access = scope.access_scope
-    restricted = access.restricted
-    within: dict[About, bool] = {}  # a request reads hundreds of passages about a few places
-    passages: dict[int, Passage] = {}
-    for seq, (passage, about) in live_rows(connection, seqs).items():
-        admitted = within.get(about)
-        if admitted is None:
-            admitted = within[about] = about.is_within(scope)
-        if admitted:
-            passages[seq] = _as_seen(passage, access) if restricted else passage
-    return passages
-
-
-def live_rows(connection: Connection, seqs: Iterable[int]) -> dict[int, Live]:
-    """The passages among `seqs` that are live, of any scope, by number."""
-    rows = look_up(
-        connection, "passages", sorted(set(seqs)), partial(_read, connection), skills=False
+def about(connection: Connection, hardware_id: str, access_scope: AccessScope) -> list[Passage]:
+    """The current passages about a chip, in reading order within their documents."""
+    scope = t.passage_hardware
+    query = _SELECT.where(
+        t.passages.c.active.is_(True),
+        visible.passages(access_scope),
+        sa.select(scope.c.passage_id)
+        .where(scope.c.passage_id == t.passages.c.id, scope.c.hardware_id == hardware_id)
+        .exists(),
     )
-    return {seq: row for seq, row in rows.items() if row is not None}
+    rows = list(connection.execute(query.order_by(t.passages.c.seq)))
+    return [_as_seen(passage, access_scope) for passage in _with_tags(connection, rows)]
 
 
-def kept_rows(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:
-    """The rows that `live_rows` has read before, of any scope; None for what is not live."""
-    return kept(connection, "passages", seqs, skills=False)
-
-
-def live(connection: Connection, seqs: Iterable[int]) -> dict[int, Passage]:
-    """As `live_rows`, the passages alone: for what is not shown."""
-    return {seq: row.passage for seq, row in live_rows(connection, seqs).items()}
-
-
-def _as_seen(passage: Passage, access: AccessScope) -> Passage:
-    """Without the names of other chips that it is about."""
-    if not access.restricted:
-        return passage
-    return passage._replace(hardware=access.visible_hardware(passage.hardware))
-
-
-def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:
-    """What stands under these numbers; None where that is not live."""
-    live: dict[int, Live | None] = dict.fromkeys(seqs)
-    for part in portions(seqs):
-        rows = connection.exec_driver_sql(
-            f"{driver_sql(connection, _READ)} AND p.seq IN ({','.join(map(str, part))})"
-        ).all()
-        about_of = scopes_of_documents(connection)
-        for access, document_id, corrected, path, boxes, hardware, *values in rows:
-            fields = dict(zip(_PLAIN, values, strict=True))
-            fields |= {name: sys.intern(fields[name]) for name in _SHARED}
-            passage = Passage(
-                **fields,
-                document_id=sys.intern(document_id),
-                path=path_of(path),
-                boxes=tuple(json.loads(boxes)) if boxes != "[]" else (),
-                hardware=names_of(hardware or ""),
-                corrected=bool(corrected),
-            )
-            about = about_of(access, passage.category, passage.hardware, document_id)
-            live[passage.seq] = Live(passage, about)
-    return live
-
-
-@lru_cache(maxsize=20_000)
-def names_of(joined: str) -> tuple[str, ...]:
-    """Hardware ids from a list with commas. Passages of a document share one tuple."""
-    return tuple(sorted(joined.split(","))) if joined else ()
-
-
-@lru_cache(maxsize=20_000)
-def _about(
-    owner: str,
-    category: str,
-    hardware: tuple[str, ...],
-    languages: tuple[str, ...],
-    document_hardware: tuple[str, ...],
-) -> About:
-    """The same object for all passages that are about the same."""
-    return About(owner, category, hardware, languages, document_hardware)
-
-
-# Fields of a passage that are columns as they are.
-_PLAIN = {
-    "seq": "p.seq",
-    "id": "p.id",
-    "document_title": "d.title",
-    "version": "v.number",
-    "category": "d.category",
-    "section_id": "p.section_id",
-    "section_seq": "s.seq",
-    "ordinal": "p.ordinal",
-    "kind": "p.kind",
-    "lead": "p.lead",
-    "text": "p.text",
-    "language": "p.language",
-    "page_index": "p.page_index",
-    "page_label": "p.page_label",
-    "prose": "p.prose",
-}
-# What many passages have in common: one object for all of them is half the memory of a passage.
-_SHARED = ("document_title", "category", "section_id", "kind", "lead")
-# As text, because a request reads hundreds of them.
-_READ = (
-    "SELECT p.access_scope, p.document_id, p.corrected, s.path, p.boxes,"
-    " (SELECT joined(h.hardware_id) FROM passage_hardware h WHERE h.passage_id = p.id),"
-    f" {', '.join(_PLAIN.values())}"
-    " FROM passages p JOIN documents d ON d.id = p.document_id"
-    " JOIN document_versions v ON v.id = p.version_id JOIN sections s ON s.id = p.section_id"
-    " WHERE p.active"
-)
-
-
-@lru_cache(maxsize=20_000)
-def path_of(text: str) -> tuple[str, ...]:
-    """The headings of a section, which all its passages share."""
-    return tuple(json.loads(text))
-
-
-def sections_of(connection: Connection, section_seqs: Iterable[int]) -> dict[int, list[int]]:
-    """Passage numbers of sections (by section number), in order."""
-    members = look_up(
-        connection,
-        "members",
-        sorted(set(section_seqs)),
-        partial(_read_members, connection),
-        skills=False,
-    )
-    return {section: seqs for section, seqs in members.items() if seqs}
-
-
-def _read_members(connection: Connection, section_seqs: Sequence[int]) -> dict[int, list[int]]:
-    members: dict[int, list[int]] = {seq: [] for seq in section_seqs}
-    for part in portions(section_seqs):
-        rows = connection.exec_driver_sql(
-            "SELECT s.seq, p.seq FROM sections s JOIN passages p ON p.section_id = s.id"
-            f" WHERE s.seq IN ({','.join(map(str, part))}) AND p.active ORDER BY p.seq"
-        )
-        for section_seq, seq in rows.all():
-            members[section_seq].append(seq)
-    return members
-
-
-def of_sections(
-    connection: Connection, section_ids: Iterable[str]
-) -> list[tuple[int, str, str, str]]:
-    """(number, section, category, text) of the live passages of sections, by number."""
-    rows: list[tuple[int, str, str, str]] = []
-    for part in portions(sorted(set(section_ids))):
-        matching = connection.execute(
-            sa.select(
-                t.passages.c.seq,
-                t.passages.c.section_id,
-                t.documents.c.category,
-                t.passages.c.text,
-            )
-            .join(t.documents, t.documents.c.id == t.passages.c.document_id)
-            .where(t.passages.c.section_id.in_(part), t.passages.c.active.is_(True))
-            .order_by(t.passages.c.seq)
-        )
-        rows += [(row.seq, row.section_id, row.category, row.text) for row in matching]
-    return rows
-
-
-def sequences(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
-    """Passage numbers by id; unknown and inactive ids are left out."""
-    numbers = look_up(
-        connection,
-        "numbers",
-        sorted(set(passage_ids)),
-        partial(_read_numbers, connection),
-        skills=False,
-    )
-    return {passage_id: seq for passage_id, seq in numbers.items() if seq is not None}
-
-
-def _read_numbers(connection: Connection, passage_ids: Sequence[str]) -> dict[str, int | None]:
-    numbers: dict[str, int | None] = dict.fromkeys(passage_ids)
-    for part in portions(passage_ids):
-        rows = connection.execute(
-            sa.select(t.passages.c.id, t.passages.c.seq).where(
-                t.passages.c.id.in_(part), t.passages.c.active.is_(True)
-            )
-        )
-        numbers |= {passage_id: seq for passage_id, seq in rows}
-    return numbers
+def numbers(connection: Connection, passage_ids: Iterable[str]) -> dict[str, int]:
+    """The numbers of current passages by id; other ids are left out."""
+    c = t.passages.c
+    query = sa.select(c.id, c.seq).where(c.active.is_(True))
+    rows = select_in(connection, query, c.id, sorted(set(passage_ids)))
+    return {row.id: row.seq for row in rows}
 
 
 def of_version(
@@ -342,46 +164,11 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
     return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
 
 
-def scopes_of_documents(
-    connection: Connection,
-) -> Callable[[str, str, tuple[str, ...], str], About]:
-    """What a passage with an owner, a category and hardware, and its document, are about."""
-    languages, chips = _scopes(connection, "language"), _scopes(connection, "hardware")
-
-    def about_of(owner: str, category: str, hardware: tuple[str, ...], document: str) -> About:
-        spoken, place = languages.get(document, ()), chips.get(document, ())
-        return _about(owner, category, hardware, spoken, place)
-
-    return about_of
-
-
-def _scopes(connection: Connection, kind: str) -> Mapping[str, tuple[str, ...]]:
-    """The languages, or hardware, that documents are about, of those about any in particular."""
-
-    def read(keys: Sequence[str]) -> dict[str, dict[str, tuple[str, ...]]]:
-        scopes = t.document_scopes
-        values: dict[str, tuple[str, ...]] = {}
-        for row in connection.execute(
-            sa.select(scopes.c.document_id, scopes.c.value)
-            .where(scopes.c.kind == kind)
-            .order_by(scopes.c.document_id, scopes.c.value)
-        ):
-            values[row.document_id] = (*values.get(row.document_id, ()), row.value)
-        return dict.fromkeys(keys, values)
-
-    # Of all documents at once: a request reads passages of dozens, a few at a time.
-    return look_up(connection, "document scopes", [kind], read, skills=False)[kind]
-
-
-def categories_of_documents(connection: Connection) -> Mapping[str, str]:
-    """The category of every document, by id."""
-
-    def read(keys: Sequence[str]) -> dict[str, dict[str, str]]:
-        rows = connection.exec_driver_sql("SELECT id, category FROM documents").all()
-        categories = {document: category for document, category in rows}
-        return dict.fromkeys(keys, categories)
-
-    return look_up(connection, "document categories", [""], read, skills=False)[""]
+def _as_seen(passage: Passage, access: AccessScope) -> Passage:
+    """Without the names of other chips that it is about."""
+    if not access.restricted:
+        return passage
+    return passage._replace(hardware=access.visible_hardware(passage.hardware))
 
 
 def _passage(
@@ -465,8 +252,7 @@ def correct(
         if row.active:
             fields = [name for name, value in vars(patch).items() if value is not None]
             corrections.made_again(connection, passage.document_id, fields, passage.path)
-            reindex_section(connection, passage.section_id)
-        bump_revision(connection)
+        bump_documents(connection, [passage.document_id])
         return get(connection, passage_id, access_scope)
 
 

@@ -20,9 +20,8 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.kept import look_up
-from kb.catalog.knowledge.versions import document_hardware, document_of, section_scopes
-from kb.catalog.meta import bump_revision
+from kb.catalog.knowledge.versions import VersionRows, document_of
+from kb.catalog.meta import bump_documents, bump_revision
 from kb.catalog.rows import record_of
 from kb.errors import NotFound
 from kb.ids import derived_id, sha256
@@ -94,10 +93,6 @@ class Sample:
     path: tuple[str, ...]
     run_id: str | None
 
-    def as_json(self) -> dict[str, Any]:
-        """The form of GET /hardware/{id}/samples."""
-        return dict(vars(self))
-
 
 def listed(
     connection: Connection,
@@ -105,12 +100,7 @@ def listed(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Sample]:
     """Active samples, those of runs first; with `hardware`, those about one of these ids."""
-    if access_scope != ALL_ACCESS:
-        samples = _read(connection, access_scope)
-    else:
-        samples = look_up(connection, "samples", ["all"], lambda _: {"all": _read(connection)})[
-            "all"
-        ]
+    samples = _read(connection, access_scope)
     if hardware is not None:
         wanted = set(hardware)
         samples = [s for s in samples if set(s.hardware) & wanted]
@@ -135,6 +125,26 @@ def _read(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> lis
     ]
 
 
+def of_versions(connection: Connection, version_ids: Sequence[str]) -> list[Sample]:
+    """The active samples of some versions."""
+    query = _SELECT.where(t.samples.c.active.is_(True), t.samples.c.version_id.in_(version_ids))
+    return list(map(_sample, connection.execute(query)))
+
+
+@dataclass(frozen=True)
+class RunSample:
+    """A kernel that a run has found right, with the owner of the run."""
+
+    sample: Sample
+    owner: str
+
+
+def of_runs(connection: Connection) -> list[RunSample]:
+    """The kernels that runs have found right."""
+    query = _SELECT.where(t.samples.c.active.is_(True), t.samples.c.document_id.is_(None))
+    return [RunSample(_sample(row), row.access_scope) for row in connection.execute(query)]
+
+
 def _sample(row: sa.Row[Any]) -> Sample:
     return record_of(
         Sample,
@@ -151,38 +161,19 @@ def replace_version_samples(
     """Store the kernels of a version in place of those that it had; where it is `current`, those of
     the document's other versions leave every answer. Returns their number.
     """
-    document = document_of(connection, version_id)
-    tried: dict[str, tuple[Status, str]] = _tried(connection, document.id)
-    if current:
-        connection.execute(
-            t.samples.update().where(t.samples.c.document_id == document.id).values(active=False)
-        )
-        bump_revision(connection)  # cached lists are outdated
-    connection.execute(t.samples.delete().where(t.samples.c.version_id == version_id))
-    sections = section_scopes(connection, version_id)
-    scope = document_hardware(connection, document.id)
+    version = VersionRows(connection, version_id, current)
+    tried = _tried(connection, version.document.id)
+    version.remove(t.samples)
     rows = []
     for n, sample in enumerate(samples):
         digest = sha256(sample.code)
         status, evidence = sample.status, sample.evidence
         if status == "untried":
             status, evidence = tried.get(digest, (status, evidence))
-        section = sections[sample.section]
-        rows.append(
-            {
-                **_values(sample, digest),
-                "id": derived_id("smp", version_id, n),
-                "document_id": document.id,
-                "version_id": version_id,
-                "section_id": section.id,
-                "run_id": None,
-                "hardware": section.hardware_scope or scope,
-                "status": status,
-                "evidence": evidence,
-                "active": current,
-                "access_scope": document.access_scope,
-            }
-        )
+        columns = version.columns(version.sections[sample.section])
+        judged = {"status": status, "evidence": evidence}
+        identity = derived_id("smp", version_id, n)
+        rows.append({**_values(sample, digest), **columns, **judged, "id": identity})
     if rows:
         connection.execute(t.samples.insert(), rows)
     return len(rows)
@@ -244,12 +235,16 @@ def set_status(connection: Connection, sample_id: str, status: Status, evidence:
         t.samples.update()
         .where(t.samples.c.id == sample_id)
         .values(status=status, evidence=evidence)
-    )
-    if changed.rowcount != 1:
+        .returning(t.samples.c.document_id)
+    ).one_or_none()
+    if changed is None:
         raise NotFound(
             f"no sample {sample_id[:80]!r}", hint="GET /hardware/{id}/samples lists them with ids."
         )
-    bump_revision(connection)
+    if changed.document_id is None:
+        bump_revision(connection)
+    else:
+        bump_documents(connection, [changed.document_id])
 
 
 # -- recipes
@@ -389,7 +384,7 @@ def decide_recipe(
 ) -> None:
     """Store a person's decision on a proposal. Raises NotFound."""
     mine = t.recipes.c.id == recipe_id, visible.read_from(t.recipes, access_scope)
-    about = connection.execute(sa.select(t.recipes.c.hardware).where(*mine)).scalar()
+    about = connection.scalar(sa.select(t.recipes.c.hardware).where(*mine))
     if about is not None and access_scope.sees(about):
         access_scope.check_change(about, f"the recipe {recipe_id}")
     changed = connection.execute(

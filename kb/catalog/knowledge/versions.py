@@ -8,7 +8,6 @@ changes. Old versions stay readable by number. Knows nothing about parsing or em
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -20,14 +19,12 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog
-from kb.catalog.knowledge import corrections, lexical
-from kb.catalog.meta import bump_revision
+from kb.catalog.knowledge import corrections
+from kb.catalog.meta import bump_documents
 from kb.catalog.rows import select_in
 from kb.embedding import embedding_text
 from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
 from kb.scope import ALL_ACCESS, ANY, AccessScope
-from kb.tokens import shadow
 
 UploadOutcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
 log = structlog.get_logger(__name__)
@@ -71,12 +68,12 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
     access = source.access_scope
     if not access.restricted:
         return source
-    known = connection.execute(
+    known = connection.scalar(
         sa.select(t.documents.c.id).where(
             t.documents.c.source_key == source.source_key,
             t.documents.c.access_scope == access.owner,
         )
-    ).scalar()
+    )
     if known is None:
         return source
     about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
@@ -146,7 +143,7 @@ def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
     """Another live document of the same scope and category with the same bytes. An upload is never
     a duplicate of a built-in document: its sender may delete it.
     """
-    rows = connection.execute(
+    rows = connection.scalars(
         sa.select(t.documents.c.id)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
         .where(
@@ -157,7 +154,7 @@ def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
             t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
         )
         .order_by(t.documents.c.created_at, t.documents.c.id)
-    ).scalars()
+    )
     scopes = {("hardware", h) for h in source.hardware}
     scopes |= {("language", language) for language in source.languages}
     return next((str(id_) for id_ in rows if scopes_of(connection, id_) == scopes), None)
@@ -181,7 +178,7 @@ def _stage(connection: Connection, document_id: str, source: DocumentSource) -> 
         versions.insert().values(
             id=version_id,
             document_id=document_id,
-            number=1 + (connection.execute(last).scalar() or 0),
+            number=1 + (connection.scalar(last) or 0),
             sha256=source.sha256,
             pipeline=source.pipeline,
             state="staged",
@@ -258,13 +255,39 @@ def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
     ).one()
 
 
-def section_scopes(connection: Connection, version_id: str) -> Sequence[Any]:
-    """`id` and `hardware_scope` of a version's sections, in order."""
-    return connection.execute(
-        sa.select(t.sections.c.id, t.sections.c.hardware_scope)
-        .where(t.sections.c.version_id == version_id)
-        .order_by(t.sections.c.ordinal)
-    ).all()
+class VersionRows:
+    """Common columns of the rows of a version in a table such as `symbols` or `samples`."""
+
+    def __init__(self, connection: Connection, version_id: str, active: bool = True) -> None:
+        self._connection = connection
+        self.version_id = version_id
+        self.document = document_of(connection, version_id)
+        self._hardware = document_hardware(connection, self.document.id)
+        self._active = active
+        self.sections: Sequence[Any] = connection.execute(
+            sa.select(t.sections.c.id, t.sections.c.hardware_scope)
+            .where(t.sections.c.version_id == version_id)
+            .order_by(t.sections.c.ordinal)
+        ).all()
+
+    def remove(self, table: sa.Table) -> None:
+        """Remove the version's rows; where it is active, deactivate those of other versions."""
+        if self._active:
+            of_document = table.c.document_id == self.document.id
+            self._connection.execute(table.update().where(of_document).values(active=False))
+            bump_documents(self._connection, [self.document.id])
+        self._connection.execute(table.delete().where(table.c.version_id == self.version_id))
+
+    def columns(self, section: sa.Row[Any]) -> dict[str, Any]:
+        """The columns of a row that belongs to one of `sections`."""
+        return {
+            "document_id": self.document.id,
+            "version_id": self.version_id,
+            "section_id": section.id,
+            "hardware": section.hardware_scope or self._hardware,
+            "active": self._active,
+            "access_scope": self.document.access_scope,
+        }
 
 
 # -- content
@@ -371,23 +394,22 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
         connection.execute(
             t.passages.update().where(t.passages.c.version_id == version_id).values(active=False)
         )
-        return len(passages)
-    _index(connection, document, content, passages, section_rows, scopes)
+        return passages
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
         values["title"] = content.title
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
-    bump_revision(connection)
-    return len(passages)
+    bump_documents(connection, [document.id])
+    return passages
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
-    current = connection.execute(
+    current = connection.scalar(
         sa.select(sa.func.max(t.document_versions.c.number)).where(
             t.document_versions.c.document_id == version.document_id,
             t.document_versions.c.state == "current",
         )
-    ).scalar()
+    )
     return current is None or version.number >= current
 
 
@@ -404,16 +426,6 @@ def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
 
 def deactivate(connection: Connection, document_id: str) -> None:
     """Take the document's passages out of every search; the rows stay."""
-    active = t.passages.c.document_id == document_id, t.passages.c.active.is_(True)
-    passages = sa.select(t.passages.c.seq).where(*active)
-    sections = (
-        sa.select(t.sections.c.seq)
-        .distinct()
-        .join(t.passages, t.passages.c.section_id == t.sections.c.id)
-        .where(*active)
-    )
-    lexical.delete(connection, "passage", list(connection.execute(passages).scalars()))
-    lexical.delete(connection, "section", list(connection.execute(sections).scalars()))
     connection.execute(
         t.passages.update().where(t.passages.c.document_id == document_id).values(active=False)
     )
@@ -449,15 +461,7 @@ def _insert_sections(
 
 def _numbers(connection: Connection, table: sa.Table, version_id: str) -> Iterable[int]:
     query = sa.select(table.c.seq).where(table.c.version_id == version_id)
-    return connection.execute(query.order_by(table.c.ordinal)).scalars()
-
-
-@dataclass(frozen=True)
-class _StoredPassage:
-    seq: int
-    section: int
-    searched: str  # lead and text
-    hardware: tuple[str, ...]
+    return connection.scalars(query.order_by(table.c.ordinal))
 
 
 def _insert_passages(
@@ -468,8 +472,8 @@ def _insert_passages(
     sections: Sequence[tuple[int, SectionId]],
     scopes: Sequence[tuple[str, ...]],
     fixes: corrections.Corrections,
-) -> list[_StoredPassage]:
-    rows, tag_rows, hardware_rows, stored = [], [], [], []
+) -> int:
+    rows, tag_rows, hardware_rows = [], [], []
     for n, draft in enumerate(content.passages):
         fix = fixes.passage(sha256(draft.text))
         text = fix.text if fix.text is not None else draft.text
@@ -499,7 +503,6 @@ def _insert_passages(
                 {"passage_id": passage_id, "kind": kind, "value": value, "origin": origin}
             )
         hardware_rows += [{"passage_id": passage_id, "hardware_id": h} for h in hardware]
-        stored.append((draft.section, f"{draft.lead}\n{text}", hardware))
     for table, values in (
         (t.passages, rows),
         (t.passage_tags, tag_rows),
@@ -507,8 +510,7 @@ def _insert_passages(
     ):
         if values:
             connection.execute(table.insert(), values)
-    seqs = _numbers(connection, t.passages, version.id)
-    return [_StoredPassage(seq, *parts) for seq, parts in zip(seqs, stored, strict=True)]
+    return len(rows)
 
 
 def _draft_values(draft: PassageDraft) -> dict[str, Any]:
@@ -530,13 +532,13 @@ def is_first(connection: Connection, version_id: str) -> bool:
     """Whether nothing was ever stored of the document of this version."""
     number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
     document = document_of(connection, version_id)
-    return document.current_version_id is None and connection.execute(number).scalar() == 1
+    return document.current_version_id is None and connection.scalar(number) == 1
 
 
 def is_current(connection: Connection, version_id: str) -> bool:
     """Whether the version is its document's current one."""
     current = sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
-    return connection.execute(current).scalar() is not None
+    return connection.scalar(current) is not None
 
 
 @dataclass(frozen=True)
@@ -570,63 +572,6 @@ def succession_of(connection: Connection, passage_id: str, access_scope: AccessS
     return Succession(True, nearest[0].id if nearest else None)
 
 
-# -- lexical rows
-
-
-def _index(
-    connection: Connection,
-    document: sa.Row[Any],
-    content: VersionContent,
-    passages: Sequence[_StoredPassage],
-    sections: Sequence[tuple[int, SectionId]],
-    scopes: Sequence[tuple[str, ...]],
-) -> None:
-    """Write the two lexical levels of a version."""
-    scope_parts = _scope_parts(connection, document)
-    by_section: dict[int, list[_StoredPassage]] = defaultdict(list)
-    for passage in passages:
-        by_section[passage.section].append(passage)
-    passage_rows: list[lexical.LexicalRow] = []
-    section_rows: list[lexical.LexicalRow] = []
-    for section, members in by_section.items():
-        in_section, whole = _lexical_rows(
-            sections[section][0],
-            content.sections[section].path,
-            [(member.seq, member.hardware, member.searched) for member in members],
-            scopes[section],
-            scope_parts,
-        )
-        passage_rows += in_section
-        section_rows.append(whole)
-    lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(connection, "section", section_rows)
-
-
-def _scope_parts(connection: Connection, document: sa.Row[Any]) -> tuple[list[str], str, str]:
-    """Languages, category and access scope, for `lexical.row_scope`."""
-    scopes = sorted(scopes_of(connection, document.id))
-    languages = [value for kind, value in scopes if kind == "language"]
-    return languages, document.category, document.access_scope
-
-
-def _lexical_rows(
-    seq: int,
-    path: Sequence[str],
-    members: Sequence[tuple[int, Sequence[str], str]],
-    hardware: Sequence[str],
-    scope_parts: tuple[Sequence[str], str, str],
-) -> tuple[list[lexical.LexicalRow], lexical.LexicalRow]:
-    """The rows of a section's passages, and of the section. members: (seq, hardware, text)."""
-    heading = shadow(" ".join(path[-3:]))
-    passage_rows = [
-        lexical.LexicalRow(number, lexical.row_scope(about, *scope_parts), heading, shadow(text))
-        for number, about, text in members
-    ]
-    scope = lexical.row_scope(hardware, *scope_parts)
-    text = " ".join(row.body for row in passage_rows)
-    return passage_rows, lexical.LexicalRow(seq, scope, heading, text)
-
-
 def hardware_of_passages(connection: Connection, ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
     """The hardware scopes of passages, `any` included."""
     query = sa.select(t.passage_hardware).order_by(t.passage_hardware.c.hardware_id)
@@ -634,59 +579,3 @@ def hardware_of_passages(connection: Connection, ids: Iterable[str]) -> dict[str
     for row in select_in(connection, query, t.passage_hardware.c.passage_id, ids):
         scopes[row.passage_id] = (*scopes.get(row.passage_id, ()), row.hardware_id)
     return scopes
-
-
-def reindex_section(connection: Connection, section_id: str) -> None:
-    """Write the lexical rows of one live section anew from its passages, as after a correction."""
-    rows = connection.execute(
-        sa.select(t.passages)
-        .where(t.passages.c.section_id == section_id, t.passages.c.active.is_(True))
-        .order_by(t.passages.c.ordinal)
-    ).all()
-    if not rows:
-        return
-    hardware = hardware_of_passages(connection, [row.id for row in rows])
-    section = connection.execute(sa.select(t.sections).where(t.sections.c.id == section_id)).one()
-    document = document_of(connection, section.version_id)
-    lexical.delete(connection, "passage", [row.seq for row in rows])
-    lexical.delete(connection, "section", [section.seq])
-    passage_rows, section_row = _lexical_rows(
-        section.seq,
-        section.path,
-        [(row.seq, hardware.get(row.id, ()), f"{row.lead}\n{row.text}") for row in rows],
-        section.hardware_scope or document_hardware(connection, document.id),
-        _scope_parts(connection, document),
-    )
-    lexical.insert(connection, "passage", passage_rows)
-    lexical.insert(connection, "section", [section_row])
-
-
-def repair_lexical(catalog: Catalog) -> bool:
-    """Write the lexical index anew where it is missing, damaged, or not that of the live passages;
-    whether it was.
-    """
-    active = t.passages.c.active.is_(True)
-    live = sa.select(sa.func.count()).where(active)
-    sections = sa.select(sa.func.count(sa.distinct(t.passages.c.section_id))).where(active)
-    with catalog.write() as connection:
-        counts: dict[lexical.Level, int] = {
-            "passage": connection.execute(live).scalar_one(),
-            "section": connection.execute(sections).scalar_one(),
-        }
-        if lexical.is_whole(connection, counts):
-            return False
-        rebuild_lexical(connection)
-    log.warning("lexical index was not whole, rebuilt it")
-    return True
-
-
-def rebuild_lexical(connection: Connection) -> int:
-    """Write the whole lexical index anew from the live passages; returns how many there are."""
-    lexical.create(connection)
-    sections = connection.execute(
-        sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
-    ).scalars()
-    for section_id in list(sections):
-        reindex_section(connection, section_id)
-    bump_revision(connection)
-    return lexical.count(connection, "passage")

@@ -22,9 +22,8 @@ from sqlalchemy import Connection
 
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
-from kb.catalog.kept import look_up
 from kb.catalog.rows import columns_of, record_of, select_in
-from kb.catalog.skills.reading import EvidenceRow, SkillHead
+from kb.catalog.skills.reading import EvidenceRow, SkillHead, stored_heads
 from kb.scope import ALL_ACCESS, AccessScope
 
 _TOOLCHAINS = "toolchains"
@@ -36,14 +35,8 @@ def toolchain_name(toolchain: str) -> str:
 
 
 def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]]:
-    """The toolchains in use, by hardware id and then by toolchain name. Read once for each revision
-    of the catalog.
-    """
-
-    def read(names: Sequence[str]) -> dict[str, Mapping[str, Mapping[str, str]]]:
-        return {name: meta.get(connection, name) or {} for name in names}
-
-    return look_up(connection, "toolchains in use", [_TOOLCHAINS], read)[_TOOLCHAINS]
+    """The toolchains in use, by hardware id and then by toolchain name."""
+    return meta.get(connection, _TOOLCHAINS) or {}
 
 
 NOT_MEASURED = "not measured here"
@@ -76,6 +69,55 @@ def evidence_for(
     for row in select_in(connection, query, t.evidence.c.subject_id, skill_ids):
         record = record_of(EvidenceRow, row, details=row.details or {})
         by_skill.setdefault(row.subject_id, []).append(record)
+    return by_skill
+
+
+@dataclass(frozen=True)
+class KnownSkill:
+    """A skill as answers choose it. `error` are the fixed words of the error that a debugging skill
+    is about; `tested` are its trials with a speed-up and how many of them bear it out; `evidence`
+    is without details, oldest first.
+    """
+
+    head: SkillHead
+    owner: str
+    recipe: bool
+    error: str | None
+    tested: tuple[int, int]
+    evidence: tuple[EvidenceRow, ...]
+
+
+def known_skills(connection: Connection) -> list[KnownSkill]:
+    """Every skill of every owner, sorted by name."""
+    rows = stored_heads(connection)
+    trials = trial_counts(connection, [row.head.id for row in rows])
+    evidence = _all_evidence(connection)
+    return [
+        KnownSkill(
+            row.head,
+            row.owner,
+            row.recipe,
+            row.error,
+            trials.get(row.head.id, (0, 0)),
+            tuple(evidence.get(row.head.id, ())),
+        )
+        for row in rows
+    ]
+
+
+def _all_evidence(connection: Connection) -> dict[str, list[EvidenceRow]]:
+    rows = connection.execute(
+        sa.select(t.evidence.c.subject_id, *_FIGURES)
+        .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+        .where(
+            t.evidence.c.subject_kind == "skill",
+            t.evidence.c.access_scope == t.skills.c.access_scope,
+        )
+        .order_by(t.evidence.c.created_at, t.evidence.c.id)
+    )
+    by_skill: dict[str, list[EvidenceRow]] = {}
+    for row in rows:
+        by_skill.setdefault(row.subject_id, []).append(record_of(EvidenceRow, row, details={}))
     return by_skill
 
 
@@ -141,24 +183,24 @@ Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RateInterval:
     """An interval of a rate, both ends between 0 and 1."""
 
     low: float
     high: float
 
 
-def wilson(wins: int, trials: int) -> Bounds:
+def wilson(wins: int, trials: int) -> RateInterval:
     """Wilson's 95 % score interval of a rate; all of it, 0 to 1, without trials.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
     """
     if trials == 0:
-        return Bounds(0.0, 1.0)
+        return RateInterval(0.0, 1.0)
     rate, spread = wins / trials, Z95 * Z95 / trials
     centre = (rate + spread / 2) / (1 + spread)
     half = Z95 / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
-    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
+    return RateInterval(max(0.0, centre - half), min(1.0, centre + half))
 
 
 TRIALS = ("ablation", "lift")
@@ -168,22 +210,13 @@ FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
 AVOID = "avoid"
 
 
-def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
 
     Only trials as new as the skill's present text count. A trial bears a skill out where its lower
     bound is above 1; for a skill to avoid something, where its upper bound is below 1. Skills
-    without such a trial are left out. Read once for each revision of the catalog.
+    without such a trial are left out.
     """
-
-    def read(ids: Sequence[str]) -> dict[str, tuple[int, int] | None]:
-        return {**dict.fromkeys(ids), **_tested(connection, ids)}
-
-    counts = look_up(connection, "trials of skills", skill_ids, read)
-    return {identity: count for identity, count in counts.items() if count is not None}
-
-
-def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
         sa.case(
@@ -207,7 +240,7 @@ def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple
     return {identity: (int(known), int(won)) for identity, known, won in rows}
 
 
-def measured(connection: Connection, skill: SkillHead) -> bool:
+def is_measured(connection: Connection, skill: SkillHead) -> bool:
     """Whether trials that are as new as the present text bear the skill out.
 
     A skill to avoid something may rest on a failure instead, on another problem or case than the

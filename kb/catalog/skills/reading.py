@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -15,28 +15,27 @@ from sqlalchemy import Connection
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import json_text
-from kb.catalog.kept import look_up
 from kb.catalog.rows import columns_of, portions, record_of, select_in
 from kb.catalog.tables import document_scopes, hardware
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.ids import SkillId
-from kb.problem_terms import canonical_dtype, canonical_op, op_family
+from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 # -- records
 
-Tier = Literal["curated", "learned"]
-State = Literal["candidate", "active", "suspect", "retired", "quarantined"]
-Outcome = Literal["created", "updated", "unchanged"]
+SkillTier = Literal["curated", "learned"]
+SkillState = Literal["candidate", "active", "suspect", "retired", "quarantined"]
+StoreOutcome = Literal["created", "updated", "unchanged"]
 EvidenceKind = Literal["ablation", "pair", "lift", "simulator"]
 LinkKind = Literal["conflicts_with"]
-Role = Literal["shown", "used", "withheld"]
+UseRole = Literal["shown", "used", "withheld"]
 
-TIERS: tuple[Tier, ...] = ("curated", "learned")
-STATES: tuple[State, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
+TIERS: tuple[SkillTier, ...] = ("curated", "learned")
+STATES: tuple[SkillState, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
 EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("ablation", "pair", "lift", "simulator")
 LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with",)
-ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
+ROLES: tuple[UseRole, ...] = ("shown", "used", "withheld")
 REVISES = "revises"  # in the metadata of a revision: the name of the skill whose text it would be
 REVISES_VERSION = "revises_version"  # the version of that skill which it was made from
 REVISES_SHA256 = "revises_sha256"  # its digest under that name
@@ -74,7 +73,7 @@ class SkillDraft:
     """A skill as it is to be stored. `version` counts only when the skill is new here."""
 
     name: str
-    tier: Tier
+    tier: SkillTier
     transformation: str
     description: str
     body: str
@@ -160,31 +159,34 @@ class SkillEvent:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """One measurement that backs (or contradicts) a skill. Times are in microseconds a call.
+    """A measurement that supports or contradicts a skill. `id` and `created_at` are empty before it
+    is stored.
 
-    `toolchain_id` is the toolchain as the harness names it (`triton-nvidia triton 3.4.0, ...`).
+    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
+    time without the skill over the time with it, with its 95 % interval. `toolchain_id` is the
+    harness's name of the toolchain (`triton-nvidia triton 3.4.0, ...`).
     """
 
-    id: str
     hardware_id: str
-    device_id: str | None
-    toolchain_id: str | None
-    problem_id: str | None
-    case_id: str | None
-    evaluation_id: str | None
     kind: str
     n: int
-    baseline_us: float | None
-    measured_us: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    details: Mapping[str, Any]
-    created_at: str
+    id: str = ""
+    device_id: str | None = None
+    toolchain_id: str | None = None
+    problem_id: str | None = None
+    case_id: str | None = None
+    evaluation_id: str | None = None
+    baseline_us: float | None = None
+    measured_us: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    created_at: str = ""
 
 
 @dataclass(frozen=True)
-class Link:
+class SkillLink:
     """A relation of two skills, by name. It reads `source kind target`."""
 
     source: str
@@ -203,7 +205,7 @@ class NewUse:
 
     retrieval_id: str
     skill: str
-    role: Role
+    role: UseRole
     helped: int | None = None
     gain: float | None = None
     situation: Mapping[str, Any] = field(default_factory=dict)
@@ -225,7 +227,7 @@ class UseRow:
 
 
 @dataclass(frozen=True)
-class Lift:
+class SkillLift:
     """Known outcomes of answers that showed a skill, and of those from which it was withheld."""
 
     shown: int
@@ -235,11 +237,11 @@ class Lift:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSkill:
     """The result of a `put`."""
 
     id: SkillId
-    outcome: Outcome
+    outcome: StoreOutcome
     version: int
 
 
@@ -261,7 +263,7 @@ def as_warning(description: str) -> str:
     return description if description.lower().startswith("avoid") else f"{AVOIDING}{description}"
 
 
-def one_of(value: str, known: Sequence[str], what: str) -> None:
+def check_word(value: str, known: Sequence[str], what: str) -> None:
     """Raise InvalidRequest for a word that is not among the known ones."""
     if value not in known:
         raise InvalidRequest(f"{value!r} is no {what}", hint=f"Use one of {', '.join(known)}.")
@@ -272,12 +274,11 @@ _HEAD_COLUMNS = columns_of(t.skills, SkillHead, "scopes")
 MEND = "mend-"  # how the transformation of a debugging skill begins
 NAME_WEIGHT = 3  # a word in the name says more than one in the description
 MAX_WORDS = 12
-MOST_ASKED = 60  # cached requests, of up to some MB each
 
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
 
-def find(
+def find_skill(
     connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillRow | None:
     """The skill of this name, or None."""
@@ -285,13 +286,15 @@ def find(
     return rows[0] if rows else None
 
 
-def get(connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS) -> SkillRow:
+def get_skill(
+    connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
+) -> SkillRow:
     """The skill of this name; NotFound names the nearest."""
-    skill = find(connection, name, access_scope)
+    skill = find_skill(connection, name, access_scope)
     if skill is None:
-        known = connection.execute(
+        known = connection.scalars(
             sa.select(t.skills.c.name).where(visible.in_skills(t.skills, access_scope))
-        ).scalars()
+        )
         near = nearest(name, known)
         hint = f"Did you mean {', '.join(near)}? " if near else ""
         raise NotFound(
@@ -312,18 +315,18 @@ def revision_of(
     return max(rows, key=lambda row: row.updated_at) if rows else None
 
 
-def names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
+def skill_names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """The names of all skills, sorted."""
     return list(
-        connection.execute(
+        connection.scalars(
             sa.select(t.skills.c.name)
             .where(visible.in_skills(t.skills, access_scope))
             .order_by(t.skills.c.name)
-        ).scalars()
+        )
     )
 
 
-def about(
+def skills_about(
     connection: Connection,
     family: str,
     named: Iterable[str] = (),
@@ -331,12 +334,12 @@ def about(
 ) -> list[SkillRow]:
     """Whole skills about an operator of this family or about any operator, and the named skills (by
     name or id); sorted by name."""
-    known = connection.execute(
+    known = connection.scalars(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
-    ).scalars()
+    )
     ops = [op for op in known if op_family(op) == family]
     seen = sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope))
-    ids = set(connection.execute(seen.where(_admits("op", ops))).scalars())
+    ids = set(connection.scalars(seen.where(_admits("op", ops))))
     for column in (t.skills.c.name, t.skills.c.id):
         ids |= {row.id for row in select_in(connection, seen, column, sorted(set(named)))}
     return [
@@ -346,7 +349,7 @@ def about(
     ]
 
 
-def heads_of(
+def heads_by_name(
     connection: Connection, names: Iterable[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, SkillHead]:
     """The skills with these names, by name; unknown names are left out."""
@@ -357,7 +360,7 @@ def heads_of(
     return heads
 
 
-def events(
+def events_of(
     connection: Connection, skill_id: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[SkillEvent]:
     """The whole history, oldest first."""
@@ -370,95 +373,38 @@ def events(
     return [record_of(SkillEvent, row) for row in rows]
 
 
-def candidate_skills(
-    connection: Connection,
-    signals: Sequence[str],
-    hardware_scopes: Sequence[str] | None,
-    op: str | None,
-    languages: Sequence[str] | None,
-    dtype: str | None,
-    states: Sequence[str],
-    access_scope: AccessScope = ALL_ACCESS,
-    *,
-    begins: bool = False,
-) -> list[SkillHead]:
-    """Skills that may apply, sorted by name: each scope that they state admits the request.
+@dataclass(frozen=True)
+class StoredHead:
+    """A head with what decides when it is chosen; see `KnownSkill`."""
 
-    Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
-    chip. Fields that the request leaves open (op, languages, dtype None) exclude nothing. With
-    `begins`, only skills that name the operator and have a recipe: a search begins with those.
-    Predicates and ranking are left to the caller. The answer is read once for each revision of the
-    catalog; the counters of uses, which change without a new revision, are read anew.
-    """
-    asked = (tuple(signals), _tuple(hardware_scopes), op, _tuple(languages), dtype, tuple(states))
-
-    def read(keys: Sequence[object]) -> dict[object, list[SkillHead]]:
-        query = _light(access_scope).where(t.skills.c.state.in_(list(states)))
-        wanted: dict[str, Sequence[str] | None] = {
-            "signal": list(signals) or None,
-            "hardware": None if hardware_scopes is None else [*hardware_scopes, ANY],
-            "op": [canonical_op(op)] if op else None,
-            "language": languages,
-            "dtype": [canonical_dtype(dtype)] if dtype else None,
-        }
-        for kind, values in wanted.items():
-            if values is not None:
-                query = query.where(_admits(kind, values))
-        skills = _heads(connection, query.where(_has_recipe()) if begins else query)
-        if begins:
-            skills = [skill for skill in skills if canonical_op(op or "") in skill.scopes.ops]
-        return dict.fromkeys(keys, skills)
-
-    key: object = (*asked, begins, access_scope)
-    applying = look_up(connection, "skills that apply", [key], read, most=MOST_ASKED)[key]
-    return _with_counters(connection, applying)
+    head: SkillHead
+    owner: str
+    recipe: bool
+    error: str | None
 
 
-def _tuple(values: Sequence[str] | None) -> tuple[str, ...] | None:
-    return None if values is None else tuple(values)
+def stored_heads(connection: Connection) -> list[StoredHead]:
+    """The heads of all skills of every owner, sorted by name."""
+    c = t.skills.c
+    query = sa.select(*_HEAD_COLUMNS, c.access_scope, c.recipe, c.metadata).order_by(c.name)
+    rows = connection.execute(query).all()
+    scopes = _scopes(connection, [row.id for row in rows])
+    heads = []
+    for row in rows:
+        head = record_of(SkillHead, row, scopes=scopes[row.id])
+        error = row.metadata.get("error") if head.transformation.lower().startswith(MEND) else None
+        heads.append(StoredHead(head, row.access_scope, row.recipe is not None, error))
+    return heads
 
 
-def _with_counters(connection: Connection, skills: Sequence[SkillHead]) -> list[SkillHead]:
-    """The skills with their uses as they are now."""
-    # As text, because most requests read it.
-    rows = connection.exec_driver_sql(
-        "SELECT id, trials, wins, last_used_at FROM skills WHERE last_used_at IS NOT NULL"
-    )
-    now = {identity: counters for identity, *counters in rows}
-    fresh = []
-    for skill in skills:
-        trials, wins, last = now.get(skill.id, (skill.trials, skill.wins, skill.last_used_at))
-        if (trials, wins, last) != (skill.trials, skill.wins, skill.last_used_at):
-            skill = replace(skill, trials=trials, wins=wins, last_used_at=last)
-        fresh.append(skill)
-    return fresh
+def counters(connection: Connection) -> dict[str, tuple[int, int]]:
+    """(trials, wins) of every skill that was used, by id."""
+    c = t.skills.c
+    rows = connection.execute(sa.select(c.id, c.trials, c.wins).where(c.last_used_at.is_not(None)))
+    return {row.id: (row.trials, row.wins) for row in rows}
 
 
-def error_words(
-    connection: Connection, states: Sequence[str], access_scope: AccessScope = ALL_ACCESS
-) -> dict[str, str]:
-    """The fixed words of the error that each debugging skill is about, by the skill's name. Read
-    once for each revision of the catalog.
-    """
-
-    def read(keys: Sequence[object]) -> dict[object, dict[str, str]]:
-        words = json_text(t.skills.c.metadata, sa.literal_column("'error'"))
-        rows = connection.execute(
-            sa.select(t.skills.c.name, words).where(
-                visible.in_skills(t.skills, access_scope),
-                t.skills.c.state.in_(list(states)),
-                t.skills.c.transformation.istartswith(MEND, autoescape=True),
-                words.is_not(None),
-            )
-        )
-        known = {name: str(text) for name, text in rows}
-        return dict.fromkeys(keys, known)
-
-    key: object = (tuple(states), access_scope)
-    return look_up(connection, "words of errors", [key], read, most=MOST_ASKED)[key]
-
-
-def heads(
+def skill_heads(
     connection: Connection, limit: int | None = None, offset: int = 0, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills sorted by name, without their texts. Takes the arguments of `listed`; with `limit`, at
@@ -468,14 +414,14 @@ def heads(
     return _heads(connection, query.limit(limit).offset(offset))
 
 
-def count(connection: Connection, **narrowing: Any) -> int:
+def count_skills(connection: Connection, **narrowing: Any) -> int:
     """How many skills there are. Takes the arguments of `listed`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     query = _narrowed(_light(scope), **narrowing).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one())
 
 
-def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
+def list_skills(connection: Connection, **narrowing: Any) -> list[SkillRow]:
     """Whole skills, sorted by name.
 
     `states`, `tier`, `origin` and `transformation` keep only skills with these values,
@@ -516,7 +462,7 @@ def _narrowed(
     return query
 
 
-def search(
+def search_skills(
     connection: Connection, text: str, *, limit: int = 50, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills that contain the most of the words, best first.
@@ -576,11 +522,6 @@ def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
     return sa.or_(~named.exists(), named.where(t.skill_scopes.c.value.in_(list(values))).exists())
 
 
-def _has_recipe() -> sa.ColumnElement[bool]:
-    """Whether the skill has a recipe; a missing one is stored as JSON's null."""
-    return sa.func.coalesce(sa.cast(t.skills.c.recipe, sa.Text), "null") != "null"
-
-
 def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
     rows = connection.execute(query.order_by(t.skills.c.name)).all()
     scopes = _scopes(connection, [row[0] for row in rows])
@@ -616,25 +557,6 @@ def _parse_scopes(pairs: str) -> SkillScopes:
 # -- languages
 
 
-def shared_languages(connection: Connection) -> tuple[str, ...]:
-    """Languages of chips of more than one vendor, sorted. A kernel in another language runs on one
-    vendor's chips alone. Read once for each revision of the catalog.
-    """
-
-    def read(keys: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        vendors: dict[str, set[str]] = {}
-        for vendor, languages in connection.execute(
-            sa.select(hardware.c.vendor, hardware.c.languages).where(hardware.c.vendor != "")
-        ):
-            for language in languages:
-                vendors.setdefault(language, set()).add(vendor.lower())
-        shared = tuple(sorted(name for name, known in vendors.items() if len(known) > 1))
-        return dict.fromkeys(keys, shared)
-
-    area = "languages of several vendors"
-    return look_up(connection, area, [area], read)[area]
-
-
 def named_languages(connection: Connection) -> frozenset[str]:
     """Languages that a chip, a toolchain, a document or a shipped skill names."""
     named: set[str] = set()
@@ -649,5 +571,5 @@ def named_languages(connection: Connection) -> frozenset[str]:
         .where(t.skill_scopes.c.kind == "language", t.skills.c.origin == "shipped"),
     )
     for query in scopes:
-        named |= set(connection.execute(query.distinct()).scalars())
+        named |= set(connection.scalars(query.distinct()))
     return frozenset(named)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi.testclient import TestClient
 
-from api.http.app import create_app
+from api.app import create_app
 from api.services import open_services
 from kb.settings import Settings
 from tests.api.conftest import assert_error

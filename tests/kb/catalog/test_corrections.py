@@ -87,7 +87,7 @@ def test_a_correction_without_a_place_is_reported(store: Store) -> None:
     assert (unmatched["target"], unmatched["field"]) == ("passage", "text")
 
 
-def unfit(store: Store, access: AccessScope = ALL_ACCESS) -> list[corrections.Unfit]:
+def unfit(store: Store, access: AccessScope = ALL_ACCESS) -> list[corrections.UnfitCorrection]:
     with store.catalog.read() as connection:
         return corrections.unfit(connection, access=access)
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import sqlalchemy as sa
 
-from kb.catalog.knowledge import candidates, embeddings
+from kb.catalog.knowledge import embeddings
+from kb.catalog.tables import candidates
 from kb.scope import ALL_ACCESS, AccessScope
 from tests.catalogs import all_missing
 

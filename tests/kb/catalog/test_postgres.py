@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import pytest
 import sqlalchemy as sa
+from tests.kb.catalog.test_lexical import answers
 
 from kb.catalog import Catalog, meta, open_catalog
 from kb.catalog import tables as t
@@ -30,8 +31,8 @@ from kb.catalog.tables import metadata, work
 from kb.errors import Conflict, InvalidRequest, KernloreError, StoreError, Unavailable
 from tests.catalogs import fresh_data_dir
 from tests.fixtures import Store
-from tests.kb.catalog.test_lexical import answers, drawn_rows
 from tests.postgresql import Server
+from tests.retrieval.snapshot.test_words import drawn_rows
 
 pytestmark = pytest.mark.slow(seconds=12)
 ROOT = Path(__file__).resolve().parents[3]

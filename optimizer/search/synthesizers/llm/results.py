@@ -10,13 +10,13 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from kb.answers import SignalFinding
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
 from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.llm.sections import number, pairs
 from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import rough_gain
-from retrieval.answer import SignalFinding
 from retrieval.diagnose.log_digest import LogMessage, digest, log_messages
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals

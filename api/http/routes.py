@@ -1,0 +1,251 @@
+"""HTTP routes, made from the operations: parameters and bodies in, JSON or a file out."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel, TypeAdapter, create_model
+
+from api.http.admission import admitted
+from api.http.bodies import is_json, media_type, read_limited, signed
+from api.http.dependencies import Parts, access_scope, from_this_machine, known_parameters
+from api.http.multipart import UploadForm, read_form
+from api.http.openapi import ERRORS, OPERATION_IDS
+from api.operations import Download, Input, Media, Operation
+from api.services import Services
+from api.strict_json import check_text, load_json, validated
+from kb.errors import InvalidRequest, UnsupportedFormat
+from kb.plain import plain
+
+Call = Callable[[Services], Any]  # an operation with its input
+
+
+def router_of(operations: tuple[Operation[Any, Any], ...]) -> APIRouter:
+    """The routes of these operations."""
+    # Dependencies are given here and not when the application takes the routes in: FastAPI would
+    # then build each route's parameters a second time, within the first request.
+    checks = [Depends(access_scope), Depends(known_parameters)]
+    router = APIRouter(responses=ERRORS, dependencies=checks)
+    for operation in operations:
+        add_route(router, operation)
+    return router
+
+
+def add_route(router: APIRouter, operation: Operation[Any, Any]) -> None:
+    """Add the route of an operation."""
+    more = [Depends(admitted)] if operation.computes else []
+    more += [Depends(from_this_machine)] if operation.runs_code else []
+    statuses = {operation.status, *operation.responses}
+    router.add_api_route(
+        operation.path,
+        _endpoint(operation),
+        methods=[operation.method],
+        name=OPERATION_IDS.get(operation.name, operation.name),
+        summary=operation.summary,
+        description=operation.description,
+        tags=[operation.tag],
+        status_code=operation.status,
+        dependencies=more,
+        response_class=Response if operation.output is Download else JSONResponse,
+        responses={
+            status: {"description": operation.responses[status]}
+            for status in statuses
+            if status in operation.responses
+        },
+        openapi_extra=_request_body(operation),
+    )
+
+
+def respond(operation: Operation[Any, Any], result: Any) -> Response:
+    """The output of an operation as a response."""
+    if isinstance(result, Download):
+        return Response(result.data, media_type=result.media_type, headers=dict(result.headers))
+    status = operation.status if operation.status_of is None else operation.status_of(result)
+    return JSONResponse(plain(result), status_code=status)
+
+
+def _endpoint(operation: Operation[Any, Any]) -> Callable[..., Response]:
+    reader = _body_reader(operation)
+
+    def endpoint(services: Services, **given: Any) -> Response:
+        carry_out: Operation[Any, Any] = operation
+        if reader is not None:
+            carry_out, sent = given.pop("body_of_request")
+            given |= sent
+        try:
+            return respond(operation, carry_out(services, **given))
+        finally:
+            for file in given.get("file", ()):
+                file.close()
+
+    parameters = [_parameter(i) for i in operation.inputs if i.place in ("path", "query")]
+    if reader is not None:
+        parameters.append(_keyword("body_of_request", Annotated[Any, Depends(reader)]))
+    services = _keyword("services", Parts)
+    endpoint.__signature__ = inspect.Signature([services, *parameters])  # type: ignore[attr-defined]
+    endpoint.__name__ = operation.name
+    endpoint.__doc__ = operation.description
+    return endpoint
+
+
+def _keyword(
+    name: str, annotation: Any, default: Any = inspect.Parameter.empty
+) -> inspect.Parameter:
+    kind = inspect.Parameter.KEYWORD_ONLY
+    return inspect.Parameter(name, kind, default=default, annotation=annotation)
+
+
+def _parameter(given: Input) -> inspect.Parameter:
+    if given.place == "path":
+        return _keyword(given.name, Annotated[given.type, Path()])
+    described = Query(description=given.description or None)
+    annotation = given.type
+    for bound in given.bounds:
+        annotation = Annotated[annotation, bound]
+    return _keyword(given.name, Annotated[annotation, described], given.default)
+
+
+# -- bodies
+
+
+def _body_reader(operation: Operation[Any, Any]) -> Callable[..., Any] | None:
+    """A dependency that gives the operation to carry out, and its input from the body."""
+    if operation.form is None and operation.model is None and not _uploads(operation):
+        return None
+    form = operation if _uploads(operation) else operation.form
+    query = next((media.query for media in operation.media if media.query is not None), None)
+
+    async def read(request: Request) -> Any:
+        if form is not None and (operation is form or not is_json(media_type(request))):
+            return form, await _form_fields(request, form)
+        return await _text(request, operation)
+
+    def decoded(
+        request: Request,
+        raw: Annotated[Any, Depends(read)],
+        parameters: BaseModel | None = None,
+    ) -> tuple[Operation[Any, Any], dict[str, Any]]:
+        if isinstance(raw, tuple) and isinstance(raw[0], Operation):
+            return raw
+        data, media = raw
+        return operation, _fields(operation, request, _value(request, data, media, parameters))
+
+    signature = inspect.signature(decoded, eval_str=False)
+    given = [_keyword("request", Request), _keyword("raw", Annotated[Any, Depends(read)])]
+    if query is not None:
+        given.append(_keyword("parameters", Annotated[query, Query()]))
+    decoded.__signature__ = signature.replace(parameters=given)  # type: ignore[attr-defined]
+    return decoded
+
+
+def _uploads(operation: Operation[Any, Any]) -> bool:
+    return any(i.place == "files" for i in operation.inputs)
+
+
+async def _text(request: Request, operation: Operation[Any, Any]) -> tuple[bytes, Media | None]:
+    """The body as bytes, and its media type where that is not JSON."""
+    kind = media_type(request)
+    media = next((m for m in operation.media if kind in m.names), None)
+    if media is None and not is_json(kind):
+        raise UnsupportedFormat(
+            f"{kind or 'a body without content type'} where JSON belongs",
+            hint="Send JSON with the header `content-type: application/json`"
+            + "".join(f", or {m.names[0]}: {m.description}" for m in operation.media).rstrip(".")
+            + ".",
+        )
+    setting = "max_body_bytes" if media is None else media.limit
+    limit = getattr(request.app.state.settings, setting)
+    what = "body" if media is None else media.what
+    return await read_limited(request, limit, what, f"KERNLORE_{setting.upper()}"), media
+
+
+def _value(request: Request, data: bytes, media: Media | None, query: BaseModel | None) -> Any:
+    if media is None:
+        if request.query_params and query is not None:
+            raise InvalidRequest(
+                "query parameters beside a JSON body",
+                hint=f"Put {', '.join(request.query_params)} into the body.",
+            )
+        return load_json(data)
+    try:
+        text = data.decode("utf-8", "replace" if media.what == "log" else "strict")
+    except UnicodeDecodeError as error:
+        raise InvalidRequest(
+            f"the {media.what} is not UTF-8: {error}", hint="Save it as UTF-8."
+        ) from None
+    return media.read(check_text(text, f"the {media.what}"), query)
+
+
+def _fields(operation: Operation[Any, Any], request: Request, value: Any) -> dict[str, Any]:
+    """The input of an operation from a decoded body."""
+    model = operation.model
+    assert model is not None
+    body = validated(model, value)
+    if "actor" in model.model_fields:
+        body = body.model_copy(update={"actor": signed(request, str(vars(body)["actor"]))})
+    names = [i.name for i in operation.inputs if i.place == "body"]
+    return {n: body if operation.takes_model else getattr(body, n) for n in names}
+
+
+async def _form_fields(request: Request, operation: Operation[Any, Any]) -> dict[str, Any]:
+    """The input of an upload from a multipart form."""
+    form = await read_files(operation)(request)
+    given: dict[str, Any] = {"file": form.files, **form.input}
+    for field in operation.inputs:
+        if field.place == "form" and field.name == "actor":
+            bounded = create_model("Form", actor=(field.annotation, field.default))
+            claimed = validated(bounded, {k: v for k, v in given.items() if k == "actor"})
+            given["actor"] = signed(request, str(vars(claimed)["actor"]))
+    return given
+
+
+def read_files(operation: Operation[Any, Any]) -> Callable[[Request], Awaitable[UploadForm]]:
+    """A dependency that reads the multipart form of an operation; its user closes the files."""
+    fields = [i for i in operation.inputs if i.place == "form"]
+    several = tuple(i.name for i in fields if i.type == tuple[str, ...])
+
+    async def read(request: Request) -> UploadForm:
+        return await read_form(request, [i.name for i in fields], several)
+
+    return read
+
+
+# -- the description of bodies
+
+
+def _request_body(operation: Operation[Any, Any]) -> dict[str, Any] | None:
+    content: dict[str, Any] = {}
+    if operation.model is not None:
+        reference = f"#/components/schemas/{operation.model.__name__}"
+        content["application/json"] = {"schema": {"$ref": reference}}
+        if examples := operation.examples():
+            content["application/json"]["examples"] = dict(examples)
+        if operation.example is not None:
+            content["application/json"]["example"] = operation.example
+    for media in operation.media:
+        schema = {"type": "string", "description": media.description}
+        example = {"example": media.example} if media.example else {}
+        content[media.names[0]] = {"schema": schema, **example}
+    form = operation if _uploads(operation) else operation.form
+    if form is not None:
+        content["multipart/form-data"] = {"schema": _form_schema(form)}
+    return {"requestBody": {"required": True, "content": content}} if content else None
+
+
+def _form_schema(operation: Operation[Any, Any]) -> dict[str, Any]:
+    properties: dict[str, Any] = {}
+    for i in operation.inputs:
+        if i.place == "files":
+            file: dict[str, Any] = {"type": "string", "format": "binary"}
+            several = {"type": "array", "items": file}
+            description = {"description": i.description} if i.description else {}
+            properties[i.name] = {**(file if i.bounds else several), **description}
+        elif i.place == "form":
+            schema = TypeAdapter(i.annotation).json_schema()
+            options = [o for o in schema.pop("anyOf", ()) if o.get("type") != "null"]
+            properties[i.name] = {**(options[0] if len(options) == 1 else {}), **schema}
+    return {"type": "object", "required": ["file"], "properties": properties}

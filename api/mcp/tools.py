@@ -1,0 +1,28 @@
+"""The tools of coding agents, and the operation whose role each needs. Needs no SDK."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from api.operations import Operation
+from api.operations.documents import list_passages
+from api.operations.evaluations import evaluate_candidate
+from api.operations.hardware import list_symbols
+from api.operations.knowledge import list_signals
+from api.operations.retrieve import report_outcome, retrieve
+from api.operations.runs import propose_candidate, show_context
+from api.operations.trajectories import submit_trajectory
+
+TOOLS: Mapping[str, Operation[Any, Any]] = {
+    "retrieve_context": retrieve,
+    "search_manual": retrieve,
+    "get_section": list_passages,
+    "lookup_symbol": list_symbols,
+    "list_signals_and_hardware": list_signals,
+    "report_outcome": report_outcome,
+    "evaluate_candidate": evaluate_candidate,
+    "next_candidate_context": show_context,
+    "submit_candidate": propose_candidate,
+    "submit_trajectory": submit_trajectory,
+}

@@ -1,0 +1,202 @@
+"""Documents: uploads, passages, corrections, and the jobs that read them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated
+from urllib.parse import quote
+
+from api.operations import Download, Files, Incoming, operation
+from api.services import Services
+from ingestion import progress
+from ingestion.uploads import Submitted, Upload
+from kb.errors import ErrorBody, InvalidRequest, KernloreError, error_json
+from kb.ids import new_id
+from kb.plain import Doc
+from kb.scope import Category
+from retrieval import documents
+from retrieval.documents import VersionNumber
+
+declared = partial(operation, tag="documents")
+
+# Media types that a browser shows; every other format is only ever saved.
+_SHOWN = {
+    "pdf": "application/pdf",
+    "markdown": "text/plain; charset=utf-8",
+    "rst": "text/plain; charset=utf-8",
+    "text": "text/plain; charset=utf-8",
+}
+
+list_documents = declared("GET /documents", "List documents")(documents.list_documents)
+
+
+@dataclass(frozen=True)
+class RefusedFile:
+    """A file of an upload that was not accepted."""
+
+    name: str
+    error: ErrorBody
+
+
+@dataclass(frozen=True)
+class UploadedFiles:
+    """The answer to an upload of several files, in their order."""
+
+    documents: Annotated[
+        list[Submitted | RefusedFile],
+        Doc("For each file its document and job, or why it was refused."),
+    ]
+
+
+@declared(
+    "POST /documents",
+    "Upload one file or several",
+    role="writer",
+    upload=True,
+    status=202,
+    responses={202: "One file: its document and job. Several files: a list of the same."},
+)
+def upload(
+    services: Services,
+    file: Files,
+    hardware: Annotated[
+        tuple[str, ...],
+        Doc("Ids, names or aliases of what the files are about. None: any hardware."),
+    ] = (),
+    category: Category | None = None,
+    languages: tuple[str, ...] = (),
+    title: Annotated[
+        str | None, Doc("Title, for a single file. Default: the document's own.")
+    ] = None,
+    source_key: Annotated[
+        str | None, Doc("A name that stays the same over the revisions of the document.")
+    ] = None,
+    group: Annotated[
+        str | None,
+        Doc(
+            "A name of your own for what is sent together, over several requests too. `GET"
+            " /jobs?group=` lists its jobs. Default for several files: a new one."
+        ),
+    ] = None,
+) -> Submitted | UploadedFiles:
+    """Accept files and queue them to be read; `GET /jobs?group=GROUP` says how far they are.
+
+    `outcome` is created, new_version, unchanged or duplicate_of. File names may contain folders.
+    """
+    about = Upload(
+        name="",
+        data=b"",
+        category=category,
+        hardware=hardware,
+        languages=languages,
+        title=title,
+        source_key=source_key,
+        access_scope=services.access,
+        group=group or (new_id("upl") if len(file) > 1 else None),
+    )
+    answers: list[Submitted | RefusedFile] = []
+    refused: list[KernloreError] = []
+    names: set[str] = set()
+    for incoming in file:
+        try:
+            _check_new(incoming, names)
+            submitted = _submit(services, incoming, about)
+            answers.append(submitted)
+            services.metrics.upload(submitted.outcome)
+        except KernloreError as error:
+            refused.append(error)
+            answers.append(RefusedFile(incoming.name[:200], ErrorBody(**error_json(error))))
+            services.metrics.upload("refused")
+    if len(refused) == len(answers):
+        if len(answers) > 1:
+            refused[0].details["documents"] = answers
+        raise refused[0]
+    return (
+        answers[0]
+        if isinstance(answers[0], Submitted) and len(answers) == 1
+        else UploadedFiles(answers)
+    )
+
+
+def _check_new(incoming: Incoming, names: set[str]) -> None:
+    """Refuse two files of one name: they are not versions of each other."""
+    if incoming.name in names:
+        raise InvalidRequest(
+            f"two files of this upload are called {incoming.name[:200]}",
+            hint="Send them one at a time, each with a source_key of its own.",
+        )
+    names.add(incoming.name)
+
+
+def _submit(services: Services, incoming: Incoming, about: Upload) -> Submitted:
+    if incoming.oversized:
+        raise services.uploads.too_large(incoming.name)
+    upload = replace(about, name=incoming.name, data=incoming.file.read())
+    return services.uploads.submit(upload)
+
+
+show_document = declared("GET /documents/{document_id}", "Show one document with its versions")(
+    documents.show_document
+)
+delete_document = declared(
+    "DELETE /documents/{document_id}",
+    "Remove a document and everything read from it",
+    role="admin",
+)(documents.delete_document)
+drop_correction = declared(
+    "DELETE /documents/{document_id}/corrections/{correction_id}",
+    "Drop a correction that no longer fits",
+    role="writer",
+)(documents.drop_correction)
+list_sections = declared(
+    "GET /documents/{document_id}/sections", "List the headings of a document"
+)(documents.list_sections)
+list_moves = declared(
+    "GET /documents/{document_id}/moves", "List the remedies that a document states"
+)(documents.list_moves)
+
+
+@declared(
+    "GET /documents/{document_id}/file",
+    "Download the file as it was uploaded",
+    produces=("application/octet-stream", "application/pdf"),
+)
+def download_document(
+    services: Services, document_id: str, version: VersionNumber = None
+) -> Download:
+    """PDF and plain text open in a browser; anything that could run there is only saved."""
+    file = documents.original_file(services, document_id, version)
+    kind = _SHOWN.get(file.format)
+    headers = {
+        "Content-Disposition": f"{'inline' if kind else 'attachment'};"
+        f" filename*=UTF-8''{quote(file.name, safe='')}",
+        "X-Content-Type-Options": "nosniff",
+        "Cache-Control": "private, no-cache",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "ETag": f'"{file.sha256}"',
+    }
+    if file.format != "pdf":  # browsers' PDF viewers do not start in a sandbox
+        headers["Content-Security-Policy"] = "sandbox; default-src 'none'"
+    return Download(file.data, kind or "application/octet-stream", headers)
+
+
+list_passages = declared("GET /documents/{document_id}/passages", "List passages in reading order")(
+    documents.list_passages
+)
+show_passage = declared("GET /passages/{passage_id}", "Show one passage")(documents.show_passage)
+correct_passage = declared(
+    "PATCH /passages/{passage_id}",
+    "Correct the text, tags or hardware of a passage",
+    role="writer",
+    body=(
+        "PassagePatch",
+        "A correction of a passage. It also holds in later revisions of the document.",
+    ),
+)(documents.correct_passage)
+
+list_jobs = declared("GET /jobs", "List jobs, newest first, with counts")(progress.list_jobs)
+show_job = declared("GET /jobs/{job_id}", "Show how far a job is")(progress.show_job)
+retry_job = declared(
+    "POST /jobs/{job_id}/retry", "Queue a failed job again", role="writer", status=202
+)(progress.retry_job)

@@ -1,0 +1,62 @@
+"""Evaluations: a problem and a candidate in, a verdict with timings out."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Annotated
+
+from annotated_types import MaxLen
+
+from api.operations import operation
+from api.operations.bodies import CandidateBody, Name, ProblemBody
+from api.services import Services
+from kb.plain import Doc
+from optimizer.evaluation.queue import EvaluationJob, submission
+
+declared = partial(operation, tag="evaluations")
+
+
+@declared(
+    "POST /evaluations",
+    "Evaluate a candidate",
+    role="admin",
+    status=202,
+    runs_code=True,
+    body=("EvaluationBody", "A candidate to evaluate, and on which hardware."),
+    example={
+        "problem": "map_id",
+        "candidate": {
+            "files": {"k.py": "class ModelNew: ..."},
+            "main": "k.py",
+            "language": "torch",
+        },
+        "hardware": "x86-64",
+    },
+)
+def evaluate_candidate(
+    services: Services,
+    problem: Annotated[
+        Name | ProblemBody, Doc("The name of a built-in problem, or a problem as text.")
+    ],
+    candidate: CandidateBody,
+    hardware: Annotated[
+        Name, Doc("An id, name or alias. `auto`: the hardware of this machine.")
+    ] = "auto",
+    cases: Annotated[
+        Annotated[list[Name], MaxLen(200)] | None,
+        Doc("Evaluate only these cases of the problem."),
+    ] = None,
+) -> EvaluationJob:
+    """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. A service carries
+    out one at a time."""
+    sent = problem if isinstance(problem, str) else problem.model_dump()
+    checked = submission(services, sent, candidate.model_dump(), hardware, cases or ())
+    return services.running.evaluations.submit(checked)
+
+
+@declared("GET /evaluations/{evaluation_id}", "Show how far an evaluation is, and its result")
+def show_evaluation(services: Services, evaluation_id: str) -> EvaluationJob:
+    """`state` is queued, running, ready or failed. `error` says why an evaluation failed; a
+    candidate that is wrong or crashes is a result, not an error. The `key` of any finished
+    evaluation of this data directory may be given as id."""
+    return services.running.evaluations.find(evaluation_id, services.access)

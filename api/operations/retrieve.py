@@ -1,0 +1,128 @@
+"""Questions to the knowledge base, and the outcomes of its answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Annotated
+
+from annotated_types import MaxLen
+
+from api.operations import Media, operation
+from api.operations.examples import retrieve_examples
+from api.services import Services
+from kb.answers import Answer
+from kb.errors import InvalidRequest, PayloadTooLarge
+from kb.plain import Doc, Finite
+from retrieval.request_body import (
+    RetrieveBody,
+    RetrieveQuery,
+    body_of_query,
+    read_body,
+    request_of,
+)
+from retrieval.stages import watching
+
+declared = partial(operation, tag="retrieve")
+
+
+@declared("GET /retrieve", "Ask by signal or words", computes=True)
+def retrieve_by_query(services: Services, query: RetrieveQuery) -> Answer:
+    """Cited passages, moves and skills about a signal or a question. Equal requests give the same
+    `context` byte for byte, as long as nothing was ingested."""
+    return _answer(services, read_body(body_of_query(query)))
+
+
+@declared(
+    "POST /retrieve",
+    "Ask with a log, metrics, a question or a signal",
+    role="reader",
+    reads=True,
+    computes=True,
+    media=(
+        Media(
+            ("text/plain",),
+            "A raw log; the other fields are query parameters.",
+            "ptxas error : Entry function uses too much shared data (0x10400 bytes, 0xc000 max)",
+            read=lambda log, query: body_of_query(query, log=log),
+            query=RetrieveQuery,
+            what="log",
+            limit="max_log_bytes",
+        ),
+    ),
+    examples=retrieve_examples,
+)
+def retrieve(services: Services, request: RetrieveBody) -> Answer:
+    """Takes JSON, or a raw log as text/plain with the other fields as query parameters."""
+    return _answer(services, request)
+
+
+def _answer(services: Services, body: RetrieveBody) -> Answer:
+    settings = services.settings
+    defaults = {"k": settings.default_k, "max_tokens": settings.default_max_tokens}
+    request = request_of(body, defaults, services.access)
+    if request.log is not None and len(request.log.encode()) > settings.max_log_bytes:
+        raise PayloadTooLarge(
+            f"the log is over the limit of {settings.max_log_bytes:,} bytes",
+            hint="Send the part around the first error, or raise KERNLORE_MAX_LOG_BYTES.",
+            details={"limit": settings.max_log_bytes},
+        )
+    if not 1 <= request.k <= settings.max_k:
+        raise InvalidRequest(f"k is {request.k}", hint=f"Use 1 to {settings.max_k}.")
+    with watching(services.metrics.stage):
+        answer = services.retriever.retrieve(request)
+    services.metrics.retrieval(answer)
+    return answer
+
+
+@dataclass(frozen=True)
+class StoredOutcome:
+    """An outcome was stored under its retrieval."""
+
+    retrieval_id: str
+    outcome_id: str
+
+
+@declared(
+    "POST /retrievals/{retrieval_id}/outcome",
+    "Report what became of an answer",
+    role="reader",
+    status=201,
+    body=("OutcomeBody", "What a caller did with an answer, and how the kernel turned out."),
+    example={"used": ["any-split-k-skinny-matmul"], "correct": True, "speedup": 1.4},
+)
+def report_outcome(
+    services: Services,
+    retrieval_id: str,
+    used: Annotated[
+        list[Annotated[str, MaxLen(200)]],
+        Doc("Ids of the excerpts, moves and skills acted on."),
+        MaxLen(1000),
+    ] = [],  # noqa: B006  never changed
+    correct: Annotated[bool | None, Doc("Whether the kernel's results were correct.")] = None,
+    speedup: Annotated[
+        Finite | None, Doc("Speed-up of the kernel; 2.0 means twice as fast.")
+    ] = None,
+    baseline_speedup: Annotated[
+        Finite | None,
+        Doc(
+            "Speed-up of the kernel before the change, where both are over the same reference;"
+            " otherwise left out."
+        ),
+    ] = None,
+    note: Annotated[str, MaxLen(4000)] | None = None,
+) -> StoredOutcome:
+    """Reported outcomes decide how skills are ranked later; `used` lists the ids of the answer that
+    were acted on. Report once for each kernel that the answer led to: every report counts as one
+    outcome, also a second one for the same answer."""
+    outcome = services.retriever.report_outcome(
+        retrieval_id,
+        used=used,
+        correct=correct,
+        speedup=speedup,
+        baseline_speedup=baseline_speedup,
+        note=note,
+        access_scope=services.access,
+    )
+    services.report_skill_use(used)
+    return StoredOutcome(retrieval_id, outcome)

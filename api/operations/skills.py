@@ -1,0 +1,236 @@
+"""The skill library: list, decide, change, export and import.
+
+Measuring a skill takes minutes of the whole machine and is a command alone (`kernlore skills
+verify`); nothing that comes in here is run.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+from annotated_types import MaxLen, MinLen
+
+from api.operations import Download, Files, listed, operation
+from api.operations.bodies import Actor, Reason, SkillBody
+from api.services import Services
+from kb.catalog.skills.reading import SkillEvent
+from kb.errors import InvalidRequest, PayloadTooLarge
+from kb.plain import Doc
+from skills.format.skillfile import MAX_BYTES, packed, placed, unpacked
+from skills.lifecycle import Wanted, change_state
+from skills.skill_library import Imported, Revision, SkillDetail, SkillSummary
+
+declared = partial(operation, tag="skills")
+
+
+@dataclass(frozen=True)
+class ListedSkills:
+    """Skills by name, or best first."""
+
+    skills: Sequence[SkillSummary]
+
+
+@dataclass(frozen=True)
+class ChangedSkill:
+    """A skill after a decision, with the new entry of its history."""
+
+    name: str
+    state: str
+    event: SkillEvent
+    warnings: Annotated[
+        Sequence[str], Doc("What is odd about the scopes of a skill that is active now.")
+    ]
+
+
+@dataclass(frozen=True)
+class SkillHistory:
+    """The history of a skill, oldest first."""
+
+    name: str
+    events: Sequence[SkillEvent]
+
+
+@declared("GET /skills", "List skills")
+def list_skills(
+    services: Services,
+    state: Annotated[
+        str | None, Doc("Only skills in this state, like active; or in several: a,b.")
+    ] = None,
+    tier: Annotated[str | None, Doc("Only skills of this tier: curated or learned.")] = None,
+    hardware: Annotated[str | None, Doc("Only skills that hold for this hardware.")] = None,
+    signal: Annotated[str | None, Doc("Only skills about this signal.")] = None,
+    language: Annotated[
+        str | None, Doc("Only skills for kernels in this language, or in any.")
+    ] = None,
+    q: Annotated[str | None, Doc("Words of the name, text, operators or signals.")] = None,
+) -> ListedSkills:
+    """Skills by name; with `q`, those first that contain most of its words."""
+    return ListedSkills(
+        services.skills.list(
+            states=listed(state),
+            tier=tier,
+            hardware=hardware,
+            signal=signal,
+            language=language,
+            words=q,
+            access_scope=services.access,
+        )
+    )
+
+
+@declared("GET /skills/{name}", "Show one skill")
+def show_skill(services: Services, name: str) -> SkillDetail:
+    """Its text, precondition, moves, recipe, sources, measurements and history."""
+    return services.skills.show(name, access_scope=services.access)
+
+
+@declared(
+    "PATCH /skills/{name}",
+    "Approve, quarantine, retire or restore a skill",
+    role="curator",
+    body=("SkillPatch", "The state that a skill is to have, who decides, and why."),
+)
+def change_skill(
+    services: Services,
+    name: str,
+    state: Annotated[
+        Wanted,
+        Doc(
+            "`restored` brings back a retired or quarantined skill, in the state that its"
+            " measurements allow."
+        ),
+    ],
+    actor: Annotated[Actor, Doc("Who decides.")],
+    reason: Annotated[Reason, Doc("Why. It is kept in the skill's history.")],
+    force: Annotated[bool, Doc("Approve although no trial supports it.")] = False,
+) -> ChangedSkill:
+    """A learned skill can be approved once trials support it, or with `force`, which its history
+    records. An approved revision takes the place of the skill that it revises, whose history the
+    entry is then in. The answer has the new entry of the history, and `warnings` about the scopes
+    of a skill that is active now."""
+    access = services.access
+    event = change_state(
+        services.catalog, name, state, actor=actor, reason=reason, force=force, access_scope=access
+    )
+    warnings = services.skills.warnings(name, event, access_scope=access)
+    return ChangedSkill(name, event.to_state or state, event, warnings)
+
+
+@declared(
+    "POST /skills/{name}/revisions",
+    "Change the text or precondition of a skill",
+    role="writer",
+    status=201,
+    responses={201: "Stored as a candidate."},
+    body=(
+        "RevisionBody",
+        "What is to change of a skill, who changes it, and why. What is left out stays.",
+    ),
+)
+def revise_skill(
+    services: Services,
+    name: str,
+    description: Annotated[
+        Annotated[str, MinLen(1), MaxLen(1024)] | None, Doc("What it does, and when to use it.")
+    ] = None,
+    predicate: Annotated[
+        Annotated[str, MaxLen(4000)] | None, Doc("Its precondition; empty for none.")
+    ] = None,
+    body: Annotated[
+        Annotated[str, MinLen(1), MaxLen(100_000)] | None,
+        Doc("Its text in Markdown, below the front matter."),
+    ] = None,
+    *,
+    actor: Annotated[Actor, Doc("Who changes it.")],
+    reason: Annotated[Reason, Doc("Why. It is kept in the skill's history.")],
+) -> Imported:
+    """A skill in use stays as it is; the new text is a candidate beside it, and takes its place
+    once it is verified or approved. `name` in the answer is that candidate's."""
+    if description is None and predicate is None and body is None:
+        raise InvalidRequest("nothing to change", hint="Give description, predicate or body.")
+    revision = Revision(description, predicate, body)
+    return services.skills.revise(
+        name, revision, actor=actor, reason=reason, access_scope=services.access
+    )
+
+
+@declared("GET /skills/{name}/history", "Show the history of a skill, oldest first")
+def show_history(services: Services, name: str) -> SkillHistory:
+    """Every change of its text and state: when, who and why."""
+    return SkillHistory(name, show_skill(services, name).events)
+
+
+@declared(
+    "GET /skills/{name}/export",
+    "Download a skill's folder as a zip",
+    produces=("application/zip",),
+)
+def export_skill(services: Services, name: str) -> Download:
+    """In the open SKILL.md format, without scripts."""
+    with tempfile.TemporaryDirectory(prefix="kernlore-export-") as folder:
+        (written,) = services.skills.export(Path(folder), [name], access_scope=services.access)
+        data = packed(written)
+    headers = {"content-disposition": f'attachment; filename="{written.name}.zip"'}
+    return Download(data, "application/zip", headers)
+
+
+def _status_of(imported: Imported) -> int:
+    return 200 if imported.outcome == "unchanged" else 201
+
+
+imported = partial(
+    declared,
+    "POST /skills",
+    "Import a skill as a candidate",
+    role="writer",
+    upload=True,
+    status=201,
+    status_of=_status_of,
+    responses={200: "The same text is stored already.", 201: "Imported as a candidate."},
+)
+
+
+@imported()
+def import_zip(
+    services: Services,
+    file: Annotated[Files, Doc("A zip of the skill's folder."), MaxLen(1)],
+    actor: Annotated[Actor, Doc("Who sends it.")] = "http",
+) -> Imported:
+    if len(file) != 1:
+        raise InvalidRequest(
+            "a skill is sent alone",
+            hint="Send one zip in the field `file`, and no other field but `actor`.",
+        )
+    data = file[0].file.read(MAX_BYTES + 1)
+    if file[0].oversized or len(data) > MAX_BYTES:
+        raise PayloadTooLarge(
+            f"the zip is over the limit of {MAX_BYTES:,} bytes",
+            hint="Send less of it: a skill is one page.",
+            details={"limit": MAX_BYTES},
+        )
+    with unpacked(data) as path:
+        return services.skills.import_folder(path, actor=actor, access_scope=services.access)
+
+
+@imported(
+    form=import_zip,
+    example={
+        "name": "wait-for-talon",
+        "files": {
+            "SKILL.md": "---\nname: wait-for-talon\n"
+            "description: Use when a kernel waits for loads.\n"
+            'metadata:\n  kb.hardware: "h100"\n  kb.languages: "cuda"\n'
+            '  kb.signals: "memory_latency"\n---\n## Steps\n\n1. Begin the next load sooner.\n'
+        },
+        "actor": "ann",
+    },
+)
+def import_skill(services: Services, skill: SkillBody) -> Imported:
+    """What the folder claims about state and evidence is ignored, and its scripts are left out."""
+    with placed(skill.name, skill.files) as path:
+        return services.skills.import_folder(path, actor=skill.actor, access_scope=services.access)

@@ -1,0 +1,210 @@
+"""Trajectories: searches of other optimizers, evaluated here before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from api.operations import Media, operation
+from api.operations.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
+from api.services import Services
+from api.strict_json import load_json
+from kb.catalog.trajectories import StoredTrajectory
+from kb.errors import InvalidRequest
+from kb.plain import plain
+from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.evaluate import entry_for, problem_named
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
+from retrieval.knowledge_base import KnowledgeBase
+from skills.trajectories import reading
+from skills.trajectories.external import (
+    ExportedRun,
+    ExternalProblem,
+    ExternalStep,
+    ExternalTrajectory,
+    about_step,
+    file_name,
+    problem_of,
+    read_lines,
+)
+from skills.trajectories.queue import accept, resolved_hardware
+from skills.trajectories.reading import ListedTrajectories, ListedTrajectory
+
+declared = partial(operation, tag="trajectories")
+
+
+def _read_lines(text: str, _: None) -> Any:
+    rows = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.strip():
+            try:
+                rows.append(load_json(line.encode()))
+            except InvalidRequest as error:
+                raise InvalidRequest(f"line {number}: {error.message}", hint=error.hint) from None
+    return {"lines": rows}
+
+
+@declared(
+    "POST /trajectories",
+    "Send the search of another optimizer",
+    role="writer",
+    upload=True,
+    status=202,
+    runs_code=True,
+    media=(
+        Media(
+            ("application/x-ndjson", "application/jsonl", "application/jsonlines"),
+            "trajectory.jsonl of an export",
+            "",
+            read=_read_lines,
+        ),
+    ),
+    example={
+        "problem": "map_id",
+        "hardware": "x86-64",
+        "language": "cpp",
+        "actor": "my-optimizer",
+        "steps": [{"parent": 0, "source": "// a kernel", "plan": "binary search"}],
+    },
+)
+def submit_trajectory(services: Services, trajectory: TrajectoryBody) -> ListedTrajectory:
+    """Every step is evaluated here; what the sender claims is stored beside the measurements, and
+    not used. `state` is queued, running, ready or failed, and unverified where the hardware is
+    not in this machine. Sending the same trajectory again gives the same id, and evaluates it again
+    if it was not ready."""
+
+    queue = services.running.trajectories
+    queue.check_room()
+    row = accept_body(services, trajectory)
+    if row.state == "queued":
+        queue.wake()
+    accepted: ListedTrajectory = plain(reading.trajectory_row(row))
+    return accepted
+
+
+@declared("GET /trajectories", "List external trajectories, newest first")
+def list_trajectories(services: Services) -> ListedTrajectories:
+    """Each trajectory with its state, problem, hardware and number of steps."""
+    return {"trajectories": reading.list_trajectories(services)}
+
+
+show_trajectory = declared(
+    "GET /trajectories/{trajectory_id}", "Show how far a trajectory is, and its measurements"
+)(reading.show_trajectory)
+
+
+# -- trajectory parser: From the body of `POST /trajectories` to an external trajectory. Nothing o
+
+
+def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:
+    """Check a body without running any of it, and store it to be evaluated. Raises InvalidRequest,
+    NotFound and UnknownHardware.
+    """
+    trajectory, problem = external_trajectory(
+        body,
+        lambda name: resolved_hardware(base, name),
+        lambda hardware, language: entry_for(base, hardware, language),
+    )
+    return accept(base, trajectory, problem, "export" if body.lines is not None else "told")
+
+
+def external_trajectory(
+    body: TrajectoryBody,
+    resolve: Callable[[str], str],
+    entry_of: Callable[[str, str], str] = lambda hardware, language: "",
+) -> tuple[ExternalTrajectory, Problem]:
+    """The trajectory and its problem. `resolve` gives the id of a hardware by its name, `entry_of`
+    the entry that its own toolchain for a language states, or an empty text."""
+    if (body.steps is None) == (body.lines is None):
+        raise InvalidRequest(
+            "give `steps` or `lines`, one of them",
+            hint="`steps` are those of another optimizer, `lines` those of an exported run.",
+        )
+    if body.lines is not None:
+        return _of_lines(body, read_lines(body.lines), resolve)
+    if body.problem is None or body.hardware is None:
+        raise InvalidRequest(
+            "`problem` or `hardware` is missing", hint="Name both, or send an exported run's lines."
+        )
+    hardware = body.hardware
+    steps = tuple(
+        _step(number, step, body, lambda language: entry_of(hardware, language))
+        for number, step in enumerate(body.steps or (), 1)
+    )
+    trajectory = ExternalTrajectory(
+        _place(body.problem), resolve(body.hardware), steps, body.actor, body.licence or None
+    )
+    return trajectory, problem_of(trajectory.problem)
+
+
+def _place(problem: str | ProblemBody) -> ExternalProblem:
+    if isinstance(problem, str):
+        return ExternalProblem(name=problem_named(problem).path.parent.name)
+    return ExternalProblem(None, problem.source, problem.toml)
+
+
+def _step(
+    number: int, step: TrajectoryStepBody, body: TrajectoryBody, entry_of: Callable[[str], str]
+) -> ExternalStep:
+    language = step.language or body.language
+    if language is None:
+        raise InvalidRequest(
+            f"step {number} has no language", hint="Name it in the step, or for all of them."
+        )
+    try:
+        files, main = _files(step, language)
+        entry = step.entry or entry_of(language) or default_entry(main)
+        bundle = Bundle(files, main, language, entry, step.parameters)
+    except InvalidRequest as error:
+        raise about_step(number, error) from None
+    claim = step.claimed_speedup
+    return ExternalStep(
+        number,
+        step.parent,
+        bundle,
+        step.plan,
+        tuple(step.claimed),
+        tuple(step.told),
+        None if claim is None else float(claim),
+        tuple(step.cases),
+    )
+
+
+def _files(step: TrajectoryStepBody, language: str) -> tuple[dict[str, str], str]:
+    if (step.source is None) == (step.files is None):
+        raise InvalidRequest(
+            "give `source` or `files`, one of them", hint="`files` go with `main`."
+        )
+    if step.source is not None:
+        name = step.main or file_name(language)
+        return {name: step.source}, name
+    files = step.files or {}
+    if step.main is None and len(files) != 1:
+        raise InvalidRequest("`main` is missing", hint="Name the file that is compiled.")
+    return files, step.main or next(iter(files))
+
+
+def _of_lines(
+    body: TrajectoryBody, run: ExportedRun, resolve: Callable[[str], str]
+) -> tuple[ExternalTrajectory, Problem]:
+    place = _shipped(run.problem_sha256) if body.problem is None else _place(body.problem)
+    problem = problem_of(place)
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"the problem {problem.name} here differs from that of {run.run[:80]}",
+            hint="Send `problem` with the source and toml that were searched.",
+        )
+    hardware = resolve(body.hardware or run.hardware)
+    return ExternalTrajectory(place, hardware, run.steps, body.actor, body.licence), problem
+
+
+def _shipped(sha256: str) -> ExternalProblem:
+    for name in shipped_problems():
+        if load_problem(SHIPPED / name).sha256 == sha256:
+            return ExternalProblem(name=name)
+    raise InvalidRequest(
+        "the lines are about a problem that is not built in",
+        hint="Send `problem` with its source and toml beside the lines.",
+    )

@@ -1,0 +1,231 @@
+"""Further processes of one service, each of which answers retrievals on a processor by itself.
+
+All accept connections of one socket. A worker answers `/retrieve` from the snapshot that it maps,
+as the service does; any other request it passes on to the service, over a socket in the data
+directory. The service starts its workers again when they end, and ends them with itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import structlog
+
+from api.http.callers import CLIENT_HEADER
+from kb.settings import Settings
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
+    from starlette.types import ASGIApp, Receive, Scope, Send
+
+SOCKET = "service.sock"
+PATHS = ("/retrieve",)  # that a worker answers itself
+AGAIN_SECONDS = 1.0  # after a worker has ended
+log = structlog.get_logger(__name__)
+
+
+def socket_path(settings: Settings) -> Path:
+    """Where the service listens for its workers. The name of a socket has at most 107 bytes."""
+    return settings.data_dir.absolute() / SOCKET
+
+
+def listen_for_workers(settings: Settings) -> socket.socket:
+    """The service's end. Raises OSError where the path is too long."""
+    path = socket_path(settings)
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listening.bind(str(path))
+    path.chmod(0o600)
+    listening.listen(2048)
+    return listening
+
+
+class Workers:
+    """The worker processes of a service between `start` and `stop`."""
+
+    def __init__(self, settings: Settings, listening: socket.socket) -> None:
+        self._settings = settings
+        self._listening = listening
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._run, name=f"worker {n}", daemon=True)
+            for n in range(1, settings.workers)
+        ]
+
+    def start(self) -> None:
+        """Start them in the background."""
+        for thread in self._threads:
+            thread.start()
+
+    def stop(self) -> None:
+        """End them; requests that they have begun are answered."""
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            descriptor = self._listening.fileno()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "api.workers", str(descriptor)],
+                stdin=subprocess.PIPE,
+                pass_fds=(descriptor,),
+            )
+            assert process.stdin is not None
+            # By the pipe, which the worker reads to its end: that comes when the service is gone.
+            process.stdin.write(self._settings.model_dump_json().encode() + b"\n")
+            process.stdin.flush()
+            while process.poll() is None and not self._stop.wait(0.1):
+                pass
+            if self._stop.is_set():
+                process.terminate()
+                process.wait()
+                return
+            log.error("a worker has ended and is started again", status=process.returncode)
+            self._stop.wait(AGAIN_SECONDS)
+
+
+class PassOn:
+    """Passes requests on to the service of the data directory."""
+
+    def __init__(self, settings: Settings) -> None:
+        import httpx
+
+        transport = httpx.AsyncHTTPTransport(uds=str(socket_path(settings)))
+        self._client = httpx.AsyncClient(transport=transport, timeout=None)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        import httpx
+
+        async def body() -> AsyncIterator[bytes]:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return
+                yield message.get("body", b"")
+                if not message.get("more_body"):
+                    return
+
+        host, port = scope.get("client") or ("unknown", 0)
+        headers = [pair for pair in scope["headers"] if pair[0] != CLIENT_HEADER]
+        headers.append((CLIENT_HEADER, f"{host}:{port}".encode()))
+        has_body = any(name in (b"content-length", b"transfer-encoding") for name, _ in headers)
+        url = httpx.URL(scheme="http", host="service", raw_path=_raw_path(scope))
+        request = self._client.build_request(
+            scope["method"], url, headers=headers, content=body() if has_body else None
+        )
+        answer = await self._client.send(request, stream=True)
+        try:
+            raw = [(n.lower(), v) for n, v in answer.headers.raw if n.lower() != b"connection"]
+            start = {"type": "http.response.start", "status": answer.status_code, "headers": raw}
+            await send(start)
+            async for chunk in answer.aiter_raw():
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            await answer.aclose()
+
+
+def _raw_path(scope: Scope) -> bytes:
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    query: bytes = scope["query_string"]
+    return path + b"?" + query if query else path
+
+
+class OwnPaths:
+    """The application of a worker: its own paths, and the service for all others."""
+
+    def __init__(self, own: ASGIApp, others: ASGIApp) -> None:
+        self._own, self._others = own, others
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        own = scope["type"] != "http" or scope["path"] in PATHS
+        await (self._own if own else self._others)(scope, receive, send)
+
+
+@asynccontextmanager
+async def worker_lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Opens what answers need, and follows the catalog."""
+    from api.app import exchange_counts, flush_uses
+    from api.http.admission import Admission
+    from api.services import Follower, open_services
+
+    settings: Settings = app.state.settings
+    services = open_services(settings)
+    services.metrics = app.state.metrics
+    app.state.services = services
+    app.state.admission = Admission(settings)
+    periodic = [asyncio.create_task(flush_uses(services))]
+    periodic.append(asyncio.create_task(exchange_counts(services, app.state.limits)))
+    services.embedder.prepare()
+    services.retriever.warm(settings.models_dir)
+    follower = Follower(services)
+    follower.start()
+    try:
+        yield
+    finally:
+        for task in periodic:
+            task.cancel()
+        services.keys.flush()
+        follower.stop()
+        services.close()
+
+
+def configure_logs(level: str) -> None:
+    """Log one JSON object a line on standard error, from `level` up, with the request's id."""
+    import structlog
+
+    structlog.configure(
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            structlog.processors.TimeStamper(fmt="iso", utc=True),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(
+            logging.getLevelNamesMapping().get(level.upper(), logging.INFO)
+        ),
+        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        cache_logger_on_first_use=True,
+    )
+
+
+def _main(descriptor: int) -> None:
+    import uvicorn
+
+    from api.app import create_app
+
+    settings = Settings.model_validate_json(sys.stdin.buffer.readline())
+    configure_logs(settings.log_level)
+    listening = socket.socket(fileno=descriptor)
+    app = OwnPaths(create_app(settings, lifespan=worker_lifespan), PassOn(settings))
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=10, lifespan="on"
+    )
+    server = uvicorn.Server(config)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the service decides
+    threading.Thread(target=_end_with_the_service, args=(server,), daemon=True).start()
+    with suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+
+
+def _end_with_the_service(server: Any) -> None:
+    sys.stdin.buffer.read()
+    server.should_exit = True
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
+    _main(int(sys.argv[1]))

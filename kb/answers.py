@@ -1,0 +1,181 @@
+"""What the service answers, as data. The JSON forms are the HTTP contract.
+
+Knows nothing about how an answer is made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class SignalFinding:
+    """A signal that holds. `confidence` is A (a vendor's rule), B (a peer's code), C (a heuristic)
+    or "given" when the caller named the signal. Each piece of `evidence` is the JSON of a value
+    that a rule relied on, or of a log line that a signature matched.
+    """
+
+    id: str
+    confidence: str
+    evidence: tuple[Mapping[str, Any], ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is wrong, root causes first; empty when nothing is known to be wrong.
+
+    `unrecognised` are metric names that no rule knows, `ruled_out` are signals that were refuted or
+    explained away ({signal, rule, evidence}), `abstained` are rules that lacked some of their
+    evidence ({rule, signal, missing}), `measure_next` are canonical metric names that would settle
+    the open questions, and `signatures` are the known error texts of the log, the leading one
+    first: {id, signal, class, title, remedy, line, line_number, extracted}. `class` says what kind
+    of failure it is: compiler_crash, limit, run_time_fault, broken_environment, user_mistake or
+    warning_only, null where the signature of a chip leaves it open.
+    """
+
+    signals: tuple[SignalFinding, ...] = ()
+    unrecognised: tuple[str, ...] = ()
+    ruled_out: tuple[Mapping[str, Any], ...] = ()
+    abstained: tuple[Mapping[str, Any], ...] = ()
+    measure_next: tuple[str, ...] = ()
+    signatures: tuple[Mapping[str, Any], ...] = ()
+    hint: str = ""
+
+    @property
+    def signal_ids(self) -> tuple[str, ...]:
+        """The ids of the signals, the leading one first."""
+        return tuple(finding.id for finding in self.signals)
+
+    @property
+    def primary(self) -> str:
+        """The id of the leading signal, or "unknown"."""
+        return self.signals[0].id if self.signals else "unknown"
+
+
+@dataclass(frozen=True)
+class ProfileRead:
+    """What was read of the profiler output that a request gave.
+
+    `kind` is the profiler. `metrics` are those of `kernel`, the one that takes most of the time, by
+    the profiler's own names; `unread` counts the counters that no rule knows. `kernels` are rows
+    {name, calls, us, pct}, the longest first.
+    """
+
+    kind: str
+    kernel: str
+    metrics: Mapping[str, float | str]
+    unread: int = 0
+    kernels: tuple[Mapping[str, Any], ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DocumentRef:
+    """The document of an excerpt, in the version that is current."""
+
+    id: str
+    title: str
+    version: int
+
+
+@dataclass(frozen=True)
+class Excerpt:
+    """One passage or several of a section. `hardware` lists what it is scoped to, empty for any.
+
+    `page` is {index, label} of its first page (the index counts from 0) or None. `score` is the
+    fused score it was ranked by, `channels` are the parts of it: lexical and dense.
+    """
+
+    id: str
+    category: str
+    hardware: tuple[str, ...]
+    text: str
+    document: DocumentRef
+    section: str
+    page: Mapping[str, Any] | None
+    score: float
+    channels: Mapping[str, float]
+    passages: tuple[str, ...] = ()
+    citation: str = ""
+
+
+@dataclass(frozen=True)
+class Move:
+    """A change of a kernel whose predicate holds, or could not be decided because the values named
+    in `missing` are unknown (then `applies` is None).
+
+    `change` is {role, direction} and, where known, {to, factor}; `limit` is the fact that bounds
+    the change, {fact, value, unit, source}; `source` is the passage it rests on.
+    """
+
+    id: str
+    name: str
+    when: str
+    applies: bool | None
+    change: Mapping[str, Any]
+    limit: Mapping[str, Any] | None
+    why: str
+    missing: tuple[str, ...]
+    source: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SkillAnswer:
+    """A skill that fits. `score` holds the parts of its rank and their product `total`; `evidence`
+    is None where nothing was measured here.
+    """
+
+    name: str
+    summary: str
+    tier: str
+    state: str
+    score: Mapping[str, float]
+    evidence: Mapping[str, Any] | None
+
+
+@dataclass(frozen=True)
+class ContextPart:
+    """One part of a context: its kind (manual, sample, symbols, section, ...), the id to exclude it
+    by, its size in tokens and its citation, empty for lines of this program.
+    """
+
+    kind: str
+    id: str
+    tokens: int
+    citation: str
+
+
+@dataclass(frozen=True)
+class Answer:
+    """`excerpts` is the ranked list, `context` the text packed for a prompt, `hints` what would
+    make a better answer. Outcomes are reported against `retrieval_id`.
+
+    `task` is what the context is for. Its first `context_stable` characters stay equal in every
+    request about the same chip, language, operator and budget that excludes nothing (0 where a
+    small budget is for what was asked alone); moves and skills stand in it from
+    character `context_actions` on. `parts` says what is in it, and `unknown_names` which names of
+    the draft no card has. `profile` says what was read of a given profile.
+    """
+
+    retrieval_id: str
+    diagnosis: Verdict
+    hardware: Mapping[str, Any] | None
+    excerpts: tuple[Excerpt, ...]
+    skills: tuple[SkillAnswer, ...]
+    moves: tuple[Move, ...]
+    context: str
+    context_tokens: int = 0
+    skills_withheld: tuple[str, ...] = ()
+    hints: tuple[str, ...] = field(default=())
+    task: str = "ask"
+    context_stable: int = 0
+    context_actions: int = 0
+    parts: tuple[ContextPart, ...] = ()
+    unknown_names: tuple[Mapping[str, Any], ...] = ()
+    profile: ProfileRead | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        """The body of /retrieve."""
+        return asdict(self)

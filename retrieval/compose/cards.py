@@ -1,0 +1,226 @@
+"""Blocks of symbol cards: names of a language with signatures, meanings, limits and examples, and
+the choice of those that are worth their place where a chip has too many.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from itertools import islice, zip_longest
+
+from kb.catalog.knowledge.symbols import Symbol
+from kb.hardware.extensions import is_lacking_name
+from kb.problem_terms import canonical_dtype, guide_words, problem_terms
+from kb.prompt_tokens import count_tokens
+from kb.tokens import STOP_WORDS, tokenize
+from retrieval.compose.sections import Block, fenced
+
+BRIEF = 160  # characters of a meaning in one line
+_SENTENCE = re.compile(r".{20,}?[.!?](?=\s|$)")
+
+
+def symbol_line(*symbols: Symbol) -> str:
+    """A card as one entry of a list: signature, meaning, operands, limits, example. Symbols that a
+    document describes in the same words share an entry.
+    """
+    first = symbols[0]
+    heads = [_head(symbol) for symbol in symbols]
+    lines = [f"- {', '.join(heads)} ({first.kind}): {_flat(first.meaning)}".rstrip(": ")]
+    if first.operands:
+        operands = "; ".join(
+            f"{name}: {meaning}" if meaning else name for name, meaning in first.operands
+        )
+        if operands not in heads[0]:
+            lines.append(f"  operands: {_flat(operands)}")
+    meaning = _flat(first.meaning)
+    limits = [_flat(text) for text in first.limits if _flat(text) not in meaning]
+    if limits:
+        lines.append(f"  limits: {' '.join(limits)}")
+    if first.further:
+        lines.append(f"  {_flat('; '.join(first.further))}")
+    for symbol in symbols:
+        if symbol.example:
+            lines.append(_example(symbol.example.strip()))
+    return "\n".join(lines)
+
+
+def signature_line(*symbols: Symbol) -> str:
+    """Cards by their signatures alone; those that have none say something in one line only."""
+    if not any(symbol.signature not in ("", symbol.name) for symbol in symbols):
+        return brief_line(*symbols)
+    return f"- {', '.join(map(_head, symbols))}"
+
+
+def brief_line(*symbols: Symbol) -> str:
+    """A card in one line: signature and the first sentence of its meaning."""
+    first = symbols[0]
+    heads = ", ".join(map(_head, symbols))
+    sentence = _SENTENCE.match(_flat(first.meaning))
+    meaning = (sentence[0] if sentence else _flat(first.meaning))[:BRIEF]
+    return f"- {heads} ({first.kind}): {meaning}".rstrip(": ")
+
+
+def _head(symbol: Symbol) -> str:
+    head = symbol.signature or symbol.name
+    return f"`{head}`" if symbol.name in head else f"{symbol.name}: `{head}`"
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _example(example: str) -> str:
+    if "\n" not in example:
+        return f"  example: `{example}`"
+    return "  example:\n" + "\n".join(f"    {line}" for line in example.splitlines())
+
+
+def symbol_blocks(symbols: Sequence[Symbol], room: int, needed: Sequence[str] = ()) -> list[Block]:
+    """The cards in `room` tokens, one block for each document, in the given order. Every name comes
+    before the details of any: what does not fit whole is one line, and where the lines of all do
+    not fit, a signature. Then lines become longer while room is left, first those of the names that
+    are `needed`, in their order.
+    """
+    rank = {name: number for number, name in enumerate(needed)}
+
+    def urgency(alike: Sequence[Symbol]) -> int:
+        return min(rank.get(symbol.name, len(rank)) for symbol in alike)
+
+    kinds = _alike(symbols)
+    forms = [brief_line, symbol_line]
+    if sum(count_tokens(brief_line(*alike)) + 1 for alike in kinds) > room:
+        kinds = _each_name_first(sorted(kinds, key=urgency))
+        forms.insert(0, signature_line)
+    entries: list[tuple[list[Symbol], str]] = []
+    left = room
+    for alike in kinds:
+        line = forms[0](*alike)
+        cost = count_tokens(line) + 1
+        if cost <= left:
+            left -= cost
+            entries.append((alike, line))
+    for longer in forms[1:]:
+        for n in sorted(range(len(entries)), key=lambda n: urgency(entries[n][0])):
+            alike, shorter = entries[n]
+            line = longer(*alike)
+            more = count_tokens(line) - count_tokens(shorter)
+            if more <= left:
+                left -= more
+                entries[n] = (alike, line)
+    groups: dict[str, list[tuple[list[Symbol], str]]] = {}
+    for entry in entries:
+        groups.setdefault(entry[0][0].document_id, []).append(entry)
+    return [_symbol_block(group) for group in groups.values()]
+
+
+def _each_name_first(kinds: Sequence[list[Symbol]]) -> list[list[Symbol]]:
+    """In their order, but what says more of names that came before is last."""
+    new: list[list[Symbol]] = []
+    again: list[list[Symbol]] = []
+    seen: set[str] = set()
+    for alike in kinds:
+        names = {symbol.name for symbol in alike}
+        (again if names <= seen else new).append(alike)
+        seen |= names
+    return [*new, *again]
+
+
+def _symbol_block(entries: Sequence[tuple[list[Symbol], str]]) -> Block:
+    """The entries of one document."""
+    first = entries[0][0][0]
+    source = f"{first.document_title} (v{first.version}), symbols"
+    text = "\n".join(line for _, line in entries)
+    block = fenced("symbols", first.id, source, first.hardware, text)
+    sections = dict.fromkeys(symbol.section_id for alike, _ in entries for symbol in alike)
+    return replace(block, sections=tuple(sections))
+
+
+def _alike(symbols: Sequence[Symbol]) -> list[list[Symbol]]:
+    """Symbols that share a description, at the place of the first of them."""
+    groups: dict[tuple[object, ...], list[Symbol]] = {}
+    for symbol in symbols:
+        described = (symbol.section_id, symbol.kind, _flat(symbol.meaning), symbol.operands)
+        same = (*described, symbol.limits, symbol.further) if symbol.meaning else (symbol.id,)
+        groups.setdefault(same, []).append(symbol)
+    return list(groups.values())
+
+
+# -- the choice
+
+MOST_NAMES = 32
+MOST_TOKENS = 1_000
+COMPUTED_IN = "float32"  # what narrower floats are computed in
+# Aliases of element types that are words of running text too.
+_COMMON_WORDS = frozenset({"half", "short", "long", "single", "char", "int"})
+_BYTES = frozenset({"int8", "uint8"})  # text does not say whether a byte has a sign
+_WORD = re.compile(r"[A-Za-z]\w*")
+
+
+def chosen_names(
+    cards: Sequence[Symbol],
+    *,
+    op: str | None,
+    operators: Sequence[str] = (),
+    dtypes: Collection[str] = (),
+    lacks: Sequence[str] = (),
+) -> list[Symbol]:
+    """At most MOST_NAMES of these cards, in the order of their document: of each section in turn
+    its best, the sections that speak of the operators first. Without dtypes, those of all."""
+    there = [c for c in cards if not is_lacking_name(c.name, (c.signature, *c.limits), lacks)]
+    wanted = {canonical_dtype(dtype) for dtype in dtypes}
+    fitting = [c for c in there if not wanted or _is_of(c, wanted)]
+    words = _words([guide_words(op) if op else "", *(o.replace("_", " ") for o in operators)])
+    scores = _scores(fitting, words)
+    chosen = {c.id for c in islice(_in_turns(fitting, scores), MOST_NAMES)}
+    return [card for card in fitting if card.id in chosen]
+
+
+def _is_of(card: Symbol, dtypes: Collection[str]) -> bool:
+    """Whether it is about one of these element types, or about none in particular. What a card says
+    of itself counts before the heading that it stands under."""
+    usable = {*dtypes, COMPUTED_IN}
+    usable |= _BYTES if usable & _BYTES else frozenset()
+    operands = " ".join(meaning for _, meaning in card.operands)
+    for text in (f"{card.meaning} {operands} {' '.join(card.limits)}", " ".join(card.path[-1:])):
+        if named := _dtypes_in(text):
+            return not named.isdisjoint(usable)
+    return True
+
+
+def _dtypes_in(text: str) -> set[str]:
+    known = _dtype_words()
+    words = (word.lower() for word in _WORD.findall(text))
+    return {known[word] for word in words if word in known}
+
+
+@cache
+def _dtype_words() -> Mapping[str, str]:
+    """How texts name element types, in the plural too."""
+    terms = problem_terms()
+    names = {**{dtype: dtype for dtype in terms.dtypes}, **terms.dtype_aliases}
+    names = {name: dtype for name, dtype in names.items() if name not in _COMMON_WORDS}
+    return {**names, **{f"{name}s": dtype for name, dtype in names.items()}}
+
+
+def _words(texts: Iterable[str]) -> frozenset[str]:
+    return frozenset(token for text in texts for token in tokenize(text) if token not in STOP_WORDS)
+
+
+def _scores(cards: Sequence[Symbol], wanted: Collection[str]) -> dict[str, float]:
+    """How much each card and its heading share with the wanted words, a rare word counting most."""
+    words = {c.id: _words([c.name, c.meaning, *c.path[-1:]]) & set(wanted) for c in cards}
+    counts = Counter(word for present in words.values() for word in present)
+    return {i: sum(1 / counts[word] for word in present) for i, present in words.items()}
+
+
+def _in_turns(cards: Sequence[Symbol], scores: Mapping[str, float]) -> Iterable[Symbol]:
+    """The best of each section, then the second of each."""
+    sections: dict[str, list[Symbol]] = {}
+    for card in cards:
+        sections.setdefault(card.section_id, []).append(card)
+    ordered = [sorted(section, key=lambda c: -scores[c.id]) for section in sections.values()]
+    ordered.sort(key=lambda section: -scores[section[0].id])  # stable, as all of these
+    return (card for turn in zip_longest(*ordered) for card in turn if card is not None)

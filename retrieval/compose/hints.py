@@ -1,0 +1,179 @@
+"""What would make a better answer, in sentences for whoever asked."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterator, Sequence
+
+from kb.answers import Excerpt
+from kb.catalog.knowledge.passages import Passage
+from kb.errors import nearest
+from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
+from kb.scope import ANY, AccessScope, ScopeFilter
+from kb.tokens import tokenize
+from retrieval.compose.composer import Composed, Material
+from retrieval.request import RetrieveRequest
+from retrieval.scope import RUN_EVERYWHERE
+from retrieval.search.names import hint_of_name
+from retrieval.search.titles import calls
+from retrieval.snapshot.snapshot import Snapshot
+
+# The most that words alone give a section of a chip (see signal_sections): more says that its
+# heading, its text or a move names the signal.
+WORDS_ALONE = 1.0
+NO_INDEX = "The vector index does not answer: this was found by words alone."
+NO_VECTORS_YET = "Not every passage has its vector yet: this was found by words alone."
+
+
+def hints_of(
+    snapshot: Snapshot,
+    material: Material,
+    composed: Composed,
+    excerpts: Sequence[Excerpt],
+    by_signal: bool,
+    words_only: str,
+) -> tuple[str, ...]:
+    """The hints of an answer. `by_signal` says that nothing but a signal was given, `words_only`
+    why vectors had no part in it, empty where they had.
+    """
+    small = ""
+    if not any(block.citation for block in composed.context.shown):
+        most = material.request.max_tokens
+        small = f"No excerpt fits into {most} tokens: give a larger max_tokens."
+    request = material.request
+    strange = _strange_language(request, material.spoken)
+    # In a language that is not the chip's, its own documents are not looked at.
+    general = _only_general(material, excerpts) if by_signal and not strange else ""
+    chip = material.spec.name if material.spec is not None else ""
+    missing = [hint_of_name(entry, chip) for entry in composed.missing]
+    hints = (
+        material.verdict.hint,
+        defined_elsewhere(snapshot, material, excerpts),
+        strange,
+        *_unknown_words(request),
+        *missing,
+        general,
+        unknown_exclusions(snapshot, request),
+        words_only,
+        small,
+    )
+    return tuple(hint for hint in hints if hint)
+
+
+def _strange_language(request: RetrieveRequest, spoken: Sequence[str]) -> str:
+    if not request.language or not spoken or request.language in (*spoken, *RUN_EVERYWHERE):
+        return ""
+    return (
+        f"Nothing says that kernels of this chip can be written in {request.language!r}; its"
+        f" languages are {', '.join(spoken)}."
+    )
+
+
+def _unknown_words(request: RetrieveRequest) -> Iterator[str]:
+    """What the request calls its problem, where nothing here knows that name: a mistyped one would
+    otherwise narrow the answer in silence. They are no errors, since chips have languages of their
+    own and problems their own operators.
+    """
+    terms = problem_terms()
+    if request.op and request.op != "unknown":
+        op = canonical_op(request.op).removesuffix("_backward")
+        if op not in terms.ops and op not in terms.families and op not in terms.ops.values():
+            yield _no_such("operator", request.op, {*terms.ops, *terms.op_aliases})
+    if request.dtype and canonical_dtype(request.dtype) not in terms.dtypes:
+        yield _no_such("element type", request.dtype, {*terms.dtypes, *terms.dtype_aliases})
+
+
+def _no_such(what: str, name: str, known: Collection[str]) -> str:
+    near = nearest(name, known)
+    meant = f" Did you mean {' or '.join(near)}?" if near else ""
+    return f"No {what} is known as {name!r}, so it counts as a word only.{meant}"
+
+
+def _only_general(material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """Says so where no section that is shown is about the chip and what happened."""
+    if material.spec is None or any(_treats(excerpt, material) for excerpt in excerpts):
+        return ""
+    return (
+        f"No document about {material.spec.name} has a section on {material.verdict.primary}; what"
+        " is shown is general or only related. To add a manual: kernlore ingest --hardware"
+        f" {material.spec.id} FILE"
+    )
+
+
+def _treats(excerpt: Excerpt, material: Material) -> bool:
+    own = set(excerpt.hardware) & set(material.lineage)
+    if not own:
+        return False
+    return excerpt.score > WORDS_ALONE or calls(excerpt.text, material.verdict.primary)
+
+
+# -- elsewhere: What the catalog knows about a request beside what its answer may hold: error code
+
+ERROR = "error"  # kind of the cards of error codes
+MOST_CODES = 4  # of a request, that are looked up
+MOST_HITS = 8  # passages read for a code that no card has
+MOST_CHIPS = 3  # that define a code; what more have is a word of all
+MOST_IDS = 3  # that a hint names
+READ = 20_000  # characters of a log
+# Parts of a context that this program makes; they have no id in the catalog.
+OWN_PARTS = frozenset({"launch", "stated-sample", "log", "unknown-names"})
+# Capitals with at least three digits at the end: K2E-0331, NCC_EVRF031; no H100, INT8 or FP16.
+_CODE = re.compile(r"\b(?=[A-Z0-9_-]{6,40}\b)[A-Z][A-Z0-9]*(?:[-_][A-Z0-9]+)*?[-_]?\d{3,}\b")
+
+
+def defined_elsewhere(snapshot: Snapshot, material: Material, excerpts: Sequence[Excerpt]) -> str:
+    """Whose documents define the error codes of a request that nothing shown names; empty where
+    none do. The caller learns only of chips that it may see.
+    """
+    request = material.request
+    text = f"{(request.log or '')[:READ]}\n{request.query or ''}"
+    codes = list(dict.fromkeys(_CODE.findall(text)))[:MOST_CODES]
+    codes = [code for code in codes if not any(code in e.text for e in excerpts)]
+    hints = []
+    for code in codes:
+        owners = _owners(snapshot, code, request.access_scope)
+        chips = dict.fromkeys(chip for chip, _ in owners)
+        if not owners or len(chips) > MOST_CHIPS or set(chips) & set(material.lineage):
+            continue
+        titles = dict.fromkeys(title for _, title in owners)
+        hints.append(
+            f"{code} stands in documents about {' and '.join(chips)}"
+            f" ({', '.join(titles)}): ask with hardware={next(iter(chips))} for what it means."
+        )
+    return " ".join(hints)
+
+
+def _owners(snapshot: Snapshot, code: str, access: AccessScope) -> list[tuple[str, str]]:
+    """(chip, document title) of what defines a code: its cards, else passages that hold it. None
+    where something about no chip in particular has it.
+    """
+    cards = snapshot.symbols(names=(code,), access=access)
+    about: list[tuple[Sequence[str], str]] = [
+        (card.hardware, card.document_title) for card in cards if card.kind == ERROR
+    ]
+    if not about:
+        about = [(p.hardware, p.document_title) for p in _holding(snapshot, code, access)]
+    if any(not set(chips) - {ANY} for chips, _ in about):
+        return []
+    return [(chip, title) for chips, title in about for chip in chips]
+
+
+def _holding(snapshot: Snapshot, code: str, access: AccessScope) -> Iterator[Passage]:
+    whole = [token for token in tokenize(code) if len(token) == max(map(len, tokenize(code)))]
+    scope = ScopeFilter(None, access_scope=access)
+    found = snapshot.load(snapshot.search("passage", whole, scope, MOST_HITS), scope)
+    return (passage for passage in found.values() if code in passage.shown)
+
+
+def unknown_exclusions(snapshot: Snapshot, request: RetrieveRequest) -> str:
+    """Names ids of `exclude` that nothing has which the caller may see; empty where all are."""
+    given = [i for i in request.exclude if i not in OWN_PARTS]
+    strange = snapshot.unknown_ids(given, request.access_scope)
+    if not strange:
+        return ""
+    named = ", ".join(map(repr, strange[:MOST_IDS]))
+    more = f" and {len(strange) - MOST_IDS} more" if len(strange) > MOST_IDS else ""
+    return (
+        f"`exclude` names {named}{more}, which nothing here has: it changes nothing. Ids to exclude"
+        " stand in `excerpts` and `parts` of an answer."
+    )

@@ -1,0 +1,177 @@
+"""The moves that fit a verdict: predicates decided over its signals, the metrics, the chip's facts
+and the problem.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from types import MappingProxyType
+from typing import Any
+
+from kb.answers import Move
+from kb.catalog.facts import Fact
+from kb.catalog.knowledge.moves import StoredMove
+from kb.predicates import Bindings, PredicateResult, Value, compile_predicate
+from retrieval.search.language_words import foreign_words, is_common
+
+MAX_MOVES = 8  # of any role, and again of the roles that the caller names
+MAX_FOR_PROBLEMS = 2  # of those that hold for some problems only, where there is no other
+NO_ROLES: Mapping[str, Collection[str]] = MappingProxyType({})
+LANGUAGE = "problem.language"  # a reader knows it, whatever else is known of the problem
+
+
+def fitting_moves(
+    moves: Sequence[StoredMove],
+    signals: Sequence[str],
+    metrics: Mapping[str, float],
+    facts: Mapping[str, Fact],
+    problem: Mapping[str, Value | None],
+    lineage: Sequence[str],
+    roles: Sequence[str] = (),
+    languages: Sequence[str] = (),
+    spoken: tuple[str, ...] = (),
+    mending: Mapping[str, Collection[str]] = NO_ROLES,
+) -> tuple[Move, ...]:
+    """The moves for a verdict: those that hold, then those that only lack a value; within these the
+    leading signal's first, and the chip's own before general ones. Those that wait for what the
+    problem is (its operator, dtype or rules) are listed, at most MAX_FOR_PROBLEMS, only where there
+    is no other.
+
+    Of several that make the same change (role, direction and value) the first is listed. At most
+    MAX_MOVES of any role, followed by at most MAX_MOVES further ones of `roles`, so that
+    moves of other roles cannot crowd them out. A move that names no signal rests on values alone,
+    so it is listed only when it holds. `signals` are ids, the leading one first, `metrics`
+    canonical values, and `lineage` the hardware with its families, nearest first. Where the
+    problem names no language, a move that holds in none of `languages` is left out, and so is a
+    general one whose words are of machines that speak none of the chip's languages `spoken`. A chip
+    that is no GPU and no CPU gets general ones only where it has none of its own. `mending` names
+    the roles that can mend a signal, where the error behind it tells; moves of others are left out.
+    """
+    values = {key: fact.value for key, fact in facts.items()}
+    bindings = [
+        Bindings(signals=set(signals), metrics=metrics, facts=values, problem=known)
+        for known in _in_each_language(problem, languages)
+    ]
+    decided: list[tuple[tuple[Any, ...], Move]] = []
+    for order, move in enumerate(moves):
+        outcome = _outcome(move.predicate, bindings)
+        if outcome.value is False or (not move.signals and outcome.value is not True):
+            continue
+        if _is_foreign(move, lineage, spoken) or not _mends(move, signals, mending):
+            continue
+        place = [lineage.index(h) for h in move.hardware if h in lineage]
+        nearness = min(place, default=len(lineage))
+        leading = min((signals.index(s) for s in move.signals if s in signals), default=99)
+        key = (_certainty(outcome), leading, nearness, order)
+        decided.append((key, _answer(move, outcome.value, outcome.missing, facts)))
+    if spoken and not is_common(spoken):
+        decided = _own_if_any(decided, len(lineage))
+    changes: dict[tuple[object, ...], Move] = {}
+    for _, answer in sorted(decided, key=lambda pair: pair[0]):
+        changes.setdefault(_change_key(answer), answer)
+    ordered = _few_for_problems(list(changes.values()))
+    further = [answer for answer in ordered[MAX_MOVES:] if answer.change.get("role") in roles]
+    return tuple(ordered[:MAX_MOVES] + further[:MAX_MOVES])
+
+
+def _mends(
+    move: StoredMove, signals: Sequence[str], mending: Mapping[str, Collection[str]]
+) -> bool:
+    """Whether the move's role can mend one of the signals that it is for."""
+    role = move.change.get("role")
+    own = [signal for signal in move.signals if signal in signals]
+    return not own or any(signal not in mending or role in mending[signal] for signal in own)
+
+
+def _own_if_any(
+    decided: list[tuple[tuple[Any, ...], Move]], general: int
+) -> list[tuple[tuple[Any, ...], Move]]:
+    """The moves of the chip and its families; all of them where there is none. `general` is the
+    nearness, third in a key, of moves that are about no chip.
+    """
+    own = [pair for pair in decided if pair[0][2] < general]
+    return own or decided
+
+
+def _certainty(outcome: PredicateResult) -> int:
+    """0 for a move that holds, 1 where a value is missing, 2 where that is the problem's."""
+    if outcome.value is not None:
+        return 0
+    return 2 if _waits_for_problem(outcome.missing) else 1
+
+
+def _waits_for_problem(missing: Sequence[str]) -> bool:
+    return any(name.startswith("problem.") and name != LANGUAGE for name in missing)
+
+
+def _few_for_problems(moves: Sequence[Move]) -> list[Move]:
+    """Without those that wait for what the problem is: advice on attention, convolutions and FP8
+    side by side is none for whoever has one kernel.
+    """
+    waiting = [m for m in moves if m.applies is None and _waits_for_problem(m.missing)]
+    kept = {move.id for move in moves} - {move.id for move in waiting}
+    kept = kept or {move.id for move in waiting[:MAX_FOR_PROBLEMS]}
+    return [move for move in moves if move.id in kept]
+
+
+def _is_foreign(move: StoredMove, lineage: Sequence[str], languages: tuple[str, ...]) -> bool:
+    """Whether a move that is about no chip speaks of machines with other languages."""
+    if any(place in lineage for place in move.hardware):
+        return False
+    return foreign_words([f"{move.name} {move.why} {move.section}"], languages) > 0
+
+
+def _in_each_language(
+    problem: Mapping[str, Value | None], languages: Sequence[str]
+) -> list[Mapping[str, Value | None]]:
+    if problem.get("language") is not None or not languages:
+        return [problem]
+    return [{**problem, "language": language} for language in languages]
+
+
+def _outcome(predicate: str, bindings: Sequence[Bindings]) -> PredicateResult:
+    """What the predicate is in every language alike; undecided where it depends on the language."""
+    compiled = compile_predicate(predicate)
+    if len(bindings) > 1 and "language" not in compiled.names().problem:
+        bindings = bindings[:1]
+    outcomes = [compiled.evaluate(values) for values in bindings]
+    if len({outcome.value for outcome in outcomes}) == 1:
+        return outcomes[0]
+    missing = dict.fromkeys(name for outcome in outcomes for name in outcome.missing)
+    undecided = tuple(dict.fromkeys((*missing, "problem.language")))
+    return replace(outcomes[0], value=None, missing=undecided)
+
+
+def _change_key(move: Move) -> tuple[object, ...]:
+    """Equal for moves that a search would carry out alike."""
+    return (move.change.get("role"), move.change.get("direction"), str(move.change.get("to")))
+
+
+def _answer(
+    move: StoredMove, applies: bool | None, missing: tuple[str, ...], facts: Mapping[str, Fact]
+) -> Move:
+    limit = None
+    if move.limit_fact is not None:
+        fact = facts.get(move.limit_fact)
+        limit = {
+            "fact": move.limit_fact,
+            "value": fact.value if fact else None,
+            "unit": fact.unit if fact else None,
+            "source": f"{fact.title}, {fact.locator}" if fact else None,
+        }
+    return Move(
+        id=move.id,
+        name=move.name,
+        when=move.predicate,
+        applies=applies,
+        change=move.change,
+        limit=limit,
+        why=move.why,
+        missing=missing,
+        source={
+            "document": move.document_title or "",
+            "document_id": move.document_id,
+            "section": move.section,
+        },
+    )

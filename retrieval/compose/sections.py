@@ -1,0 +1,354 @@
+"""Blocks: the pieces that a context is packed from, each whole, cited and fenced.
+
+A block of text is a section or a whole part of one: code and tables are not cut, it does not start
+in mid-sentence, and where several sections of one parent are wanted, the parent is given instead.
+
+Text of documents is data: each block stands in its own fence, which the text cannot close.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from kb.catalog.knowledge.passages import Passage
+from kb.catalog.knowledge.section_texts import (
+    WholeSection,
+    section_text,
+)
+from kb.headings import below_title
+from kb.prompt_tokens import count_tokens, fits
+from kb.scope import ANY, ScopeFilter
+from retrieval.search.ranking import Ranked
+from retrieval.snapshot.snapshot import Snapshot
+
+HITS = 60  # passages of a ranking that sections are made of
+PORTION = 6  # sections read at a time: a context has room for few of those that are offered
+CUTOFF = 0.45  # of the best weighed score, below which a section about the chip is left out
+LEAST_PREFERENCE = 0.15  # weight of a document that nothing speaks for
+FENCE, HEADING = 50, 10  # tokens that a block's citation and a section's heading take, about
+SLACK = 4  # tokens by which the fences of two parts of a section may differ
+SIBLINGS = 2  # hit sections of one parent that bring the parent, where it is short enough
+_FENCE = re.compile(r"<[\s/]*excerpt", re.IGNORECASE)
+_SENTENCE_ENDS = (".", "!", "?", ":", ";", '"', ")", "`")
+
+Admits = Callable[[WholeSection], bool]
+
+
+@dataclass(frozen=True)
+class Block:
+    """A piece of a context. `text` is as it goes into the prompt, `passages` are the ids of the
+    passages in it, `sections` those of the sections, `languages` those of the code in it.
+    """
+
+    kind: str
+    id: str
+    text: str
+    tokens: int
+    citation: str = ""
+    passages: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    languages: frozenset[str] = frozenset()
+
+
+def citation(passage: Passage) -> str:
+    """Title, version, innermost headings and the printed page, as a person would cite it."""
+    where = " > ".join(below_title(passage.path[-2:], passage.document_title))
+    label = passage.page_label or (
+        str(passage.page_index + 1) if passage.page_index is not None else ""
+    )
+    page = f", p. {label}" if label else ""
+    section = f", {where}" if where else ""
+    return f"{passage.document_title} (v{passage.version}){section}{page}"
+
+
+def fenced(kind: str, identity: str, source: str, about: Sequence[str], text: str) -> Block:
+    """A text of a document as a block of data."""
+    quoted = _inside(" ".join(source.split())).replace('"', "'")
+    scope = ",".join(h for h in about if h != ANY) or "any"
+    head = f'<excerpt id="{identity}" source="{quoted}" about="{scope}">'
+    whole = f"{head}\n{_inside(text)}\n</excerpt>"
+    return Block(kind, identity, whole, count_tokens(whole), source)
+
+
+def _inside(text: str) -> str:
+    """The text without anything that could open or close an excerpt."""
+    return _FENCE.sub(lambda match: match[0].replace("<", "&lt;"), text)
+
+
+def plain(kind: str, identity: str, text: str) -> Block:
+    """Lines that this program has made, without a fence."""
+    return Block(kind, identity, text, count_tokens(text))
+
+
+# -- sections
+
+
+def section_blocks(
+    snapshot: Snapshot,
+    ranked: Sequence[Ranked],
+    scope: ScopeFilter,
+    kind: str,
+    *,
+    own: frozenset[str],
+    largest: int,
+    excluded: frozenset[str] = frozenset(),
+    prefer: Mapping[str, float] | None = None,
+    most: int = HITS,
+    floor: float = 0.0,
+    merge: bool = True,
+    admits: Admits | None = None,
+) -> Iterator[Block]:
+    """The sections of the best passages as `most` blocks of at most `largest` tokens, best first;
+    those about the chips `own` come before the others. Sections and passages with an id in
+    `excluded` are left out, and so is what the ranking scores below `floor`. `prefer` weighs
+    documents by id, from 0 to 1; without it all count alike. With `merge`, several sections of one
+    parent bring the parent, where it is short enough. What `admits` refuses is left out, of a
+    parent's sections too, and counts among the `most`: what is ranked far below does not take its
+    place. Each is read when it is asked for.
+    """
+    if largest <= 0:
+        return
+    best = _best_of_sections(snapshot, ranked, scope, excluded, prefer, floor)
+    ordered = sorted(best.values(), key=lambda p: not own & set(p.hardware))  # stable: best first
+    shared = _shared_parents(snapshot, best) if merge else frozenset()
+    given: set[str] = set()
+    refused = 0
+    for start in range(0, len(ordered), PORTION):
+        portion = ordered[start : start + PORTION]
+        sections = snapshot.sections([p.section_id for p in portion], scope)
+        near = {i for s in sections.values() for i in (s.id, s.parent_id) if i in shared}
+        families = _families(snapshot, near, scope) if near else {}
+        for passage in portion:
+            section = sections.get(passage.section_id)
+            if section is None:
+                continue
+            family = _family_of(section, families, largest)
+            if family[0].id in given:
+                continue
+            group = _admitted(section, family, admits, excluded)
+            refused += not group
+            block = _group_block(snapshot, scope, kind, group, passage, largest) if group else None
+            if block is not None and not excluded & {*block.sections, *block.passages}:
+                given.add(family[0].id)
+                yield block
+            if len(given) + refused >= most:
+                return
+
+
+def _admitted(
+    section: WholeSection,
+    family: Sequence[WholeSection],
+    admits: Admits | None,
+    excluded: frozenset[str],
+) -> tuple[WholeSection, ...]:
+    """What of a section's family goes in; nothing where the section itself is refused."""
+    fresh = [
+        member
+        for member in family
+        if member.id == section.id or not excluded & {member.id, *(p.id for p in member.passages)}
+    ]
+    if admits is None:
+        return tuple(fresh)
+    return tuple(filter(admits, fresh)) if admits(section) else ()
+
+
+def _best_of_sections(
+    snapshot: Snapshot,
+    ranked: Sequence[Ranked],
+    scope: ScopeFilter,
+    excluded: frozenset[str],
+    prefer: Mapping[str, float] | None,
+    floor: float,
+) -> dict[str, Passage]:
+    """The best passage of each section that is offered, by section, best first."""
+    hits = snapshot.load([r.seq for r in ranked[:HITS]], scope)
+    best: dict[str, Passage] = {}
+    offered = [r for r in ranked[:HITS] if r.score >= floor]
+    weighed = sorted(((_score(r, hits, prefer), r) for r in offered), key=lambda w: -w[0])
+    for score, entry in weighed:
+        passage = hits.get(entry.seq)
+        if prefer and score < CUTOFF * weighed[0][0]:
+            break
+        if passage is not None and not {passage.id, passage.section_id} & excluded:
+            best.setdefault(passage.section_id, passage)
+    return best
+
+
+def _score(entry: Ranked, hits: Mapping[int, Passage], prefer: Mapping[str, float] | None) -> float:
+    passage = hits.get(entry.seq)
+    if passage is None:
+        return 0.0
+    if not prefer:
+        return entry.score
+    return entry.score * (LEAST_PREFERENCE + prefer.get(passage.document_id, 0.0))
+
+
+def _shared_parents(snapshot: Snapshot, section_ids: Collection[str]) -> frozenset[str]:
+    """The sections that several of these stand directly below, by id."""
+    parents = Counter(snapshot.parents(section_ids).values())
+    return frozenset(i for i, count in parents.items() if i is not None and count >= SIBLINGS)
+
+
+def _family_of(
+    section: WholeSection, families: Mapping[str, _Family], largest: int
+) -> Sequence[WholeSection]:
+    """What is given for a section: itself, or a parent with its children where that is short
+    enough; of two that are, the outer one.
+    """
+    near = [families[i] for i in (section.id, section.parent_id) if i is not None and i in families]
+    for family in sorted(near, key=lambda family: family.level):
+        if family.takes_at_most(largest - FENCE):
+            return family.group
+    return (section,)
+
+
+@dataclass(frozen=True)
+class _Family:
+    """A section with those directly below it, as far as a scope admits them. `level` is the
+    parent's, 0 where it has no passages of its own, `least` what `least_tokens` says of them all.
+    """
+
+    group: tuple[WholeSection, ...]
+    level: int
+    least: int
+
+    def takes_at_most(self, tokens: int) -> bool:
+        """Whether they take at most so many tokens together. Of most nothing has to be counted."""
+        counts = (section.tokens + HEADING for section in self.group)
+        return self.least <= tokens and sum(counts) <= tokens
+
+
+def _families(
+    snapshot: Snapshot, parents: Collection[str], scope: ScopeFilter
+) -> dict[str, _Family]:
+    """The family of each of these sections; the same stand in many contexts."""
+
+    def read(parent: str) -> _Family:
+        children = snapshot.below([parent]).get(parent, [])
+        texts = snapshot.sections([parent, *children], scope)
+        group = tuple(texts[i] for i in (parent, *children) if i in texts)
+        least = sum(section.least_tokens + HEADING for section in group)
+        return _Family(group, texts[parent].level if parent in texts else 0, least)
+
+    return {
+        parent: snapshot.keep("families", (parent, scope.key), partial(read, parent))
+        for parent in sorted(parents)
+    }
+
+
+def section_block(
+    snapshot: Snapshot,
+    scope: ScopeFilter,
+    kind: str,
+    section: WholeSection,
+    hit: Passage,
+    largest: int,
+) -> Block | None:
+    """A section as a block of at most `largest` tokens, else the part around the hit."""
+    return _group_block(snapshot, scope, kind, (section,), hit, largest)
+
+
+def _group_block(
+    snapshot: Snapshot,
+    scope: ScopeFilter,
+    kind: str,
+    group: Sequence[WholeSection],
+    hit: Passage,
+    largest: int,
+) -> Block | None:
+    """The sections as a block, kept for all chips; of one that is too long, the part around the
+    hit. None where not even the hit fits.
+    """
+    about = (kind, scope.access_scope, *(p.id for section in group for p in section.passages))
+    whole = snapshot.keep("blocks", about, lambda: _whole_block(kind, group))
+    if len(group) > 1 or whole.tokens <= largest:
+        return whole
+    key = (*about, hit.id, largest)
+    return snapshot.keep("blocks", key, lambda: _part_block(kind, group[0], whole, hit, largest))
+
+
+def _whole_block(kind: str, group: Sequence[WholeSection]) -> Block:
+    if len(group) == 1:
+        return _block(kind, group[0].passages, group[0].text, [group[0].id])
+    parts = [f"{'#' * min(s.level, 6)} {s.path[-1]}\n{s.text}" for s in group]
+    passages = [p for s in group for p in s.passages]
+    return _block(kind, passages, "\n\n".join(parts), [s.id for s in group])
+
+
+def _part_block(
+    kind: str, section: WholeSection, whole: Block, hit: Passage, largest: int
+) -> Block | None:
+    fence = whole.tokens - section.tokens
+    part = part_around(section.passages, hit, largest - fence - SLACK)
+    if not part:
+        return None
+    block = _block(kind, part, section_text(part), [section.id])
+    return block if block.tokens <= largest else None
+
+
+def _block(kind: str, passages: Sequence[Passage], text: str, sections: Sequence[str]) -> Block:
+    first = passages[0]
+    block = fenced(kind, first.id, citation(first), first.hardware, text)
+    ids = tuple(p.id for p in passages)
+    languages = frozenset(p.language for p in passages if p.language)
+    return replace(block, passages=ids, sections=tuple(sections), languages=languages)
+
+
+def part_around(passages: Sequence[Passage], hit: Passage, largest: int) -> list[Passage]:
+    """Passages around the hit that together take at most `largest` tokens, from the beginning of a
+    sentence on; code and tables whole where they fit.
+    """
+    places = [n for n, p in enumerate(passages) if p.id == hit.id]
+    if not places:
+        return []
+    if fits(section_text(passages), largest - SLACK):
+        return list(passages)  # most sections: what follows would come to the same step by step
+    return _grown(passages, places[0], largest)
+
+
+def _grown(passages: Sequence[Passage], place: int, largest: int) -> list[Passage]:
+    """As `part_around`, of a section that is too long: from the hit on, passage by passage."""
+    first = last = place
+
+    def fitting(low: int, high: int) -> bool:
+        return fits(section_text(passages[low : high + 1]), largest)
+
+    if not fitting(first, last):
+        return []
+    while last + 1 < len(passages) and _one_piece(passages, last + 1) and fitting(first, last + 1):
+        last += 1
+    while first > 0 and not _starts_clean(passages, first) and fitting(first - 1, last):
+        first -= 1
+    grew = True
+    while grew:
+        grew = False
+        if last + 1 < len(passages) and fitting(first, last + 1):
+            last, grew = last + 1, True
+        if first > 0 and fitting(first - 1, last):
+            first, grew = first - 1, True
+    # Where the room ends before the beginning of the hit's own sentence, what follows it is left.
+    while first <= last and not _starts_clean(passages, first):
+        first += 1
+    return list(passages[first : last + 1])
+
+
+def _one_piece(passages: Sequence[Passage], place: int) -> bool:
+    """Whether this passage goes on with the code or table before it."""
+    before, passage = passages[place - 1], passages[place]
+    return passage.kind == before.kind and passage.kind in ("code", "table")
+
+
+def _starts_clean(passages: Sequence[Passage], place: int) -> bool:
+    if place == 0:
+        return True
+    if _one_piece(passages, place):
+        return False
+    before, passage = passages[place - 1], passages[place]
+    if before.kind != passage.kind:
+        return True
+    # A passage may be cut behind a semicolon; what follows begins with a small letter.
+    return before.text.rstrip().endswith(_SENTENCE_ENDS) and not passage.text[:1].islower()

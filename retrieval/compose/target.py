@@ -1,0 +1,466 @@
+"""What a writer must know about a target whose language no model has seen: how a kernel is
+launched, and the chip's documents whole where they fit, else kernels to start from, cards of the
+language and the sections that answer what a first kernel needs.
+
+It depends on the chip, its language, the operator and the budget alone, not on what just happened:
+the same text stands at the beginning of every context of a run, and prompt caches hold it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from kb.catalog.knowledge import samples as sample_rows
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.section_texts import WholeSection
+from kb.catalog.knowledge.symbols import Symbol
+from kb.hardware.spec import HardwareSpec, ToolchainSpec
+from kb.headings import below_title
+from kb.problem_terms import op_family
+from kb.scope import AccessScope, ScopeFilter
+from retrieval.compose.cards import symbol_blocks
+from retrieval.compose.excerpts import Repeats
+from retrieval.compose.sections import Block, fenced, plain, section_blocks
+from retrieval.layout import TargetLayout, load_layout
+from retrieval.search.names import WORD, names_in
+from retrieval.search.ranking import Ranked
+from retrieval.snapshot.snapshot import OwnDocument, Snapshot
+
+CHARS_PER_TOKEN = 6.0  # more than any text takes: a larger text is not counted to know it is large
+QUESTION_SECTIONS = 3  # of each question
+LEAST_SECTION = 400  # tokens that a section may take, however small its share is
+# A document is about the language when it has at least this share of what the one has that is most
+# about it.
+ABOUT_LANGUAGE = 0.2
+WHOLE = "## The documents of this chip, whole"
+WHOLE_OF_LANGUAGE = "## The documents of this chip that are about its language, whole"
+ERROR = "error"  # kind of the cards of error codes, which nobody writes
+
+Search = Callable[[str, ScopeFilter], list[Ranked]]  # the ranking of a scope for a question
+
+
+@dataclass(frozen=True)
+class Target:
+    """A chip with its lineage, and the language that a kernel is to be written in, which its own
+    toolchain compiles. `op` is canonical, or None. `run` is the run that asks: its own kernels
+    stand elsewhere in its prompts, and would make the text that stays differ from one to the next.
+    """
+
+    hardware: HardwareSpec
+    lineage: tuple[str, ...]
+    language: str
+    toolchain: ToolchainSpec
+    op: str | None
+    access_scope: AccessScope
+    run: str | None = None
+
+    @property
+    def toolchain_sample(self) -> str:
+        """The kernel that hardware.toml states; empty where it states none."""
+        return self.toolchain.sample
+
+    @property
+    def chips(self) -> frozenset[str]:
+        """Whose documents are the target's own: the chip itself."""
+        return frozenset({self.hardware.id})
+
+
+def target_blocks(
+    snapshot: Snapshot,
+    target: Target,
+    layout: TargetLayout,
+    scope: ScopeFilter,
+    search: Search,
+    budget: int,
+    about: Mapping[str, float],
+    without: frozenset[str] = frozenset(),
+) -> list[Block]:
+    """The blocks that stand at the beginning, in at most `layout.share` of the budget. `scope` is
+    the request's; `search` ranks the passages of a scope for a question in words; `about` is what
+    `language_documents` gives. Parts with an id in `without` are left out, of whole documents the
+    sections that hold one; the rest stays as it is.
+    """
+    budget = layout.budget(budget)
+    own = own_scope(target, scope)
+    launch = launch_blocks(target)
+    used = sum(block.tokens for block in launch)
+    verified = [s for s in _samples(snapshot, target) if s.document_id is None]
+    whole = _whole(snapshot, target, own, int(budget * layout.whole), about, without)
+    if whole is not None:
+        room = int(budget * layout.share) - used - sum(block.tokens for block in whole)
+        shown = _plain("\n".join(block.text for block in whole))
+        fresh = [s for s in verified if _plain(s.code) not in shown]
+        if _plain(target.toolchain_sample) in shown:
+            target = replace(target, toolchain=replace(target.toolchain, sample=""))
+        blocks = [*launch, *whole, *sample_blocks(fresh, target, layout.max_samples, room)]
+    else:
+        chosen = _chosen(snapshot, target, layout, own, search, budget - used, about)
+        blocks = [*launch, *chosen]
+    return [block for block in blocks if not without & _ids(block)]
+
+
+def _ids(block: Block) -> set[str]:
+    """By what a block can be left out; a list of names does not go with one of its sections."""
+    sections = () if block.kind == "symbols" else block.sections
+    # Of a whole document what is left out is no more in it.
+    return {block.id, *block.passages, *sections}
+
+
+def _plain(text: str) -> str:
+    """The text in one spacing."""
+    return " ".join(text.split())
+
+
+def _one_in_other(text: str, other: str) -> bool:
+    return text in other or other in text
+
+
+def own_scope(target: Target, scope: ScopeFilter) -> ScopeFilter:
+    """The documents of the chip itself, in any language."""
+    chip = (target.hardware.id,)
+    return replace(scope, hardware=chip, categories=("hardware",), languages=None)
+
+
+def launch_blocks(target: Target) -> list[Block]:
+    """How a kernel of the target is named, launched and checked, by its hardware.toml."""
+    chain = target.toolchain
+    lines = []
+    if chain.suffix:
+        lines.append(f"A source file ends in {chain.suffix}.")
+    if entry := chain.entry:
+        lines.append(f"The entry is called {entry}.")
+    if interface := chain.interface:
+        lines.append(interface.strip())
+    if not lines:
+        return []
+    source = f"hardware.toml of {target.hardware.id}, language {target.language}"
+    text = "\n".join(lines)
+    head = plain("launch", "launch", "## How a kernel is launched")
+    return [head, fenced("launch", "launch", source, (target.hardware.id,), text)]
+
+
+# -- the documents whole
+
+
+def _whole(
+    snapshot: Snapshot,
+    target: Target,
+    own: ScopeFilter,
+    room: int,
+    about: Mapping[str, float],
+    without: frozenset[str],
+) -> list[Block] | None:
+    """The chip's documents in their order, or, where they take too much, those of them that are
+    about the language; None where these do too, or where there are none.
+    """
+    about_chip = snapshot.documents_about((target.hardware.id,), own)
+    every = [document for document in about_chip if document.id not in without]
+    of_language = [d for d in every if about.get(d.id, 0.0) >= ABOUT_LANGUAGE]
+    for documents in (every, of_language):
+        if documents and sum(d.characters for d in documents) <= room * CHARS_PER_TOKEN:
+            title = WHOLE if documents == every else WHOLE_OF_LANGUAGE
+            blocks = _documents(snapshot, documents, own, title, without)
+            if sum(block.tokens for block in blocks) <= room:
+                return blocks
+    return None
+
+
+def _documents(
+    snapshot: Snapshot,
+    documents: Sequence[OwnDocument],
+    own: ScopeFilter,
+    title: str,
+    without: frozenset[str],
+) -> list[Block]:
+    every = snapshot.sections_of_documents([d.id for d in documents], own)
+    sections = [s for s in every if not without & {s.id, *(p.id for p in s.passages)}]
+    blocks = [plain("manual", "manual", title)]
+    for document in documents:
+        members = [s for s in sections if s.document_id == document.id]
+        if members:
+            blocks.append(_document(document, members))
+    return blocks
+
+
+def _document(document: OwnDocument, sections: Sequence[WholeSection]) -> Block:
+    parts = []
+    for section in sections:
+        heading = (
+            f"{'#' * min(max(section.level, 1), 6)} {section.path[-1]}" if section.path else ""
+        )
+        parts.append("\n".join(filter(None, [heading, section.text])))
+    passages = tuple(p.id for section in sections for p in section.passages)
+    first = sections[0].passages[0]
+    block = fenced(
+        "manual",
+        document.id,
+        f"{document.title} (v{first.version})",
+        first.hardware,
+        "\n\n".join(parts),
+    )
+    return replace(block, passages=passages, sections=tuple(s.id for s in sections))
+
+
+# -- what is chosen where they do not fit
+
+
+def _chosen(
+    snapshot: Snapshot,
+    target: Target,
+    layout: TargetLayout,
+    own: ScopeFilter,
+    search: Search,
+    budget: int,
+    about: Mapping[str, float],
+) -> list[Block]:
+    samples = [
+        s
+        for s in _samples(snapshot, target)
+        if s.document_id is None or about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE
+    ]
+    kernels = sample_blocks(samples, target, layout.max_samples, int(budget * layout.samples))
+    room = int(budget * (layout.samples + layout.symbols)) - _tokens(kernels)
+    if not kernels:
+        shortest = sorted(samples, key=lambda sample: len(sample.code))
+        kernels = sample_blocks(shortest, target, 1, int(budget * layout.one_sample))
+        if kernels:  # it and the names are worth more than sections
+            room = int(budget * layout.share) - _tokens(kernels)
+    symbols = own_symbols(snapshot, target.lineage, target.language, target.access_scope)
+    names = [s for s in by_use(symbols, about) if s.kind != ERROR]
+    # A first kernel is written like those that are shown: it needs their names in detail.
+    used = names_in("\n".join(kernel.text for kernel in kernels), {s.name for s in names})
+    needed = _riskiest(used or [symbol.name for symbol in names], symbols)
+    cards = symbol_blocks(names, room, needed)
+    if cards:
+        title = "## Names of the language: signature, meaning, operands, limits, one example"
+        cards = [plain("symbols", "symbols", title), *cards]
+        cards += _limits(symbols, needed, int(budget * layout.errors))
+    room = int(budget * layout.share) - _tokens(kernels) - _tokens(cards)
+    given = {s.section_id for s in symbols if s.kind == ERROR}
+    given |= {section for kernel in kernels for section in kernel.sections}
+    sections = _answers(snapshot, target, layout, own, search, room, about, frozenset(given))
+    if sections:
+        head = plain("section", "sections", "## From the documents of this chip")
+        sections = [head, *sections]
+    return [*kernels, *cards, *sections]
+
+
+def _limits(symbols: Sequence[Symbol], needed: Sequence[str], room: int) -> list[Block]:
+    """What the error codes mean that the cards of `needed` names speak of. A manual often states a
+    limit there and nowhere else.
+    """
+    codes = {symbol.name: symbol for symbol in symbols if symbol.kind == ERROR}
+    stated = _codes_of(symbols)
+    named = dict.fromkeys(code for name in needed for code in stated.get(name, ()))
+    return symbol_blocks([codes[name] for name in named], room)
+
+
+def _riskiest(names: Sequence[str], symbols: Sequence[Symbol]) -> list[str]:
+    """The names, those first whose cards speak of most error codes."""
+    stated = _codes_of(symbols)
+    return sorted(names, key=lambda name: -len(stated.get(name, ())))
+
+
+def _codes_of(symbols: Sequence[Symbol]) -> dict[str, list[str]]:
+    """The error codes that the cards of each name speak of."""
+    codes = {symbol.name for symbol in symbols if symbol.kind == ERROR}
+    stated: dict[str, list[str]] = {}
+    for symbol in symbols:
+        if symbol.kind != ERROR:
+            said = "\n".join((*symbol.limits, *symbol.further))
+            stated.setdefault(symbol.name, []).extend(names_in(said, codes))
+    return stated
+
+
+def own_symbols(
+    snapshot: Snapshot, lineage: Sequence[str], language: str | None, access_scope: AccessScope
+) -> list[Symbol]:
+    """The cards of a lineage that may be of this language."""
+    cards = snapshot.symbols(lineage, access=access_scope)
+    return [card for card in cards if load_layout().may_be(card.language, language)]
+
+
+def usable_symbols(
+    snapshot: Snapshot, lineage: Sequence[str], language: str | None, access_scope: AccessScope
+) -> list[Symbol]:
+    """What a kernel in this language may name: cards of the language that are about no chip, then
+    those of the lineage, which say more of a name that both have.
+    """
+    own = own_symbols(snapshot, lineage, language, access_scope)
+    if language is None or not load_layout().is_known(language):
+        return own
+    every = snapshot.symbols(access=access_scope)
+    return [*(card for card in every if not card.hardware and card.language == language), *own]
+
+
+def _tokens(blocks: Sequence[Block]) -> int:
+    return sum(block.tokens for block in blocks)
+
+
+def of_language(cards: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
+    """The cards without those of the chip's documents that are about something else; `about` is
+    what `language_documents` gives, or empty.
+    """
+    return [card for card in cards if about.get(card.document_id, 1.0) >= ABOUT_LANGUAGE]
+
+
+def texts_of(
+    snapshot: Snapshot, hardware: str, access_scope: AccessScope, about: Mapping[str, float]
+) -> list[str]:
+    """The live text of a chip's own documents; where `about` says how much each is about the
+    language, of those that are.
+    """
+    own = ScopeFilter((hardware,), ("hardware",), access_scope=access_scope)
+    texts = snapshot.texts_about((hardware,), own)
+    return [text for i, text in texts.items() if not about or about.get(i, 0.0) >= ABOUT_LANGUAGE]
+
+
+def by_use(symbols: Sequence[Symbol], about: Mapping[str, float]) -> list[Symbol]:
+    """The symbols of the documents that are about the language, those of the one that is most so
+    first.
+    """
+    own = [s for s in symbols if about.get(s.document_id, 0.0) >= ABOUT_LANGUAGE]
+    return sorted(own, key=lambda s: (-about[s.document_id], s.document_title, s.ordinal))
+
+
+def language_documents(snapshot: Snapshot, target: Target, own: ScopeFilter) -> dict[str, float]:
+    """How much each document of the chip is about its language: id -> 0 to 1, 1 for the most.
+
+    A document that was uploaded for the language counts 1. For the others it is the number of
+    words that the document shares with kernels in the language, error codes and names of the chip,
+    each divided by the number of documents that have it: words of every language count little, and
+    the chip's own names decide.
+    """
+    texts = snapshot.texts_about((target.hardware.id,), own)
+    declared = snapshot.documents_for_language(target.language)
+    code = snapshot.code_in((target.hardware.id,), target.language, own)
+    sources = [target.toolchain_sample, *code, target.language, target.hardware.id]
+    sources += [signature.pattern for signature in target.hardware.signatures]
+    names = {word for source in sources for word in WORD.findall(source) if len(word) > 1}
+    title = target.hardware.name.lower()
+    words = {document: names & set(WORD.findall(text)) for document, text in texts.items()}
+    for document, text in texts.items():
+        if title in text.lower():
+            words[document].add(title)
+    counts = Counter(word for present in words.values() for word in present)
+    scores = {d: sum(1 / counts[word] for word in present) for d, present in words.items()}
+    most = max(scores.values(), default=0.0)
+    shares = {document: score / most for document, score in scores.items()} if most else {}
+    return {**shares, **{document: 1.0 for document in declared if document in texts}}
+
+
+def _answers(
+    snapshot: Snapshot,
+    target: Target,
+    layout: TargetLayout,
+    own: ScopeFilter,
+    search: Search,
+    room: int,
+    about: Mapping[str, float],
+    without: frozenset[str],
+) -> list[Block]:
+    """Sections that answer the layout's questions, each question in turn; not those `without`."""
+    repeats = Repeats()
+    per_question: list[list[Block]] = []
+    largest = min(max(room // 3, min(room, LEAST_SECTION)), load_layout().largest_section)
+    for _, query in layout.questions:
+        ranked = search(query, own)
+        offered = section_blocks(
+            snapshot,
+            ranked,
+            own,
+            "section",
+            own=target.chips,
+            largest=largest,
+            excluded=without,
+            prefer=about,
+            most=2 * QUESTION_SECTIONS,
+        )
+        per_question.append([block for block in offered if repeats.is_new(block.text)])
+    chosen: list[Block] = []
+    for turn in range(QUESTION_SECTIONS):
+        for blocks in per_question:
+            if turn < len(blocks) and blocks[turn].tokens <= room:
+                chosen.append(blocks[turn])
+                room -= blocks[turn].tokens
+    return chosen
+
+
+# -- kernels to start from
+
+
+def _samples(snapshot: Snapshot, target: Target) -> list[Sample]:
+    """The target's samples, the most useful first: right ones of a run, the same operator, the same
+    family, what the toolchain took; of equal ones the shorter.
+    """
+    stored = _stored(snapshot, target)
+    family = op_family(target.op) if target.op else None
+    by_code: dict[str, Sample] = {}
+    for sample in stored:
+        by_code.setdefault(_plain(sample.code), sample)
+
+    def place(sample: Sample) -> tuple[object, ...]:
+        same = sample.operator == target.op if target.op else False
+        related = bool(sample.operator) and op_family(sample.operator) == family
+        quality = sample_rows.STATUSES.index(sample.status)
+        stated = sample.language == target.language
+        own = target.hardware.id in sample.hardware
+        return (sample.status == "refused", not same, not related, -quality, not own, not stated)
+
+    return sorted(by_code.values(), key=lambda s: (place(s), len(s.code), s.id))
+
+
+def _stored(snapshot: Snapshot, target: Target) -> list[Sample]:
+    """The stored kernels that may be in the language."""
+    return [
+        sample
+        for sample in snapshot.kernels(target.lineage, target.access_scope)
+        if load_layout().may_be(sample.language, target.language)
+        and (sample.run_id is None or sample.run_id != target.run)
+    ]
+
+
+def sample_blocks(samples: Sequence[Sample], target: Target, count: int, room: int) -> list[Block]:
+    """At most `count` whole kernels in `room` tokens, under a heading; the one that hardware.toml
+    states counts among them.
+    """
+    head = plain("sample", "samples", "## Whole kernels in this language")
+    blocks: list[Block] = []
+    left = room - head.tokens
+    stated = _plain(target.toolchain_sample)
+    same = [s for s in samples if stated and _one_in_other(_plain(s.code), stated)]
+    first = [_sample(s, target) for s in same[:1]] or _stated_sample(target)
+    for block in [*first, *(_sample(s, target) for s in samples if s not in same)]:
+        if len(blocks) < count and block.tokens <= left:
+            blocks.append(block)
+            left -= block.tokens
+    return [head, *blocks] if blocks else []
+
+
+def _stated_sample(target: Target) -> list[Block]:
+    code = target.toolchain_sample
+    if not code:
+        return []
+    source = f"hardware.toml of {target.hardware.id}, sample"
+    text = f"```{target.language}\n{code.strip()}\n```"
+    return [fenced("sample", "stated-sample", source, (target.hardware.id,), text)]
+
+
+def _sample(sample: Sample, target: Target) -> Block:
+    about = [f"operator {sample.operator}"] if sample.operator else []
+    about += [f"arguments {', '.join(sample.shapes)}"] if sample.shapes else []
+    said = sample.evidence or {"untried": ""}.get(sample.status, sample.status)
+    about += [said] if said else []
+    where = " > ".join(below_title(sample.path[-2:], sample.document_title or ""))
+    source = (
+        f"{sample.document_title} (v{sample.version})" + (f", {where}" if where else "")
+        if sample.document_id
+        else f"run {sample.run_id}, {sample.title}"
+    )
+    head = f"{sample.title}: {'; '.join(about)}" if about else sample.title
+    text = f"{head}\n```{sample.language or target.language}\n{sample.code.rstrip()}\n```"
+    block = fenced("sample", sample.id, source, sample.hardware, text)
+    sections = (sample.section_id,) if sample.section_id else ()
+    return replace(block, sections=sections)

@@ -1,0 +1,173 @@
+"""Text that is written for other machines, known by its words: warps, for who programs a CPU."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import islice
+from pathlib import Path
+
+REMEMBERED = 20_000  # texts whose words are kept: the same passages stand in many answers
+REMEMBERED_CHIPS = 1_000  # sets of languages
+DATA = Path(__file__).parent.parent / "data" / "language_words.toml"
+# How a text says that it holds for every kind of machine.
+_ANY_MACHINE = re.compile(
+    r"\b(?:on|for|of|with) (?:any|every|all) (?:kinds? of )?"
+    r"(?:chips?|hardware|platforms?|devices?|processors?|machines?|targets?)\b"
+    r"|\b(?:platform|hardware|chip|device)-(?:agnostic|independent)\b"
+    r"|\bwhatever the (?:chip|hardware|platform|device|processor|machine)\b"
+    r"|\bGPUs? and CPUs?\b|\bCPUs? and GPUs?\b",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class WordGroup:
+    """Words that text for one kind of machine uses, and the languages of such machines. `heading`
+    matches what in a heading alone says so; None where nothing does. `common` marks GPUs and CPUs,
+    which general text has in mind where it names no machine. `only` is for a group that a chip with
+    other languages besides has not.
+    """
+
+    languages: frozenset[str]
+    common: bool
+    only: bool
+    words: tuple[str, ...]
+    pattern: re.Pattern[str]
+    heading: re.Pattern[str] | None
+
+    def is_of(self, languages: Collection[str]) -> bool:
+        """Whether a chip with these languages is such a machine."""
+        spoken = set(languages)
+        return spoken <= self.languages if self.only else not self.languages.isdisjoint(spoken)
+
+
+@lru_cache(maxsize=1)
+def load_groups() -> tuple[WordGroup, ...]:
+    """The groups of language_words.toml."""
+    rows = tomllib.loads(DATA.read_text(encoding="utf-8"))["groups"]
+    return tuple(
+        WordGroup(
+            frozenset(row["languages"]),
+            row.get("common", False),
+            row.get("only", False),
+            tuple(dict.fromkeys(word.casefold() for word in row["words"])),
+            _pattern(row["words"]),
+            _pattern(row["headings"]) if "headings" in row else None,
+        )
+        for row in rows
+    )
+
+
+def _pattern(words: Collection[str]) -> re.Pattern[str]:
+    either = "|".join(re.escape(word) for word in sorted(words, key=len, reverse=True))
+    return re.compile(rf"(?<![\w-])(?:{either})(?![\w-])", re.IGNORECASE)
+
+
+@lru_cache(maxsize=REMEMBERED_CHIPS)
+def is_alone(languages: tuple[str, ...]) -> bool:
+    """Whether a chip has languages of its own alone, for which no general text was written."""
+    return bool(languages) and not any(group.is_of(languages) for group in load_groups())
+
+
+@lru_cache(maxsize=REMEMBERED_CHIPS)
+def is_common(languages: tuple[str, ...]) -> bool:
+    """Whether a chip has a language of the machines that general text has in mind."""
+    return any(group.common and group.is_of(languages) for group in load_groups())
+
+
+def foreign_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
+    """How many different words the texts use together of machines that have none of these
+    languages; 0 where no languages are known.
+    """
+    if not languages:
+        return 0
+    used = 0
+    for text in texts:
+        used |= _used(text)
+    return (used & _foreign(languages)).bit_count()
+
+
+def native_words(texts: Iterable[str], languages: tuple[str, ...]) -> int:
+    """How many different words the texts use together of machines that have one of these languages
+    and that other machines do not have too."""
+    used = 0
+    for text in texts:
+        used |= _used(text)
+    groups = zip(load_groups(), _by_group(), strict=True)
+    own = sum(sum(bits.values()) for group, bits in groups if group.is_of(languages))
+    return (used & own).bit_count()
+
+
+@lru_cache(maxsize=REMEMBERED)
+def is_for_others(heading: str, text: str, languages: tuple[str, ...]) -> bool:
+    """Whether a section is for machines that have none of these languages: its heading says so, or
+    it uses more words of theirs than of these machines'. One that says that it holds for every kind
+    of machine is for none of them alone."""
+    if not languages or _for_any(heading) or _for_any(text):
+        return False
+    if is_foreign_heading(heading, languages):
+        return True
+    return foreign_words((heading, text), languages) > native_words((heading, text), languages)
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _for_any(text: str) -> bool:
+    """Whether a text says that it holds for every kind of machine."""
+    return _ANY_MACHINE.search(text) is not None
+
+
+@lru_cache(maxsize=REMEMBERED)
+def is_foreign_heading(heading: str, languages: tuple[str, ...]) -> bool:
+    """Whether a heading says that its section is for machines that have none of these languages."""
+    return bool(languages) and any(
+        group.heading is not None
+        and not group.is_of(languages)
+        and group.heading.search(heading) is not None
+        for group in load_groups()
+    )
+
+
+def machine_words(text: str) -> int:
+    """How many different words the text uses of machines of any one kind: what is left without
+    them holds for a chip that is like none of these.
+    """
+    used = _used(text)
+    return len({word for word, bit in _bits() if used & bit}) if used else 0
+
+
+# Words as bits of one number: a ranking joins and counts those of hundreds of texts.
+
+
+@lru_cache(maxsize=1)
+def _bits() -> tuple[tuple[str, int], ...]:
+    """Each word of each group with its bit; a word of two groups has two."""
+    words = [word for group in load_groups() for word in group.words]
+    return tuple((word, 1 << place) for place, word in enumerate(words))
+
+
+@lru_cache(maxsize=1)
+def _by_group() -> tuple[dict[str, int], ...]:
+    """The bits of each group by word."""
+    bits = iter(_bits())
+    return tuple(dict(islice(bits, len(group.words))) for group in load_groups())
+
+
+@lru_cache(maxsize=REMEMBERED_CHIPS)
+def _foreign(languages: tuple[str, ...]) -> int:
+    """All words of machines that have none of these languages."""
+    groups = zip(load_groups(), _by_group(), strict=True)
+    return sum(sum(bits.values()) for group, bits in groups if not group.is_of(languages))
+
+
+@lru_cache(maxsize=REMEMBERED)
+def _used(text: str) -> int:
+    """The words of each group that a text uses."""
+    used = 0
+    for group, bits in zip(load_groups(), _by_group(), strict=True):
+        for match in set(group.pattern.findall(text)):
+            used |= bits[match.casefold()]
+    return used

@@ -1,0 +1,356 @@
+"""Names of a chip's languages: looked up, found in texts, and the unknown ones of a draft.
+
+A draft is read without knowing its language. A word is held to be the name of an instruction where
+it stands as the cards' own names stand in samples: at the start of a statement or before an opening
+parenthesis. A name that the draft itself declares is none.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from kb.catalog.knowledge.symbols import Symbol
+from kb.embedding import Vectors
+from kb.tokens import STOP_WORDS, tokenize
+
+NEAREST = 3
+MAX_DRAFT = 200_000  # characters that are read
+MAX_UNKNOWN = 12
+LEAST_CARDS = 8  # fewer do not make a vocabulary that a draft can be held against
+LEAST_LIKENESS = 0.6  # of spelling
+LEAST_MEANING = 0.35  # cosine
+MOST_SETS = 500  # of names, that are kept without their marks: of 0.2 MB for a chip, else tiny
+
+# A name with the marks that languages put before or into one: .tile, %r3, tl.load, vadd.f32.
+WORD = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
+_HYPHENED = re.compile(rf"{WORD.pattern}(?:-\w+)*")
+_MARKS = ".@%$#"
+_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/|^[ \t]*[;#][^\n]*|[ \t];[^\n]*", re.S | re.M)
+_STATEMENT = re.compile(r"[;{}\n]")
+_STRING = re.compile(r"\"[^\"\n]*\"|'[^'\n]*'")
+
+Embed = Callable[[str], Vectors]
+
+
+@dataclass(frozen=True)
+class UnknownName:
+    """A name of a draft that no card has. `line` counts from 1; `nearest` are names of cards, by
+    spelling, then by meaning.
+    """
+
+    name: str
+    line: int
+    nearest: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """The form in an answer of /retrieve."""
+        return asdict(self)
+
+
+def names_in(text: str, symbols: Collection[str]) -> list[str]:
+    """The symbols that occur in a text as whole names, in the order of their first occurrence.
+
+    A name counts without its mark too (`in` for `.in`), but not where it is a word of any sentence.
+    """
+    known = frozenset(symbols)
+    plain = _without_marks(known)
+    names: dict[str, None] = {}
+    for match in _HYPHENED.finditer(text[:MAX_DRAFT]):
+        if match[0] in known:  # an error code such as VB-271
+            names.setdefault(match[0])
+            continue
+        for part in WORD.finditer(match[0]):
+            word = part[0].rstrip(".")
+            if word in known:
+                names.setdefault(word)
+            elif (bare := word.lstrip(_MARKS)) in known or bare in plain:
+                names.setdefault(bare if bare in known else plain[bare])
+    return list(names)
+
+
+@lru_cache(maxsize=MOST_SETS)
+def _without_marks(names: frozenset[str]) -> dict[str, str]:
+    """The names by what is left without their marks, but for words of any sentence. The names of a
+    chip are looked for in each text about it.
+    """
+    plain = {name.lstrip(_MARKS): name for name in names}
+    return {bare: name for bare, name in plain.items() if bare.lower() not in STOP_WORDS}
+
+
+def search_symbols(
+    query: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int
+) -> list[Symbol]:
+    """The symbols that a query means, best first: the name itself, names that contain or resemble
+    it, then cards that speak of it. What a query means is asked only where it is in no name.
+    """
+    wanted = query.strip()
+    folded = wanted.lower()
+    tokens = set(tokenize(wanted))
+    if any(folded in symbol.name.lower() for symbol in symbols):
+        embed = None
+    meaning = dict(_by_meaning(wanted, symbols, embed)) if embed is not None else {}
+
+    def score(symbol: Symbol) -> float:
+        name = symbol.name.lower()
+        if symbol.name == wanted:
+            return 10.0
+        if name == folded:
+            return 9.0
+        value = 4.0 if folded and (folded in name or name in folded.split()) else 0.0
+        value += 2.0 * difflib.SequenceMatcher(None, folded, name).ratio() if folded else 0.0
+        words = set(tokenize(f"{symbol.name} {symbol.signature} {symbol.meaning}"))
+        value += 3.0 * len(tokens & words) / max(1, len(tokens))
+        return value + 2.0 * max(0.0, meaning.get(symbol.id, 0.0))
+
+    scored = [(score(symbol), symbol) for symbol in symbols]
+    ranked = sorted(scored, key=lambda pair: (-pair[0], pair[1].name))
+    return [symbol for value, symbol in ranked[:limit] if value >= 1.5]
+
+
+def nearest_names(
+    name: str, symbols: Sequence[Symbol], embed: Embed | None, limit: int = NEAREST
+) -> tuple[str, ...]:
+    """Names of cards near an unknown name: by spelling, then by what the name seems to mean."""
+    by_fold = {symbol.name.lower(): symbol.name for symbol in symbols}
+    near = close_matches(name.lower(), by_fold, limit, LEAST_LIKENESS)
+    names = dict.fromkeys(by_fold[match] for match in near)
+    if embed is not None:
+        by_id = {symbol.id: symbol.name for symbol in symbols}
+        words = re.sub(r"[\W_]+|(?<=[a-z])(?=[A-Z0-9])", " ", name).strip()
+        for identity, cosine in _by_meaning(words, symbols, embed):
+            if len(names) >= limit or cosine < LEAST_MEANING:
+                break
+            names.setdefault(by_id[identity])
+    return tuple(names)[:limit]
+
+
+def close_matches(name: str, names: Iterable[str], limit: int, likeness: float) -> list[str]:
+    """As `difflib.get_close_matches`, which asks of each name by two calls whether its length rules
+    it out.
+    """
+    length = len(name)
+    likely = [n for n in names if 2.0 * min(length, len(n)) >= likeness * (length + len(n)) - 1e-6]
+    return difflib.get_close_matches(name, likely, limit, likeness)
+
+
+def _by_meaning(text: str, symbols: Sequence[Symbol], embed: Embed) -> list[tuple[str, float]]:
+    """(id, cosine) of the symbols' descriptions, nearest first. `embed` is expected to remember."""
+    spoken = [symbol for symbol in symbols if symbol.meaning]
+    if not spoken or not text:
+        return []
+    matrix = np.stack([embed(f"{s.name}: {s.meaning[:200]}") for s in spoken])
+    cosines = matrix @ embed(text)
+    order = np.argsort(-cosines)
+    return [(spoken[int(n)].id, float(cosines[int(n)])) for n in order]
+
+
+# -- drafts
+
+
+def unknown_names(
+    draft: str,
+    symbols: Sequence[Symbol],
+    embed: Embed | None = None,
+    spoken: Iterable[str] = (),
+) -> list[UnknownName]:
+    """Names in a draft that stand where instructions stand and that no card has, by line. Empty
+    where there are too few cards to tell. `spoken` are texts of the chip's documents: a name that
+    occurs in them is known, card or not.
+    """
+    known = {symbol.name for symbol in symbols}
+    if len(known) < LEAST_CARDS:
+        return []
+    text = _without_comments(draft[:MAX_DRAFT])
+    folded = {name.lstrip(".@%$#").lower() for name in known} | {n.lower() for n in known}
+    pieces = {part.lower() for name in known for part in re.split(r"\W+", name) if part}
+    leading = _leading_words(text)
+    elsewhere = _operands(text)
+    named = {word for part in spoken for word in WORD.findall(part) if word in leading}
+    unknown = []
+    for word, line in leading.items():
+        plain = word.lstrip(".@%$#").lower()
+        known_word = plain in folded or plain in pieces or word in named
+        if known_word or word in elsewhere or len(plain) < 2:
+            continue
+        unknown.append(UnknownName(word, line, nearest_names(word, symbols, embed)))
+    return sorted(unknown, key=lambda name: name.line)[:MAX_UNKNOWN]
+
+
+def _without_comments(text: str) -> str:
+    """The draft with comments and strings blanked, line numbers kept."""
+
+    def blank(match: re.Match[str]) -> str:
+        return re.sub(r"[^\n]", " ", match[0])
+
+    return _STRING.sub(blank, _COMMENT.sub(blank, text))
+
+
+def _leading_words(text: str) -> dict[str, int]:
+    """Words that begin a statement and are followed by an operand, with their first line. A word
+    before `=`, `:` or `(` is a name that the draft gives or calls.
+    """
+    words: dict[str, int] = {}
+    line = 1
+    start = 0
+    ends: Iterable[tuple[int, str]] = [
+        *((m.start(), m[0]) for m in _STATEMENT.finditer(text)),
+        (len(text), ""),
+    ]
+    for end, mark in ends:
+        statement = text[start:end].lstrip()
+        match = WORD.match(statement)
+        if match is not None:
+            after = statement[match.end() :].lstrip()
+            if after[:1] and after[0] not in "=:+-*/<>([.":
+                words.setdefault(match[0], line)
+        line += mark == "\n"
+        start = end + 1
+    return words
+
+
+def _operands(text: str) -> frozenset[str]:
+    """Words that occur other than at the start of a statement: what a draft declares and uses."""
+    counts: Counter[str] = Counter()
+    for statement in _STATEMENT.split(text):
+        words = WORD.findall(statement)
+        counts.update(words[1:])
+    return frozenset(counts)
+
+
+def unknown_line(entry: UnknownName) -> str:
+    """An unknown name in words, with the names near it."""
+    where = f" (line {entry.line} of the draft)" if entry.line else ""
+    near = ", ".join(entry.nearest)
+    meant = f"; names of this language near it: {near}" if near else ""
+    return f"- `{entry.name}`{where} is no name that the documents of this chip define{meant}"
+
+
+# -- names that a compiler does not know
+
+MOST_MISSING = 4  # names of a log
+LEAST_LIKENESS_OF_LOG = 0.75  # of spelling
+LONGEST = 80  # characters of a name
+READ = 200_000  # characters of a log
+LOGS = 16  # whose names are kept, while their requests are answered
+
+_QUOTE = "[\"'`\u2018\u2019]"
+_NAME = rf"(?:[\w.]+(?:::|->))?(?P<name>[A-Za-z_][\w.]{{1,{LONGEST}}})"
+# Each with words of which a line that it matches has one, in small letters.
+_UNKNOWN = tuple(
+    (words, re.compile(pattern))
+    for words, pattern in (
+        (("is undefined",), rf"identifier {_QUOTE}{_NAME}{_QUOTE} is undefined"),
+        (("undeclared",), rf"use of undeclared identifier {_QUOTE}{_NAME}{_QUOTE}"),
+        (
+            ("unknown type", "named"),
+            rf"(?:unknown type name|no (?:template|member) named) {_QUOTE}{_NAME}{_QUOTE}",
+        ),
+        (
+            ("declared",),
+            rf"{_QUOTE}{_NAME}{_QUOTE} (?:was not declared in this scope|undeclared)",
+        ),
+        (("not a member",), rf"{_QUOTE}{_NAME}{_QUOTE} is not a member of"),
+        (("nameerror",), rf"NameError\W{{1,3}}name {_QUOTE}{_NAME}{_QUOTE} is not defined"),
+        (("is not defined",), rf"{_NAME} is not defined$"),
+        (
+            ("has no attribute",),
+            rf"module {_QUOTE}(?!torch|numpy|math|jax{_QUOTE})[\w.]+{_QUOTE} has no attribute"
+            rf" {_QUOTE}{_NAME}{_QUOTE}",
+        ),
+        (("cannot import",), rf"cannot import name {_QUOTE}{_NAME}{_QUOTE}"),
+        (
+            ("unknown", "unrecognized", "undefined"),
+            rf"(?i:unknown|unrecognized|undefined) (?:instruction|opcode|mnemonic|function|name)"
+            rf"(?: name)?:? {_QUOTE}?{_NAME}{_QUOTE}?",
+        ),
+    )
+)
+_LANGUAGES = {
+    "triton.language": "triton",
+    "triton.experimental.gluon": "gluon",
+    "cutlass.cute": "cute",
+    "jax.experimental.pallas": "pallas",
+    "neuronxcc.nki": "nki",
+}
+_MODULE = re.compile(rf"(?:module|from) {_QUOTE}({'|'.join(map(re.escape, _LANGUAGES))})\b")
+_CODE = re.compile(r"`([.@%$#]?[A-Za-z_][\w.]{3,80})`")
+
+
+def missing_names(log: str, cards: Sequence[Symbol]) -> list[UnknownName]:
+    """The names that a log calls unknown, each with the nearest that the cards know. A name that a
+    card has or mentions is left out: there a header, an import or a target is missing.
+    """
+    names = _unknown_to(log[:READ])
+    if not names:
+        return []
+    known = vocabulary(cards)
+    strange = [name for name in names if name not in known][:MOST_MISSING]
+    return [UnknownName(name, 0, _nearest(name, known)) for name in strange]
+
+
+@lru_cache(maxsize=LOGS)
+def _unknown_to(log: str) -> tuple[str, ...]:
+    """The names that a log calls unknown. One request asks for them twice."""
+    folded = log.lower()
+    patterns = [pattern for words, pattern in _UNKNOWN if any(word in folded for word in words)]
+    return tuple(
+        dict.fromkeys(
+            match["name"]
+            for line in (log.splitlines() if patterns else ())
+            for pattern in patterns
+            for match in pattern.finditer(line)
+        )
+    )
+
+
+def vocabulary(cards: Sequence[Symbol]) -> dict[str, Symbol]:
+    """Every name that the cards know, with the card to read: their own names, then those that a
+    card mentions in code.
+    """
+    known = {card.name: card for card in cards if card.kind != "error"}
+    for card in cards:
+        for text in (*card.limits, *card.further, card.meaning):
+            for name in _CODE.findall(text):
+                known.setdefault(name, card)
+    return known
+
+
+def _nearest(name: str, known: Mapping[str, Symbol]) -> tuple[str, ...]:
+    """Names spelled alike: as a whole, or without the module before them."""
+    spelled: dict[str, str] = {}
+    for other in known:
+        spelled.setdefault(other.lower(), other)
+    if "." not in name:
+        for other in known:
+            spelled.setdefault(other.rpartition(".")[2].lower(), other)
+    near = close_matches(name.lower(), spelled, NEAREST, LEAST_LIKENESS_OF_LOG)
+    return tuple(dict.fromkeys(spelled[match] for match in near))
+
+
+def language_named(log: str) -> str | None:
+    """The language whose module a Python error is about; None where it is none of these."""
+    module = _MODULE.search(log[:READ])
+    return _LANGUAGES.get(module[1]) if module else None
+
+
+def sections_of_names(names: Sequence[UnknownName], cards: Sequence[Symbol]) -> dict[str, str]:
+    """The sections that tell of the nearest name of each, with that name."""
+    near = [entry.nearest[0] for entry in names if entry.nearest]
+    known = vocabulary(cards) if near else {}
+    return {known[name].section_id: name for name in near}
+
+
+def hint_of_name(entry: UnknownName, chip: str) -> str:
+    """What to tell of a name that a compiler does not know."""
+    begin = f"`{entry.name}` is not a name that the documents about {chip} know"
+    if not entry.nearest:
+        return f"{begin}, and none is near it: declare it, or write it out of what there is."
+    return f"{begin}; near names: {', '.join(entry.nearest)}."

@@ -1,0 +1,216 @@
+"""From what happened to what is searched for: weighted groups of words for the lexical levels,
+texts for the dense one.
+
+A signal is searched for in the three phrases in which manuals speak of it. What the caller knows
+beyond it (a question, the lines of a log that carry its message, the names of metrics) weighs more.
+Knows nothing about indexes."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from itertools import islice
+
+from kb.problem_terms import guide_words
+from kb.tokens import tokenize
+from retrieval.diagnose.boilerplate import without_boilerplate
+from retrieval.diagnose.log_lines import query_lines
+from retrieval.diagnose.metrics import MetricRegistry, load_metrics
+from retrieval.diagnose.signals import DATA, Signal
+from retrieval.request import RetrieveRequest
+
+MAX_TOKENS = 48  # of one group; the rest of a long log only adds noise
+MAX_DENSE_CHARS = 600
+# Of a log, for the dense level: encoding takes a third of a millisecond a token, and more than the
+# decisive lines comes no nearer to what a person says is wrong (docs/adr/037).
+DENSE_LOG = 240
+SHORT_LOG = 2000  # characters
+MAX_SIGNALS = 3  # of a verdict that are searched for
+SIGNAL_WEIGHT = 0.6  # of a signal's phrases beside a detail; alone they weigh 1
+THESAURUS_WEIGHT = 0.4
+# What readers of such contexts used of the guides to a language.
+WRITING = (
+    "write a {language} kernel: masks at the border, alignment and wide loads, warps and stages"
+)
+WRITING_FOR_A_CPU = (
+    "write a {language} kernel: tails of loops, alignment and vector code, shares of threads"
+)
+FOR_A_CPU = ("c", "cpp")
+MAX_OTHER_NAMES = 40  # tokens added to a request, in the order of the concepts
+
+
+@dataclass(frozen=True)
+class Words:
+    """A group of tokens for the lexical index, and its weight beside other groups."""
+
+    weight: float
+    tokens: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Phrase:
+    """A text for the embedding model, and its weight in the query vector."""
+
+    weight: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is searched for in the lexical index (`words`) and among vectors (`phrases`); what
+    `also` asks for is as welcome.
+    """
+
+    words: tuple[Words, ...]
+    phrases: tuple[Phrase, ...]
+    also: Plan | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is no token to search for."""
+        return not any(group.tokens for group in self.words)
+
+
+def make_plan(
+    *,
+    query: str | None,
+    log: str | None,
+    metrics: Mapping[str, object],
+    registry: MetricRegistry,
+    signals: Sequence[Signal],
+    op: str | None,
+) -> Plan:
+    """`signals` are those of the verdict, the leading one first; `registry` knows the words of
+    metric names.
+    """
+    message = _message_of(log)
+    detail = " ".join(filter(None, [query, message, op]))
+    names = " ".join(_metric_words(metrics, registry))
+    words: list[Words] = []
+    phrases: list[Phrase] = []
+    subject = " ".join(filter(None, [detail, names]))
+    tokens = _distinct(tokenize(subject))[:MAX_TOKENS]
+    if tokens:
+        words.append(Words(1.0, tokens))
+        meaning = " ".join(filter(None, [query, _decisive(log, message), op]))
+        phrases.append(Phrase(1.0, (meaning or names)[:MAX_DENSE_CHARS]))
+    share = SIGNAL_WEIGHT if tokens else 1.0
+    for rank, signal in enumerate(signals[:MAX_SIGNALS]):
+        weight = share / (1 + rank)
+        known = {token for group in words for token in group.tokens}
+        fresh = [t for t in _distinct(tokenize(" ".join(signal.phrases))) if t not in known]
+        words.append(Words(weight, tuple(fresh[:MAX_TOKENS])))
+        phrases += [Phrase(weight / len(signal.phrases), text) for text in signal.phrases]
+    others = other_names({token for group in words for token in group.tokens})
+    if others:
+        words.append(Words(THESAURUS_WEIGHT, others))
+    return Plan(tuple(words), tuple(phrases))
+
+
+def _message_of(log: str | None) -> str:
+    """The whole of a short log; of a long one the lines that carry the message. What a framework
+    prints under every error is left out.
+    """
+    if not log:
+        return ""
+    return without_boilerplate(log if len(log) <= SHORT_LOG else "\n".join(query_lines(log)))
+
+
+def _decisive(log: str | None, message: str) -> str:
+    """The first DENSE_LOG characters of the lines that carry the message, the best line first; a
+    `message` that is no longer than that is whole.
+    """
+    if not log or len(message) <= DENSE_LOG:
+        return message
+    lines = message if len(log) > SHORT_LOG else without_boilerplate("\n".join(query_lines(log)))
+    return (lines or message)[:DENSE_LOG]
+
+
+def _metric_words(metrics: Mapping[str, object], registry: MetricRegistry) -> Iterable[str]:
+    """Names say what was measured, also those that no rule knows."""
+    for name in metrics:
+        yield name
+        yield name.replace("_", " ")
+        known = registry.metrics.get(name)
+        if known is not None:
+            yield from known.query_words
+
+
+def _distinct(tokens: Iterable[str]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(tokens))
+
+
+# -- the names that other chips give the same thing
+
+
+@dataclass(frozen=True)
+class Concept:
+    """The token sets of a concept's names."""
+
+    names: tuple[frozenset[str], ...]
+
+    def named_in(self, tokens: Collection[str]) -> bool:
+        """Whether all tokens of one of the names are among these."""
+        present = set(tokens)
+        return any(name and name <= present for name in self.names)
+
+
+@cache
+def load_thesaurus() -> tuple[Concept, ...]:
+    """The built-in concepts, in the order of the file."""
+    with (DATA / "thesaurus.toml").open("rb") as file:
+        rows = tomllib.load(file)["concepts"]
+    return tuple(Concept(tuple(frozenset(tokenize(n)) for n in row["names"])) for row in rows)
+
+
+def other_names(tokens: Collection[str]) -> tuple[str, ...]:
+    """Tokens of the other names of every concept that the tokens name; at most MAX_OTHER_NAMES."""
+    present = set(tokens)
+    names: dict[str, None] = {}
+    for concept in load_thesaurus():
+        if concept.named_in(present):
+            for name in concept.names:
+                names |= dict.fromkeys(sorted(name))
+    fresh = (token for token in names if token not in present)
+    return tuple(islice(fresh, MAX_OTHER_NAMES))
+
+
+def writing_words(language: str | None, op: str) -> str:
+    """What to look for before there is a kernel in a language that no model has seen."""
+    return " ".join(filter(None, ("write a", language, "kernel", op.replace("_", " "))))
+
+
+def writing_plan(language: str, op: str, registry: MetricRegistry) -> Plan:
+    """What to look for before there is a kernel in a language that models know: how such an
+    operator is computed, and how kernels are written in the language.
+    """
+    writing = WRITING_FOR_A_CPU if language in FOR_A_CPU else WRITING
+    about_op, about_language = (
+        make_plan(query=query, log=None, metrics={}, registry=registry, signals=(), op=None)
+        for query in (guide_words(op), writing.format(language=language))
+    )
+    return about_language if about_op.empty else replace(about_op, also=about_language)
+
+
+def plan_of(
+    request: RetrieveRequest, signals: Sequence[Signal], is_known: Callable[[str], bool]
+) -> Plan:
+    """What to search for. `signals` are those of the verdict, `is_known` tells the languages that
+    models know.
+    """
+    happened = signals or request.log or request.metrics
+    words = request.query
+    if request.op and request.task in (None, "write") and not words and not happened:
+        if request.language and is_known(request.language):
+            return writing_plan(request.language, request.op, load_metrics())
+        words = writing_words(request.language, request.op)
+    return make_plan(
+        query=words,
+        log=request.log,
+        metrics=request.metrics or {},
+        registry=load_metrics(),
+        signals=signals,
+        op=request.op,
+    )

@@ -1,0 +1,264 @@
+"""The ranking: lexical and dense scores of the passages within a scope, fused into one order.
+
+    lexical = passage + SECTION * section, each over its best score, the sum over its own maximum
+    dense   = cos(query, passage) + NEIGHBOUR * the better neighbour's, between median and best
+    score   = (lexical + DENSE * dense) * prior of prose and code
+
+A normalised sum keeps how much better the best hit is, which rank fusion throws away. The constants
+were chosen on the development rows and confirmed on rows that took no part in it
+(docs/adr/003-ranking.md, with the ablations).
+Deterministic: ties go to the earlier passage.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb.embedding import Vectors
+from kb.scope import ANY, AccessScope, ScopeFilter
+from retrieval.search.plan import Plan
+from retrieval.snapshot.snapshot import Columns, Snapshot
+from retrieval.snapshot.words import Level
+from retrieval.stages import stage
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The constants of the ranking; `benchmarks.retrieval.ablation` varies them one by one.
+
+    `passage` and `section` weigh the lexical levels, and `dense` the dense score beside the lexical
+    one. `neighbour` is the share of the better neighbour's cosine. `prose` is the largest share
+    subtracted for a passage without function words, `code` the factor on a block of code, and
+    `generic` the factor on a passage that is about no chip where a chip was named.
+    """
+
+    passage: float = 1.0
+    section: float = 2.5
+    dense: float = 0.9
+    neighbour: float = 0.5
+    prose: float = 0.2
+    code: float = 0.8
+    generic: float = 0.6
+
+
+WEIGHTS = Weights()
+PROSE_SHARE = 200  # per mille of function words that running prose reaches
+PER_LEVEL = 400  # rows of each lexical level
+BY_WORDS = 500  # passages chosen by their words
+NEAREST = 200  # and by their vectors
+SAMPLE = 300  # passages that stand for a whole scope
+
+EmbedQuery = Callable[[str], Vectors]  # the unit vector of a text, of shape (dimension,)
+# At most so many passages about the hardware (None: any) nearest to a unit vector, best first:
+# passage number -> cosine.
+Near = Callable[[Sequence[str] | None, Vectors, int, AccessScope], dict[int, float]]
+Scores = NDArray[np.float64]
+
+
+class Scored(NamedTuple):
+    """Passages or sections by number, ascending, with the score of each."""
+
+    seqs: NDArray[np.int64]
+    scores: Scores
+
+
+class Ranked(NamedTuple):
+    """One passage by number, with its score and the parts of it: lexical and dense, each 0 to 1."""
+
+    seq: int
+    score: float
+    lexical: float
+    dense: float
+    category: str
+
+
+def ranked_of(
+    seqs: Iterable[int],
+    scores: Iterable[float],
+    lexical_parts: Iterable[float],
+    dense_parts: Iterable[float],
+    categories: Iterable[str],
+) -> list[Ranked]:
+    """The passages of equally long columns, in half of the time of a call of `Ranked` for each."""
+    rows = zip(seqs, scores, lexical_parts, dense_parts, categories, strict=True)
+    return list(map(partial(tuple.__new__, Ranked), rows))
+
+
+@stage("ranking")
+def rank(
+    snapshot: Snapshot,
+    plan: Plan,
+    scope: ScopeFilter,
+    embed: EmbedQuery | None,
+    near: Near,
+    weights: Weights = WEIGHTS,
+) -> list[Ranked]:
+    """All candidates of a scope, best first; ties go to the earlier passage. What the plan asks for
+    `also` is mixed in. Without `embed` they are ranked by their words alone.
+    """
+    ranked = _ranked(snapshot, plan, scope, embed, near, weights)
+    if plan.also is None:
+        return ranked
+    return mixed(ranked, rank(snapshot, plan.also, scope, embed, near, weights))
+
+
+def _ranked(
+    snapshot: Snapshot,
+    plan: Plan,
+    scope: ScopeFilter,
+    embed: EmbedQuery | None,
+    near: Near,
+    weights: Weights,
+) -> list[Ranked]:
+    if plan.empty:
+        return []
+    words = lexical_scores(snapshot, plan, scope, weights)
+    nearest: dict[int, float] = {}
+    vector = query_vector(plan, embed) if embed is not None else None
+    if vector is not None:
+        nearest = near(scope.hardware, vector, NEAREST, scope.access_scope)
+    hits = np.union1d(words.seqs, np.fromiter(nearest, np.int64, len(nearest)))
+    columns = snapshot.around(hits, scope)
+    wanted = np.isin(columns.seqs, hits, assume_unique=True)
+    lexical_part = np.zeros(len(columns.seqs))
+    spoken = np.isin(columns.seqs, words.seqs, assume_unique=True)
+    lexical_part[spoken] = words.scores[words.seqs.searchsorted(columns.seqs[spoken])]
+    dense = np.zeros(len(columns.seqs))
+    if vector is not None:
+        middle = scope_middle(*snapshot.sample(scope, SAMPLE), vector, weights)
+        dense = dense_scores(columns, wanted, vector, middle, weights)
+    chip_named = scope.hardware is not None and scope.hardware != (ANY,)
+    scores = (lexical_part + weights.dense * dense) * _prior(columns, weights, chip_named)
+    places = np.flatnonzero(wanted)
+    best = places[np.argsort(-scores[places], kind="stable")]
+    return ranked_of(
+        columns.seqs[best].tolist(),
+        scores[best].tolist(),
+        lexical_part[best].tolist(),
+        dense[best].tolist(),
+        columns.categories[best].tolist(),
+    )
+
+
+def mixed(*rankings: Sequence[Ranked]) -> list[Ranked]:
+    """Several rankings as one, in turns: the best of each, then the second of each. The scores of
+    different questions cannot be compared, so a passage's tells its place: 1 for the first, half of
+    that for the hundredth.
+    """
+    best: dict[int, Ranked] = {}
+    for ranked in rankings:
+        for place, entry in enumerate(ranked):
+            score = 1 / (1 + 0.01 * place)
+            if entry.seq not in best or best[entry.seq].score < score:
+                best[entry.seq] = entry._replace(score=score)
+    return sorted(best.values(), key=lambda entry: -entry.score)  # stable: the first ranking first
+
+
+def _prior(columns: Columns, weights: Weights, chip_named: bool) -> Scores:
+    """The factor on each passage whatever the request: running text answers more often than lists
+    and code.
+    """
+    prose = 1.0 - weights.prose * (1.0 - np.minimum(1.0, columns.prose / PROSE_SHARE))
+    code = np.where(columns.code, weights.code, 1.0)
+    general = chip_named & (columns.categories != "hardware")
+    return prose * code * np.where(general, weights.generic, 1.0)
+
+
+def lexical_scores(
+    snapshot: Snapshot, plan: Plan, scope: ScopeFilter, weights: Weights = WEIGHTS
+) -> Scored:
+    """The BY_WORDS best passages by their words and their section's, 1.0 for the best."""
+    own = _level(snapshot, "passage", plan, scope, weights)
+    sections = _level(snapshot, "section", plan, scope, weights)
+    members = snapshot.members_of(sections.seqs.tolist())
+    of_sections = sections.scores[sections.seqs.searchsorted(members.sections)]
+    both = _summed(
+        np.concatenate([own.seqs, members.seqs]),
+        np.concatenate(
+            [weights.passage * own.scores, np.repeat(weights.section * of_sections, members.sizes)]
+        ),
+    )
+    best = np.argsort(-both.scores, kind="stable")[:BY_WORDS]  # of equal ones the earlier passage
+    best.sort()
+    return _over_best(Scored(both.seqs[best], both.scores[best]))
+
+
+def _level(
+    snapshot: Snapshot, level: Level, plan: Plan, scope: ScopeFilter, weights: Weights
+) -> Scored:
+    numbers, scores = [np.zeros(0, np.int64)], [np.zeros(0)]
+    for group in plan.words:
+        matches = snapshot.search(level, group.tokens, scope, PER_LEVEL)
+        numbers.append(np.fromiter(matches, np.int64, len(matches)))
+        scores.append(group.weight * np.fromiter(matches.values(), np.float64, len(matches)))
+    return _over_best(_summed(np.concatenate(numbers), np.concatenate(scores)))
+
+
+def _summed(seqs: NDArray[np.int64], scores: Scores) -> Scored:
+    """Each number once, with the sum of its scores in their order."""
+    every, places = np.unique(seqs, return_inverse=True)
+    return Scored(every, np.asarray(np.bincount(places, scores, len(every)), np.float64))
+
+
+def query_vector(plan: Plan, embed: EmbedQuery) -> Vectors:
+    """The weighted mean direction of the plan's phrases: a unit vector of shape (dimension,)."""
+    total = np.sum([p.weight * embed(p.text) for p in plan.phrases], axis=0)
+    return np.asarray(total / max(float(np.linalg.norm(total)), 1e-12), np.float32)
+
+
+def dense_scores(
+    columns: Columns,
+    wanted: NDArray[np.bool_],
+    vector: Vectors,
+    middle: float,
+    weights: Weights = WEIGHTS,
+) -> Scores:
+    """Of each row, its cosine with a share of the better neighbour's in the section, scaled to 0..1
+    from middle to the best of the `wanted`; 0 where it has no vector.
+    """
+    raw = _with_neighbours(columns, columns.embedded, vector, weights)
+    counted = wanted & columns.embedded
+    if not counted.any():
+        return np.zeros(len(raw))
+    width = max(float(raw[counted].max()) - middle, 1e-9)
+    scaled: Scores = np.clip((raw - middle) / width, 0.0, 1.0)
+    return np.where(columns.embedded, scaled, 0.0)
+
+
+def scope_middle(
+    sample: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
+) -> float:
+    """The median over the `counted` rows of a sample: what an unrelated passage scores."""
+    if not counted.any():
+        return 0.0
+    return float(np.median(_with_neighbours(sample, counted, vector, weights)[counted]))
+
+
+def _with_neighbours(
+    columns: Columns, counted: NDArray[np.bool_], vector: Vectors, weights: Weights
+) -> Scores:
+    """The cosine of each row, 0 without a vector, with a share of the better neighbour's within its
+    section, or of its own where it stands alone. 0 where none of the rows counts.
+    """
+    if not counted.any():
+        return np.zeros(len(columns.vectors))
+    cosine = (columns.vectors @ vector).astype(np.float64)
+    follows = columns.follows()
+    before, after = np.full((2, len(cosine)), -np.inf)
+    before[1:][follows] = cosine[:-1][follows]
+    after[:-1][follows] = cosine[1:][follows]
+    better = np.maximum(before, after)
+    return cosine + weights.neighbour * np.where(np.isinf(better), cosine, better)
+
+
+def _over_best(scored: Scored) -> Scored:
+    best = scored.scores.max(initial=0.0)
+    if best <= 0:
+        return Scored(scored.seqs[:0], scored.scores[:0])
+    return Scored(scored.seqs, scored.scores / best)

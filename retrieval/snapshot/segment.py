@@ -1,0 +1,474 @@
+"""A segment: some documents with their sections and passages, as one immutable mapped file.
+
+The numbers that ranking needs are columns; what a reader needs of a passage or section is one
+packed record that is decoded when it is shown. Rows are ordered by scope, so that those of a chip
+are a few runs. A segment knows no other segment and no catalog.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+
+from kb.catalog.knowledge.passages import About
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.symbols import Symbol
+from retrieval.snapshot.words import LEVELS, LevelRow, index_words, merge_words
+
+MAGIC = b"kernlore snapshot segment 1\n"
+ALIGNMENT = 64  # bytes
+Arrays = Mapping[str, NDArray[Any]]
+Rows = NDArray[np.int64]
+
+
+class PassageRow(NamedTuple):
+    """A passage to store. `about` is what a scope is checked against; `record` are the fields of
+    `Passage` that only a reader needs; `vector` has the bytes of float32 numbers, None without one.
+    """
+
+    seq: int
+    id: str
+    section: int  # its place among the sections of the document
+    prose: int
+    code: bool
+    characters: int  # of the text
+    about: About
+    record: Sequence[Any]
+    words: tuple[str, str]  # heading and body as tokens
+    vector: bytes | None
+
+
+class SectionRow(NamedTuple):
+    """A section to store; `record` is (parent_id, ordinal, level, path)."""
+
+    seq: int
+    id: str
+    about: About
+    record: Sequence[Any]
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """A document as a segment lists it, of the state `stamp`. `passages` and `embedded` count its
+    passages; `card_chips` are the chips that its cards are about, None where it has no cards;
+    `kernels` counts its samples.
+    """
+
+    id: str
+    stamp: int
+    title: str
+    category: str
+    owner: str
+    version: int
+    source_key: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    passages: int
+    embedded: int
+    card_chips: tuple[str, ...] | None
+    kernels: int
+
+
+@dataclass(frozen=True)
+class DocumentRows:
+    """A document to store with all that answers may quote of it."""
+
+    document: StoredDocument
+    sections: Sequence[SectionRow]
+    passages: Sequence[PassageRow]
+    cards: Sequence[Symbol] = ()
+    kernels: Sequence[Sample] = ()
+
+
+@dataclass(frozen=True)
+class _Header:
+    documents: tuple[StoredDocument, ...]
+    abouts: tuple[About, ...]
+    section_abouts: tuple[About, ...]
+
+
+_HEADER = TypeAdapter(_Header)
+_CARDS = TypeAdapter(list[Symbol])
+_KERNELS = TypeAdapter(list[Sample])
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Columns and records. Rows of passages and of sections are counted from 0 in it.
+
+    Of passages: seqs, ids; section_rows, the row of the section; document_places; prose, per mille;
+    code, whether it is a block of code; characters, of the text; about, the place in `abouts`;
+    embedded, whether `vectors` (rows, dimension) has its vector, which is else zero. Of sections:
+    section_seqs, section_ids, section_parents (ids, 0 at the top), section_documents and
+    section_about. The passages of section s, in reading order, are the rows
+    `members[member_starts[s]:member_starts[s + 1]]`. The word indexes are described in `words`.
+    """
+
+    arrays: Arrays
+    blobs: Mapping[str, memoryview]
+    documents: tuple[StoredDocument, ...]
+    abouts: tuple[About, ...]
+    section_abouts: tuple[About, ...]
+    name: str = ""
+    size: int = 0  # bytes of its file
+
+    def __getattr__(self, name: str) -> NDArray[Any]:
+        try:
+            return self.arrays[name]
+        except KeyError:
+            raise AttributeError(name) from None
+
+    @property
+    def rows(self) -> int:
+        """The number of passages."""
+        return len(self.arrays["seqs"])
+
+    def passage(self, row: int) -> list[Any]:
+        """The record of a passage; see `PassageRow`."""
+        record: list[Any] = json.loads(self.packed("passages", row))
+        return record
+
+    def section(self, row: int) -> list[Any]:
+        """The record of a section; see `SectionRow`."""
+        record: list[Any] = json.loads(self.packed("sections", row))
+        return record
+
+    def cards(self, document: int) -> list[Symbol]:
+        """The cards of a document, by its place."""
+        return _CARDS.validate_json(self.packed("cards", document))
+
+    def kernels(self, document: int) -> list[Sample]:
+        """The samples of a document, by its place."""
+        return _KERNELS.validate_json(self.packed("kernels", document))
+
+    def packed(self, blob: str, row: int) -> bytes:
+        """One stored record."""
+        starts = self.arrays[f"{blob}_at"]
+        return bytes(self.blobs[blob][int(starts[row]) : int(starts[row + 1])])
+
+
+def number_of(identity: str) -> int:
+    """The number in an id such as `psg_0123456789abcdef`."""
+    return int(identity.rpartition("_")[2], 16)
+
+
+def runs_of(about: NDArray[np.int32], admitted: NDArray[np.bool_]) -> Rows:
+    """Where each run of rows of admitted scopes begins and ends, in turn; `about` is ascending."""
+    edges = np.flatnonzero(np.diff(admitted, prepend=False, append=False))
+    return np.searchsorted(about, edges)
+
+
+# -- files
+
+
+def write_segment(segment: Segment, path: Path) -> None:
+    """Write a segment; the file appears whole or not at all."""
+    blobs = {name: np.frombuffer(blob, np.uint8) for name, blob in segment.blobs.items()}
+    parts = {**segment.arrays, **blobs}
+    places: dict[str, tuple[str, tuple[int, ...], int]] = {}
+    offset = 0
+    for name, array in parts.items():
+        offset = _aligned(offset)
+        places[name] = (array.dtype.str, array.shape, offset)
+        offset += array.nbytes
+    head = json.dumps({"arrays": places, "blobs": list(blobs)}).encode()
+    header = _HEADER.dump_json(_Header(segment.documents, segment.abouts, segment.section_abouts))
+    start = _aligned(len(MAGIC) + 16 + len(head) + len(header))
+    scratch = path.with_suffix(f".{os.getpid()}.tmp")
+    with scratch.open("wb") as file:
+        file.write(MAGIC)
+        file.write(len(head).to_bytes(8, "little") + len(header).to_bytes(8, "little"))
+        file.write(head + header)
+        for name, array in parts.items():
+            file.seek(start + places[name][2])
+            file.write(np.ascontiguousarray(array).data)
+        file.truncate(start + offset)
+        file.flush()
+        os.fsync(file.fileno())
+    scratch.replace(path)
+
+
+def open_segment(path: Path) -> Segment:
+    """Map a segment. Raises OSError where it is missing and ValueError where it is damaged."""
+    with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    view = memoryview(mapped)
+    at = len(MAGIC)
+    if bytes(view[:at]) != MAGIC:
+        raise ValueError(f"{path} is no segment")
+    head_size = int.from_bytes(view[at : at + 8], "little")
+    header_size = int.from_bytes(view[at + 8 : at + 16], "little")
+    at += 16
+    head = json.loads(bytes(view[at : at + head_size]))
+    header = _HEADER.validate_json(bytes(view[at + head_size : at + head_size + header_size]))
+    start = _aligned(at + head_size + header_size)
+    arrays: dict[str, NDArray[Any]] = {}
+    blobs: dict[str, memoryview] = {}
+    for name, (kind, shape, offset) in head["arrays"].items():
+        dtype, count = np.dtype(kind), math.prod(shape)
+        if start + offset + count * dtype.itemsize > size:
+            raise ValueError(f"{path} is cut off")
+        if name in head["blobs"]:
+            blobs[name] = view[start + offset : start + offset + count]
+        elif count:
+            arrays[name] = np.frombuffer(mapped, dtype, count, start + offset).reshape(shape)
+        else:
+            arrays[name] = np.zeros(shape, dtype)
+    return Segment(
+        arrays, blobs, header.documents, header.abouts, header.section_abouts, path.name, size
+    )
+
+
+def _aligned(offset: int) -> int:
+    return -(-offset // ALIGNMENT) * ALIGNMENT
+
+
+# -- from documents
+
+
+def build_segment(documents: Sequence[DocumentRows], heading_weight: float) -> Segment:
+    """The segment of some documents."""
+    passages = [(n, p) for n, d in enumerate(documents) for p in d.passages]
+    sections = [(n, s) for n, d in enumerate(documents) for s in d.sections]
+    abouts, about, order = _by_scope([p.about for _, p in passages], [p.seq for _, p in passages])
+    section_abouts, section_about, section_order = _by_scope(
+        [s.about for _, s in sections], [s.seq for _, s in sections]
+    )
+    first = np.cumsum([0, *(len(d.sections) for d in documents)])
+    section_rows = _inverse(section_order)[
+        np.array([int(first[n]) + p.section for n, p in passages], np.int64)
+    ][order]
+    passages = [passages[n] for n in order.tolist()]
+    sections = [sections[n] for n in section_order.tolist()]
+    width = next((len(p.vector) // 4 for _, p in passages if p.vector is not None), 0)
+    vectors = np.zeros((len(passages), width), np.float32)
+    for row, (_, p) in enumerate(passages):
+        if p.vector is not None:
+            vectors[row] = np.frombuffer(p.vector, "<f4")
+    parents = [number_of(s.record[0]) if s.record[0] else 0 for _, s in sections]
+    arrays: dict[str, NDArray[Any]] = {
+        "seqs": np.array([p.seq for _, p in passages], np.int64),
+        "ids": np.array([number_of(p.id) for _, p in passages], np.uint64),
+        "section_rows": section_rows.astype(np.int32),
+        "document_places": np.array([n for n, _ in passages], np.int32),
+        "prose": np.array([p.prose for _, p in passages], np.int32),
+        "code": np.array([p.code for _, p in passages], np.bool_),
+        "characters": np.array([p.characters for _, p in passages], np.int32),
+        "about": about,
+        "embedded": np.array([p.vector is not None for _, p in passages], np.bool_),
+        "vectors": vectors,
+        "section_seqs": np.array([s.seq for _, s in sections], np.int64),
+        "section_ids": np.array([number_of(s.id) for _, s in sections], np.uint64),
+        "section_parents": np.array(parents, np.uint64),
+        "section_documents": np.array([n for n, _ in sections], np.int32),
+        "section_about": section_about,
+    }
+    arrays |= _members(arrays)
+    bodies: list[list[str]] = [[] for _ in sections]
+    headings = [""] * len(sections)
+    for row in arrays["members"].tolist():
+        heading, body = passages[row][1].words
+        bodies[section_rows[row]].append(body)
+        headings[section_rows[row]] = heading
+    rows = {
+        "passage": [LevelRow(_scope_tokens(p.about), *p.words) for _, p in passages],
+        "section": [
+            LevelRow(_scope_tokens(s.about), headings[row], " ".join(bodies[row]))
+            for row, (_, s) in enumerate(sections)
+        ],
+    }
+    for level in LEVELS:
+        arrays |= index_words(level, rows[level], heading_weight)
+    records = {
+        "passages": [json.dumps(p.record).encode() for _, p in passages],
+        "sections": [json.dumps(s.record).encode() for _, s in sections],
+        "cards": [_CARDS.dump_json(list(d.cards)) for d in documents],
+        "kernels": [_KERNELS.dump_json(list(d.kernels)) for d in documents],
+    }
+    ends, blobs = _packed(records)
+    stored = tuple(d.document for d in documents)
+    return Segment(arrays | ends, blobs, stored, abouts, section_abouts)
+
+
+def _packed(
+    records: Mapping[str, Sequence[bytes]],
+) -> tuple[dict[str, NDArray[Any]], dict[str, memoryview]]:
+    ends = {
+        f"{name}_at": np.cumsum([0, *map(len, packed)]).astype(np.int64)
+        for name, packed in records.items()
+    }
+    return ends, {name: memoryview(b"".join(packed)) for name, packed in records.items()}
+
+
+def _members(arrays: Arrays) -> dict[str, NDArray[Any]]:
+    of_section = arrays["section_rows"]
+    members = np.lexsort((arrays["seqs"], of_section)).astype(np.int32)
+    sections = np.arange(len(arrays["section_seqs"]) + 1)
+    return {
+        "members": members,
+        "member_starts": np.searchsorted(of_section[members], sections).astype(np.int64),
+    }
+
+
+def _scope_tokens(about: About) -> int:
+    """How many tokens the scope of a row adds to its length (see `words`)."""
+    return len(about.hardware) + 1 + max(1, len(about.languages))
+
+
+def _by_scope(
+    abouts: Sequence[About], seqs: Sequence[int]
+) -> tuple[tuple[About, ...], NDArray[np.int32], Rows]:
+    """The different scopes, that of each row, and the order of rows: by scope, then by number.
+    Scopes about the same hardware stand together.
+    """
+    different = sorted(set(abouts), key=lambda a: (a.hardware, a.category, *a))
+    place = {about: n for n, about in enumerate(different)}
+    ranks = np.array([place[about] for about in abouts], np.int32)
+    order = np.lexsort((np.array(seqs, np.int64), ranks))
+    return tuple(different), ranks[order], order
+
+
+def _inverse(order: Rows) -> Rows:
+    """The row that each former row becomes."""
+    rows = np.empty(len(order), np.int64)
+    rows[order] = np.arange(len(order))
+    return rows
+
+
+# -- from segments
+
+
+class Part(NamedTuple):
+    """A segment without some of its documents, by place."""
+
+    segment: Segment
+    without: frozenset[int] = frozenset()
+
+
+def merge_segments(parts: Sequence[Part]) -> Segment:
+    """The remaining documents of several segments as one; nothing is left of the others."""
+    kept = [_Kept.of(part) for part in parts]
+    abouts, about, order = _merged_scopes(
+        [(k.segment.abouts, k.segment.about[k.rows], k.segment.seqs[k.rows]) for k in kept]
+    )
+    section_abouts, section_about, section_order = _merged_scopes(
+        [
+            (k.segment.section_abouts, k.segment.section_about[k.sections], k.section_seqs)
+            for k in kept
+        ]
+    )
+    widths = [k.segment.vectors.shape[1] for k in kept if k.segment.vectors.shape[1]]
+    width = widths[0] if widths else 0
+    section_row = _inverse(section_order)
+    first_section = np.cumsum([0, *(len(k.sections) for k in kept)])
+    first_document = np.cumsum([0, *(len(k.documents) for k in kept)])
+
+    def joined(arrays: Sequence[NDArray[Any]], order: Rows) -> NDArray[Any]:
+        return np.concatenate(arrays)[order]
+
+    arrays: dict[str, NDArray[Any]] = {
+        name: joined([k.segment.arrays[name][k.rows] for k in kept], order)
+        for name in ("seqs", "ids", "prose", "code", "characters", "embedded")
+    }
+    arrays |= {
+        name: joined([k.segment.arrays[name][k.sections] for k in kept], section_order)
+        for name in ("section_seqs", "section_ids", "section_parents")
+    }
+    of_section = [k.section_place[k.segment.section_rows[k.rows]] for k in kept]
+    of_document = [k.document_place[k.segment.document_places[k.rows]] for k in kept]
+    by_document = [k.document_place[k.segment.section_documents[k.sections]] for k in kept]
+    arrays |= {
+        "about": about,
+        "section_about": section_about,
+        "section_rows": section_row[joined(_shifted(of_section, first_section), order)].astype(
+            np.int32
+        ),
+        "document_places": joined(_shifted(of_document, first_document), order).astype(np.int32),
+        "section_documents": joined(_shifted(by_document, first_document), section_order).astype(
+            np.int32
+        ),
+        "vectors": joined([k.vectors(width) for k in kept], order),
+    }
+    arrays |= _members(arrays)
+    arrays |= merge_words(
+        "passage", [(k.segment.arrays, k.rows) for k in kept], _inverse(order)
+    ) | merge_words("section", [(k.segment.arrays, k.sections) for k in kept], section_row)
+    chosen = {
+        "passages": [k.segment.packed("passages", r) for k in kept for r in k.rows.tolist()],
+        "sections": [k.segment.packed("sections", r) for k in kept for r in k.sections.tolist()],
+    }
+    records = {
+        "passages": [chosen["passages"][n] for n in order.tolist()],
+        "sections": [chosen["sections"][n] for n in section_order.tolist()],
+    } | {
+        name: [k.segment.packed(name, d) for k in kept for d in k.documents]
+        for name in ("cards", "kernels")
+    }
+    ends, blobs = _packed(records)
+    documents = tuple(k.segment.documents[d] for k in kept for d in k.documents)
+    return Segment(arrays | ends, blobs, documents, abouts, section_abouts)
+
+
+class _Kept(NamedTuple):
+    """What is left of a segment: places of documents, rows of passages and of sections, and the new
+    place of each former section and document.
+    """
+
+    segment: Segment
+    documents: list[int]
+    rows: Rows
+    sections: Rows
+    section_place: Rows
+    document_place: Rows
+
+    @classmethod
+    def of(cls, part: Part) -> _Kept:
+        segment = part.segment
+        documents = [n for n in range(len(segment.documents)) if n not in part.without]
+        rows = np.flatnonzero(np.isin(segment.document_places, documents))
+        sections = np.flatnonzero(np.isin(segment.section_documents, documents))
+        section_place = np.zeros(len(segment.section_seqs), np.int64)
+        section_place[sections] = np.arange(len(sections))
+        document_place = np.zeros(len(segment.documents), np.int64)
+        document_place[documents] = np.arange(len(documents))
+        return cls(segment, documents, rows, sections, section_place, document_place)
+
+    @property
+    def section_seqs(self) -> NDArray[np.int64]:
+        return self.segment.section_seqs[self.sections]
+
+    def vectors(self, width: int) -> NDArray[np.float32]:
+        own = self.segment.vectors
+        return own[self.rows] if own.shape[1] else np.zeros((len(self.rows), width), np.float32)
+
+
+def _shifted(places: Sequence[Rows], first: Rows) -> list[Rows]:
+    return [own + start for own, start in zip(places, first.tolist(), strict=False)]
+
+
+def _merged_scopes(
+    parts: Sequence[tuple[tuple[About, ...], NDArray[np.int32], NDArray[np.int64]]],
+) -> tuple[tuple[About, ...], NDArray[np.int32], Rows]:
+    """As `_by_scope`, of rows that have their scopes by place."""
+    used = [about[n] for about, places, _ in parts for n in np.unique(places).tolist()]
+    different = sorted(set(used), key=lambda a: (a.hardware, a.category, *a))
+    rank = {about: n for n, about in enumerate(different)}
+    ranks = np.concatenate(
+        [
+            np.array([rank.get(about, 0) for about in abouts] or [0], np.int32)[places]
+            for abouts, places, _ in parts
+        ]
+    )
+    order = np.lexsort((np.concatenate([seqs for *_, seqs in parts]), ranks))
+    return tuple(different), ranks[order], order

@@ -1,0 +1,768 @@
+"""What answers are computed from: the knowledge of one catalog revision, in memory.
+
+Passages, sections and vectors are mapped from the segments' files; hardware, moves, skills and
+verified kernels are small and are in memory. A snapshot never changes, and none of its methods
+reads the catalog, a clock or other state. Every method that gives text checks the scope that it is
+given, so nothing outside of it is ever returned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kb.catalog.knowledge.passages import About, Passage
+from kb.catalog.knowledge.samples import Sample
+from kb.catalog.knowledge.section_texts import WholeSection
+from kb.catalog.knowledge.symbols import Symbol
+from kb.catalog.meta import State
+from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope, ScopeFilter
+from retrieval.snapshot.cache import Cache
+from retrieval.snapshot.knowledge import Knowledge
+from retrieval.snapshot.segment import Part, Segment, StoredDocument, number_of, runs_of
+from retrieval.snapshot.words import Level, Postings, WordIndex
+
+T = TypeVar("T")
+Vector = NDArray[np.float32]
+Rows = NDArray[np.int64]
+MOST_SCOPES_AT_ONCE = 16  # of a search for near passages; more are searched as one set of rows
+
+
+class Columns(NamedTuple):
+    """Passages in the order of their numbers, for ranking. `sections` are the numbers of their
+    sections, `prose` is per mille; where `embedded` is False, the row of `vectors` is zero.
+    """
+
+    seqs: NDArray[np.int64]
+    sections: NDArray[np.int64]
+    prose: NDArray[np.int32]
+    code: NDArray[np.bool_]
+    categories: NDArray[np.str_]
+    vectors: Vector
+    embedded: NDArray[np.bool_]
+
+    def follows(self) -> NDArray[np.bool_]:
+        """Whether each row but the first follows the one before it within a section."""
+        follows: NDArray[np.bool_] = (np.diff(self.seqs) == 1) & (np.diff(self.sections) == 0)
+        return follows
+
+
+class Members(NamedTuple):
+    """The passages of sections: the numbers of the sections, how many passages each has, and the
+    numbers of these, section by section.
+    """
+
+    sections: NDArray[np.int64]
+    sizes: NDArray[np.int64]
+    seqs: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class OwnDocument:
+    """A document about a chip; `characters` counts its passages about that chip."""
+
+    id: str
+    title: str
+    source_key: str
+    characters: int
+
+
+class Mark(NamedTuple):
+    """What speaks for a passage where a signal is all that is known: `named` that its text has the
+    signal's id, `tagged` that it has its tag, `moved` that a move for it rests on the section.
+    """
+
+    seq: int
+    section_id: str
+    path: tuple[str, ...]
+    hardware: tuple[str, ...]
+    text: str
+    named: bool
+    tagged: bool
+    moved: bool
+
+
+class _Placed(NamedTuple):
+    """A segment of a snapshot. Its passages are the rows from `first` on, its sections those from
+    `first_section` on. `dead` and `dead_sections` are its rows of documents that are not part of
+    the snapshot; `without` are the places of these.
+    """
+
+    segment: Segment
+    first: int
+    first_section: int
+    without: frozenset[int]
+    dead: Rows
+    dead_sections: Rows
+
+    @classmethod
+    def of(cls, part: Part, first: int, first_section: int) -> _Placed:
+        segment, without = part
+        places = sorted(without)
+        return cls(
+            segment,
+            first,
+            first_section,
+            without,
+            np.flatnonzero(np.isin(segment.document_places, places)),
+            np.flatnonzero(np.isin(segment.section_documents, places)),
+        )
+
+    @property
+    def documents(self) -> Iterator[tuple[int, StoredDocument]]:
+        """The documents that are part of the snapshot, with their places."""
+        return (pair for pair in enumerate(self.segment.documents) if pair[0] not in self.without)
+
+    def own(self, rows: Rows) -> Rows:
+        """Those of these rows of the snapshot that are in the segment, as its rows."""
+        inside: Rows = rows[(rows >= self.first) & (rows < self.first + self.segment.rows)]
+        return inside - self.first
+
+
+@dataclass(frozen=True, eq=False)
+class Snapshot:
+    """The knowledge of a catalog at `state`; `name` tells it from every other snapshot."""
+
+    name: str
+    state: State
+    segments: tuple[Part, ...]
+    knowledge: Knowledge
+    cache: Cache = field(default_factory=Cache)
+
+    # -- rows: of passages and of sections, counted over all segments
+
+    @cached_property
+    def _parts(self) -> tuple[_Placed, ...]:
+        parts, first, first_section = [], 0, 0
+        for part in self.segments:
+            parts.append(_Placed.of(part, first, first_section))
+            first += part.segment.rows
+            first_section += len(part.segment.section_seqs)
+        return tuple(parts)
+
+    @cached_property
+    def documents(self) -> dict[str, StoredDocument]:
+        """Every document by id."""
+        return {document.id: document for part in self._parts for _, document in part.documents}
+
+    def _joined(self, name: str, kind: Any = np.int64) -> NDArray[Any]:
+        return np.concatenate([np.zeros(0, kind), *(p.segment.arrays[name] for p in self._parts)])
+
+    @cached_property
+    def _seqs(self) -> NDArray[np.int64]:
+        return self._joined("seqs")
+
+    @cached_property
+    def _section_seqs(self) -> NDArray[np.int64]:
+        return self._joined("section_seqs")
+
+    @cached_property
+    def _embedded(self) -> NDArray[np.bool_]:
+        return self._joined("embedded", np.bool_)
+
+    @cached_property
+    def _prose(self) -> NDArray[np.int32]:
+        return self._joined("prose", np.int32)
+
+    @cached_property
+    def _code(self) -> NDArray[np.bool_]:
+        return self._joined("code", np.bool_)
+
+    @cached_property
+    def _section_of(self) -> NDArray[np.int64]:
+        """Of each passage, the row of its section."""
+        rows = (p.segment.section_rows.astype(np.int64) + p.first_section for p in self._parts)
+        return np.concatenate([np.zeros(0, np.int64), *rows])
+
+    @cached_property
+    def _live(self) -> Rows:
+        """Rows of passages, ascending by number."""
+        gone = np.concatenate([np.zeros(0, np.int64), *(p.first + p.dead for p in self._parts)])
+        rows = np.delete(np.arange(len(self._seqs)), gone)
+        ordered: Rows = rows[np.argsort(self._seqs[rows], kind="stable")]
+        return ordered
+
+    @cached_property
+    def _live_sections(self) -> Rows:
+        """Rows of sections, ascending by number."""
+        dead = (p.first_section + p.dead_sections for p in self._parts)
+        rows = np.delete(
+            np.arange(len(self._section_seqs)), np.concatenate([np.zeros(0, np.int64), *dead])
+        )
+        ordered: Rows = rows[np.argsort(self._section_seqs[rows], kind="stable")]
+        return ordered
+
+    @cached_property
+    def _live_seqs(self) -> NDArray[np.int64]:
+        return self._seqs[self._live]
+
+    @cached_property
+    def _abouts(self) -> tuple[tuple[About, ...], NDArray[np.int64]]:
+        """The different scopes of passages, and that of each row."""
+        known: dict[About, int] = {}
+        columns = [np.zeros(0, np.int64)]
+        for part in self._parts:
+            place = [known.setdefault(about, len(known)) for about in part.segment.abouts]
+            columns.append(np.array(place, np.int64)[part.segment.about])
+        return tuple(known), np.concatenate(columns)
+
+    def _rows_of(self, seqs: NDArray[np.int64]) -> Rows:
+        """The rows of those of ascending numbers that are there."""
+        places = np.searchsorted(self._live_seqs, seqs)
+        inside = places < len(self._live_seqs)
+        places = places[inside]
+        rows: Rows = self._live[places[self._live_seqs[places] == seqs[inside]]]
+        return rows
+
+    @cached_property
+    def _by_id(self) -> tuple[NDArray[np.uint64], Rows]:
+        return _indexed(self._joined("ids", np.uint64), self._live)
+
+    @cached_property
+    def _sections_by_id(self) -> tuple[NDArray[np.uint64], Rows]:
+        return _indexed(self._joined("section_ids", np.uint64), self._live_sections)
+
+    @cached_property
+    def _sections_by_parent(self) -> tuple[NDArray[np.uint64], Rows]:
+        return _indexed(self._joined("section_parents", np.uint64), self._live_sections)
+
+    # -- counts
+
+    @property
+    def passages(self) -> int:
+        """The number of passages."""
+        return len(self._live)
+
+    @cached_property
+    def embedded(self) -> int:
+        """Passages that have a vector."""
+        return sum(document.embedded for document in self.documents.values())
+
+    # -- passages
+
+    def load(self, seqs: Iterable[int], scope: ScopeFilter | None = None) -> dict[int, Passage]:
+        """The passages among these numbers, by number; with a scope, those that it admits, as its
+        caller may see them.
+        """
+        rows = self._rows_of(np.unique(np.fromiter(seqs, np.int64)))
+        if scope is None:
+            return {p.seq: p for p in map(self._passage, rows.tolist())}
+        rows = rows[self._within(scope)[self._abouts[1][rows]]]
+        passages = map(self._passage, rows.tolist())
+        return {p.seq: _as_seen(p, scope.access_scope) for p in passages}
+
+    def numbers(self, passage_ids: Iterable[str]) -> dict[str, int]:
+        """Numbers of passages by id; unknown ids are left out."""
+        rows = {identity: _found(self._by_id, identity) for identity in passage_ids}
+        return {i: int(self._seqs[own[0]]) for i, own in rows.items() if len(own)}
+
+    def passages_of_sections(self, section_ids: Iterable[str]) -> list[Passage]:
+        """The passages of sections, by number."""
+        rows = [row for i in set(section_ids) for row in _found(self._sections_by_id, i).tolist()]
+        members = [member for row in rows for member in self._members(row).tolist()]
+        return sorted(map(self._passage, members), key=lambda p: p.seq)
+
+    def marks(self, seqs: Iterable[int], signal: str, move_ids: Collection[str]) -> list[Mark]:
+        """The marks of passages for a signal, by number."""
+        moved = self.knowledge.sections_of_moves(move_ids)
+        return [
+            Mark(
+                p.seq,
+                p.section_id,
+                p.path,
+                p.hardware,
+                p.text,
+                signal in p.text,
+                ("signal", signal) in p.tags,
+                p.section_id in moved,
+            )
+            for p in self.load(seqs).values()
+        ]
+
+    def _passage(self, row: int) -> Passage:
+        part = next(part for part in reversed(self._parts) if row >= part.first)
+        own = row - part.first
+        return self.cache.get((part.segment.name, "passage", own), lambda: _passage(part, own))
+
+    # -- sections
+
+    def sections(self, section_ids: Iterable[str], scope: ScopeFilter) -> dict[str, WholeSection]:
+        """These sections by id; those without a passage that the scope admits are left out. One
+        that it admits as a whole is the same object for every scope.
+        """
+        # A section has the passages that the scope admits, all of one category.
+        within = self._within(replace(scope, categories=CATEGORIES))
+        whole: dict[str, WholeSection] = {}
+        for identity in sorted(set(section_ids)):
+            for row in _found(self._sections_by_id, identity).tolist():
+                members = self._members(row)
+                admitted = within[self._abouts[1][members]]
+                if not admitted.any():
+                    continue
+                if admitted.all() and not scope.access_scope.restricted:
+                    section = self._whole_section(row)
+                else:
+                    shown = map(self._passage, members[admitted].tolist())
+                    section = self._section(row, [_as_seen(p, scope.access_scope) for p in shown])
+                if section.passages[0].category in scope.categories:
+                    whole[identity] = section
+        return whole
+
+    def parents(self, section_ids: Iterable[str]) -> dict[str, str | None]:
+        """The enclosing section of each of these, None at the top; unknown ids are left out."""
+        rows = {identity: _found(self._sections_by_id, identity) for identity in section_ids}
+        return {i: self._section_record(int(own[0]))[0] for i, own in rows.items() if len(own)}
+
+    def below(self, parent_ids: Collection[str]) -> dict[str, list[str]]:
+        """Ids of the sections directly below these, by parent, in reading order."""
+        found: dict[str, list[str]] = {}
+        for identity in sorted(set(parent_ids)):
+            rows = _found(self._sections_by_parent, identity).tolist()
+            if rows:
+                rows.sort(key=lambda row: self._section_record(row)[1])
+                found[identity] = [self._section_id(row) for row in rows]
+        return found
+
+    def sections_of_documents(
+        self, document_ids: Sequence[str], scope: ScopeFilter
+    ) -> list[WholeSection]:
+        """All sections of these documents, document by document in the given order."""
+        order = {document_id: n for n, document_id in enumerate(document_ids)}
+        ids = []
+        for part in self._parts:
+            places = [place for place, document in part.documents if document.id in order]
+            rows = np.flatnonzero(np.isin(part.segment.section_documents, places))
+            ids += [self._section_id(part.first_section + row) for row in rows.tolist()]
+        sections = self.sections(ids, scope).values()
+        return sorted(sections, key=lambda s: (order[s.document_id], s.ordinal))
+
+    def members_of(self, section_seqs: Iterable[int]) -> Members:
+        """The passages of sections by number."""
+        wanted = np.array(sorted(section_seqs), np.int64)
+        live = self._live_sections
+        rows = live[np.searchsorted(self._section_seqs[live], wanted)] if len(wanted) else wanted
+        members, starts = self._all_members
+        sizes = starts[rows + 1] - starts[rows]
+        before = np.cumsum(sizes) - sizes
+        places = np.arange(sizes.sum()) + np.repeat(starts[rows] - before, sizes)
+        return Members(wanted, sizes, self._seqs[members[places]])
+
+    @cached_property
+    def _all_members(self) -> tuple[Rows, Rows]:
+        """Rows of passages, section by section; those of section s are from the s-th start on."""
+        members = (p.segment.members.astype(np.int64) + p.first for p in self._parts)
+        starts = (p.segment.member_starts[:-1] + p.first for p in self._parts)
+        none = np.zeros(0, np.int64)
+        ends = np.array([len(self._seqs)])
+        return np.concatenate([none, *members]), np.concatenate([none, *starts, ends])
+
+    def _section_part(self, row: int) -> _Placed:
+        return next(part for part in reversed(self._parts) if row >= part.first_section)
+
+    def _section_id(self, row: int) -> str:
+        part = self._section_part(row)
+        return f"sec_{int(part.segment.section_ids[row - part.first_section]):016x}"
+
+    def _section_record(self, row: int) -> list[Any]:
+        """[parent_id, ordinal, level, path]"""
+        part = self._section_part(row)
+        return part.segment.section(row - part.first_section)
+
+    def _members(self, row: int) -> Rows:
+        """Rows of the passages of a section, in reading order."""
+        members, starts = self._all_members
+        rows: Rows = members[starts[row] : starts[row + 1]]
+        return rows
+
+    def _whole_section(self, row: int) -> WholeSection:
+        part = self._section_part(row)
+
+        def make() -> WholeSection:
+            return self._section(row, list(map(self._passage, self._members(row).tolist())))
+
+        return self.cache.get((part.segment.name, "section", row - part.first_section), make)
+
+    def _section(self, row: int, passages: Sequence[Passage]) -> WholeSection:
+        part = self._section_part(row)
+        parent_id, ordinal, level, path = self._section_record(row)
+        place = int(part.segment.section_documents[row - part.first_section])
+        document = part.segment.documents[place]
+        return WholeSection(
+            id=self._section_id(row),
+            seq=int(self._section_seqs[row]),
+            parent_id=parent_id,
+            ordinal=ordinal,
+            level=level,
+            path=tuple(path),
+            document_id=document.id,
+            source_key=document.source_key,
+            passages=tuple(passages),
+        )
+
+    # -- documents
+
+    def documents_about(self, hardware: Sequence[str], scope: ScopeFilter) -> list[OwnDocument]:
+        """Documents with passages about one of these chips, by source key."""
+        rows = self._about_chips(hardware, scope)
+        found = []
+        for part in self._parts:
+            own, segment = part.own(rows), part.segment
+            places = segment.document_places[own]
+            sizes = np.bincount(places, segment.characters[own], len(segment.documents))
+            for place in np.unique(places).tolist():
+                document = segment.documents[place]
+                size = int(sizes[place])
+                found.append(OwnDocument(document.id, document.title, document.source_key, size))
+        return sorted(found, key=lambda d: d.source_key)
+
+    def texts_about(self, hardware: Sequence[str], scope: ScopeFilter) -> dict[str, str]:
+        """The text about these chips, by document."""
+        texts: dict[str, list[str]] = {}
+        for passage in map(self._passage, self._about_chips(hardware, scope).tolist()):
+            texts.setdefault(passage.document_id, []).append(passage.text)
+        return {document: "\n".join(parts) for document, parts in texts.items()}
+
+    def code_in(self, hardware: Sequence[str], language: str, scope: ScopeFilter) -> list[str]:
+        """The code about these chips whose fence names the language."""
+        rows = self._about_chips(hardware, replace(scope, categories=CATEGORIES))
+        passages = map(self._passage, rows[self._code[rows]].tolist())
+        return [p.text for p in passages if p.language == language]
+
+    def documents_for_language(self, language: str) -> frozenset[str]:
+        """Documents that were uploaded as being about this language."""
+        return frozenset(d.id for d in self.documents.values() if language in d.languages)
+
+    def languages_of(self, hardware_id: str, access: AccessScope) -> tuple[str, ...]:
+        """The languages that documents about this very hardware name, by name."""
+        about = (d for d in self.documents.values() if hardware_id in d.hardware)
+        named = {language for d in about if _sees(access, d) for language in d.languages}
+        return tuple(sorted(named))
+
+    def _about_chips(self, hardware: Sequence[str], scope: ScopeFilter) -> Rows:
+        """Rows of passages about one of these chips, by number; languages narrow nothing."""
+        within = self._within(replace(scope, hardware=tuple(hardware), languages=None))
+        rows: Rows = self._live[within[self._abouts[1][self._live]]]
+        return rows
+
+    # -- ranking
+
+    def around(self, seqs: Iterable[int], scope: ScopeFilter) -> Columns:
+        """The passages under these numbers and those next to them, within category and access."""
+        middle = np.fromiter(seqs, np.int64)
+        wanted = np.unique(np.concatenate([middle - 1, middle, middle + 1]))
+        return self._columns(self._on_shelf(self._rows_of(wanted), scope))
+
+    def sample(self, scope: ScopeFilter, count: int) -> tuple[Columns, NDArray[np.bool_]]:
+        """An even sample of about `count` passages of a scope, in any language, with the passages
+        next to them; which of them were drawn and have a vector.
+        """
+
+        def draw() -> tuple[Rows, NDArray[np.bool_]]:
+            about = self._abouts[1][self._live]
+            shelf, places = self._shelf(scope), self._places(scope.hardware)
+            seqs = self._live_seqs[(shelf & places)[about]]
+            drawn = seqs[:: max(1, len(seqs) // count)]
+            wanted = np.unique(np.concatenate([drawn - 1, drawn, drawn + 1]))
+            rows = self._on_shelf(self._rows_of(wanted), scope)
+            return rows, np.isin(self._seqs[rows], drawn) & self._embedded[rows]
+
+        rows, counted = self.keep("sample", (scope.key, count), draw)
+        return self._columns(rows), counted
+
+    def near(
+        self,
+        hardware: Sequence[str] | None,
+        vector: Vector,
+        limit: int,
+        access: AccessScope = ALL_ACCESS,
+    ) -> dict[int, float]:
+        """At most `limit` passages about this hardware (None: any) nearest to a unit vector, best
+        first: number -> cosine. Exact.
+        """
+        best = [
+            _largest(part.segment.seqs[start:stop], vectors[start:stop] @ vector, limit)
+            for part in self._parts
+            if (vectors := part.segment.vectors).shape[1]
+            for start, stop in self._runs_with_vectors(part, hardware, access)
+        ]
+        return _merged(best, limit)
+
+    def with_vectors(self, hardware: Sequence[str] | None, access: AccessScope) -> int:
+        """How many passages about this hardware (None: any) have a vector."""
+        runs = (run for p in self._parts for run in self._runs_with_vectors(p, hardware, access))
+        return sum(stop - start for start, stop in runs)
+
+    @cached_property
+    def hardware_scopes(self) -> tuple[str, ...]:
+        """Every hardware that passages are about, sorted; `any` among them."""
+        return tuple(sorted({chip for about in self._abouts[0] for chip in about.hardware}))
+
+    def search(
+        self, level: Level, tokens: Sequence[str], scope: ScopeFilter, limit: int
+    ) -> dict[int, float]:
+        """Passages or sections that have any of the tokens within the scope, best first: number ->
+        BM25 (> 0).
+        """
+        if not tokens or not scope.categories or scope.hardware == ():
+            return {}
+        runs = self.keep("runs", (level, scope.key), lambda: self._runs(level, scope))
+        return self._words[level].search(tokens, runs, limit)
+
+    @cached_property
+    def _words(self) -> dict[Level, WordIndex]:
+        passages = [
+            Postings.of("passage", p.segment.arrays, p.segment.seqs, p.dead) for p in self._parts
+        ]
+        sections = [
+            Postings.of("section", p.segment.arrays, p.segment.section_seqs, p.dead_sections)
+            for p in self._parts
+        ]
+        return {"passage": WordIndex.of(passages), "section": WordIndex.of(sections)}
+
+    def _runs(self, level: Level, scope: ScopeFilter) -> list[Rows]:
+        """Of each segment, where the runs of rows of a scope begin and end."""
+        runs = []
+        for segment in (part.segment for part in self._parts):
+            passages = level == "passage"
+            abouts = segment.abouts if passages else segment.section_abouts
+            about = segment.about if passages else segment.section_about
+            runs.append(runs_of(about, _mask(a.is_within(scope) for a in abouts)))
+        return runs
+
+    def _runs_with_vectors(
+        self, part: _Placed, hardware: Sequence[str] | None, access: AccessScope
+    ) -> list[tuple[int, int]]:
+        """Runs of live rows about this hardware that have a vector, in a segment."""
+
+        def find() -> list[tuple[int, int]]:
+            segment = part.segment
+            places = None if hardware is None else set(hardware)
+            admitted = _mask(
+                a.owner == access.owner and (places is None or not places.isdisjoint(a.hardware))
+                for a in segment.abouts
+            )
+            inside = admitted[segment.about] & segment.embedded
+            inside[part.dead] = False
+            edges = np.flatnonzero(np.diff(inside, prepend=False, append=False)).tolist()
+            return list(zip(edges[::2], edges[1::2], strict=True))
+
+        key = (part.first, None if hardware is None else tuple(hardware), access.owner)
+        return self.keep("runs with vectors", key, find)
+
+    def _columns(self, rows: Rows) -> Columns:
+        abouts, about = self._abouts
+        categories = np.array([a.category for a in abouts] or [""], np.str_)
+        width = max((part.segment.vectors.shape[1] for part in self._parts), default=0)
+        vectors = np.zeros((len(rows), width), np.float32)
+        for part in self._parts:
+            inside = (rows >= part.first) & (rows < part.first + part.segment.rows)
+            if part.segment.vectors.shape[1] and inside.any():
+                vectors[inside] = part.segment.vectors[rows[inside] - part.first]
+        return Columns(
+            self._seqs[rows],
+            self._section_seqs[self._section_of[rows]],
+            self._prose[rows],
+            self._code[rows],
+            categories[about[rows]],
+            vectors,
+            self._embedded[rows],
+        )
+
+    # -- scopes, over the different ones of passages
+
+    def _within(self, scope: ScopeFilter) -> NDArray[np.bool_]:
+        """Whether a scope admits each."""
+        abouts = self._abouts[0]
+        return self.keep("within", scope.key, lambda: _mask(a.is_within(scope) for a in abouts))
+
+    def _shelf(self, scope: ScopeFilter) -> NDArray[np.bool_]:
+        """Whether each has the owner and one of the categories."""
+        owner, categories = scope.access_scope.owner, scope.categories
+        return _mask(a.owner == owner and a.category in categories for a in self._abouts[0])
+
+    def _places(self, hardware: Sequence[str] | None) -> NDArray[np.bool_]:
+        """Whether each is about some of this hardware; None: any."""
+        wanted = None if hardware is None else set(hardware)
+        return _mask(
+            wanted is None or not wanted.isdisjoint(about.hardware) for about in self._abouts[0]
+        )
+
+    def _on_shelf(self, rows: Rows, scope: ScopeFilter) -> Rows:
+        shelf = self.keep("shelf", scope.key, lambda: self._shelf(scope))
+        kept: Rows = rows[shelf[self._abouts[1][rows]]]
+        return kept
+
+    def unknown_ids(self, ids: Iterable[str], access: AccessScope) -> list[str]:
+        """Those of the ids that are no passage, section, document, card or kernel that the caller
+        may see; in their order.
+        """
+        wanted = list(dict.fromkeys(ids))
+        if not wanted:
+            return []
+        within = self._within(ScopeFilter(None, access_scope=access))
+        known = {card.id for card in self.symbols(access=access)}
+        known |= {kernel.id for kernel in self.kernels(access=access)}
+        for identity in wanted:
+            rows = _found(self._by_id, identity).tolist()
+            for section in _found(self._sections_by_id, identity).tolist():
+                rows += self._members(section).tolist()
+            document = self.documents.get(identity)
+            if within[self._abouts[1][rows]].any() or (document and _sees(access, document)):
+                known.add(identity)
+        return [identity for identity in wanted if identity not in known]
+
+    # -- names and kernels
+
+    def symbols(
+        self,
+        hardware: Sequence[str] | None = None,
+        *,
+        names: Collection[str] | None = None,
+        access: AccessScope = ALL_ACCESS,
+    ) -> list[Symbol]:
+        """Accepted cards in the order of their documents; with `hardware`, those about one of these
+        ids, with `names`, those with one of these names.
+        """
+        wanted = None if hardware is None else set(hardware)
+        cards: list[Symbol] = []
+        for part in self._parts:
+            for place, document in part.documents:
+                chips = document.card_chips
+                if chips is None or not _sees(access, document):
+                    continue
+                if wanted is None or not wanted.isdisjoint(chips):
+                    cards += self._cards_of(part.segment, place)
+        chosen = [
+            card
+            for card in cards
+            if (wanted is None or not wanted.isdisjoint(card.hardware))
+            and (names is None or card.name in names)
+            and access.sees(card.hardware)
+        ]
+        if access.restricted:
+            chosen = [
+                replace(card, hardware=access.visible_hardware(card.hardware)) for card in chosen
+            ]
+        return sorted(chosen, key=lambda s: (s.document_title, s.document_id, s.ordinal))
+
+    def kernels(
+        self, hardware: Sequence[str] | None = None, access: AccessScope = ALL_ACCESS
+    ) -> list[Sample]:
+        """Whole kernels, those of runs first; with `hardware`, those about one of these ids."""
+        samples = [run.sample for run in self.knowledge.kernels if run.owner == access.owner]
+        for part in self._parts:
+            for place, document in part.documents:
+                if document.kernels and _sees(access, document):
+                    samples += self._kernels_of(part.segment, place)
+        wanted = None if hardware is None else set(hardware)
+        chosen = [
+            sample
+            for sample in samples
+            if (wanted is None or not wanted.isdisjoint(sample.hardware))
+            and access.sees(sample.hardware)
+        ]
+        if access.restricted:
+            chosen = [replace(s, hardware=access.visible_hardware(s.hardware)) for s in chosen]
+        return sorted(chosen, key=lambda s: (s.document_id is not None, s.document_title, s.id))
+
+    def _cards_of(self, segment: Segment, place: int) -> list[Symbol]:
+        return self.cache.get((segment.name, "cards", place), lambda: segment.cards(place))
+
+    def _kernels_of(self, segment: Segment, place: int) -> list[Sample]:
+        return self.cache.get((segment.name, "kernels", place), lambda: segment.kernels(place))
+
+    # -- values that follow from it
+
+    def keep(self, area: str, key: Hashable, make: Callable[[], T]) -> T:
+        """A value that follows from this snapshot and a key, made once while it is in use."""
+        return self.cache.get((self.name, area, key), make)
+
+
+def _indexed(numbers: NDArray[np.uint64], rows: Rows) -> tuple[NDArray[np.uint64], Rows]:
+    """Rows by the number of each, ascending."""
+    own = numbers[rows]
+    order = np.argsort(own, kind="stable")
+    return own[order], rows[order]
+
+
+def _found(index: tuple[NDArray[np.uint64], Rows], identity: str) -> Rows:
+    """The rows of an id in an index; none for what is no id."""
+    numbers, rows = index
+    try:
+        number = np.uint64(number_of(identity))
+    except (ValueError, OverflowError):
+        return rows[:0]
+    return rows[np.searchsorted(numbers, number) : np.searchsorted(numbers, number, "right")]
+
+
+def _passage(part: _Placed, row: int) -> Passage:
+    segment = part.segment
+    ordinal, kind, lead, text, language, index, label, boxes, corrected, tags = segment.passage(row)
+    section = int(segment.section_rows[row])
+    document = segment.documents[int(segment.document_places[row])]
+    return Passage(
+        seq=int(segment.seqs[row]),
+        id=f"psg_{int(segment.ids[row]):016x}",
+        document_id=document.id,
+        document_title=document.title,
+        version=document.version,
+        category=document.category,
+        section_id=f"sec_{int(segment.section_ids[section]):016x}",
+        section_seq=int(segment.section_seqs[section]),
+        path=tuple(segment.section(section)[3]),
+        ordinal=ordinal,
+        kind=kind,
+        lead=lead,
+        text=text,
+        language=language,
+        page_index=index,
+        page_label=label,
+        boxes=tuple(boxes),
+        prose=int(segment.prose[row]),
+        hardware=segment.abouts[int(segment.about[row])].hardware,
+        tags=tuple(map(tuple, tags)),
+        corrected=corrected,
+    )
+
+
+def _as_seen(passage: Passage, access: AccessScope) -> Passage:
+    """Without the names of other chips that it is about."""
+    if not access.restricted:
+        return passage
+    return passage._replace(hardware=access.visible_hardware(passage.hardware))
+
+
+def _sees(access: AccessScope, document: StoredDocument) -> bool:
+    return document.owner == access.owner and access.sees(document.hardware)
+
+
+def _mask(values: Iterable[bool]) -> NDArray[np.bool_]:
+    return np.fromiter(values, np.bool_)
+
+
+def _largest(
+    numbers: NDArray[np.int64], cosines: Vector, limit: int
+) -> tuple[NDArray[np.int64], Vector]:
+    """Those of a group that may be among the best; of equal ones, which differ in the last bit of a
+    product, all.
+    """
+    if len(cosines) <= limit:
+        return numbers, cosines
+    near = cosines >= np.partition(cosines, -limit)[-limit] - 1e-5
+    return numbers[near], cosines[near]
+
+
+def _merged(best: Sequence[tuple[NDArray[np.int64], Vector]], limit: int) -> dict[int, float]:
+    """The best of several groups, best first: number -> cosine."""
+    if not best:
+        return {}
+    seqs, places = np.unique(np.concatenate([numbers for numbers, _ in best]), return_index=True)
+    cosines = np.concatenate([of_group for _, of_group in best])[places].astype(np.float64)
+    # Equal texts have equal vectors, but not to the last bit of a matrix product.
+    order = np.argsort(-np.round(cosines, 5), kind="stable")[:limit]
+    return dict(zip(seqs[order].tolist(), cosines[order].tolist(), strict=True))

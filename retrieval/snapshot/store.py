@@ -1,0 +1,309 @@
+"""The current snapshot of a process, and the files that several processes map.
+
+A folder holds segments and `manifest.json`, which says of which segments the documents of the
+catalog consist. Whoever finds the catalog changed publishes: it reads the changed documents, writes
+them as one segment, and replaces the manifest. Files are derived data: a missing, damaged or
+foreign folder is built anew from the catalog. Readers keep the snapshot that they have begun with.
+
+No process answers from a snapshot that is older than the last change of a text, so what was read is
+found and what was deleted is not. A deletion is published before it is acknowledged
+(`Snapshots.publish`); then nothing of the document is left in a file.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import itertools
+import json
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import structlog
+
+from kb.catalog import meta
+from kb.catalog.engine import Catalog
+from kb.catalog.meta import State
+from kb.data_dir import private_folder
+from retrieval.snapshot.cache import Cache
+from retrieval.snapshot.knowledge import Descriptions, Knowledge, read_knowledge
+from retrieval.snapshot.publish import document_stamps, read_documents
+from retrieval.snapshot.segment import (
+    DocumentRows,
+    Part,
+    build_segment,
+    merge_segments,
+    open_segment,
+    write_segment,
+)
+from retrieval.snapshot.snapshot import Snapshot
+from retrieval.snapshot.words import HEADING_WEIGHT
+
+FORMAT = 1  # of segments and of what is computed from texts
+FOLDER, MANIFEST, LOCK = "snapshot", "manifest.json", "lock"
+MOST_PASSAGES = 8_000  # of a segment that is built of documents; it takes 30 KB of each meanwhile
+SMALL, GROWTH, MOST_ALIKE = 1_000, 8, 3  # passages; segments of about one size before they are one
+MOST_DEAD = 0.3  # share of a segment's passages
+log = structlog.get_logger(__name__)
+
+
+class Snapshots:
+    """Gives the snapshot of a catalog as it is now. Safe to share between threads."""
+
+    def __init__(
+        self, catalog: Catalog, model: str, heading_weight: float = HEADING_WEIGHT
+    ) -> None:
+        """`model` is the fingerprint of the embedding model; `heading_weight` is how often a word
+        of a heading counts.
+        """
+        self._catalog = catalog
+        self._model = model
+        self._heading_weight = heading_weight
+        self._folder = catalog.data_dir / FOLDER
+        self._names = itertools.count()
+        self._descriptions = Descriptions()
+        self._lock = threading.Lock()  # held while publishing; protects the parts and the snapshot
+        self._parts: tuple[Part, ...] = ()
+        self._manifest = ""  # the text that the parts are of
+        self._snapshot: Snapshot | None = None
+        self._version: Hashable = None
+        self.cache = Cache()
+
+    def current(self) -> Snapshot:
+        """The knowledge of the catalog. While another thread or process publishes, that of before,
+        unless a text has changed since.
+        """
+        snapshot, version = self._snapshot, self._catalog.version()
+        if snapshot is not None and version == self._version:
+            return snapshot
+        with self._catalog.read() as connection:
+            state = meta.state(connection)
+        if snapshot is not None and snapshot.state == state:
+            self._version = version
+            return snapshot
+        wait = snapshot is None or state.texts > snapshot.state.stamp
+        if not self._lock.acquire(blocking=wait):
+            assert snapshot is not None
+            return snapshot
+        try:
+            return self._published(wait) or self._published(wait=True)  # type: ignore[return-value]
+        finally:
+            self._lock.release()
+
+    def publish(self) -> Snapshot:
+        """The knowledge of the catalog as it is now, in this process and in the files."""
+        with self._lock:
+            snapshot = self._published(wait=True)
+            assert snapshot is not None
+            return snapshot
+
+    def rebuild(self) -> Snapshot:
+        """The same, from the catalog alone."""
+        with self._lock:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._parts, self._manifest, self._snapshot = (), "", None
+        return self.publish()
+
+    # -- publishing; the caller has the lock of this process
+
+    def _published(self, wait: bool) -> Snapshot | None:
+        """None where another process publishes and this one need not wait for it."""
+        version = self._catalog.version()
+        with self._catalog.read() as connection:
+            state = meta.state(connection)
+            last = self._snapshot
+            if last is not None and last.state == state:
+                self._version = version
+                return last
+            if last is None or last.state.stamp != state.stamp:
+                with self._folder_lock(wait) as locked:
+                    if not locked and last is not None:
+                        return last
+                    self._bring_up_to_date(connection)
+            known = None if last is None else last.knowledge
+            since = None if last is None else last.state
+            knowledge = read_knowledge(connection, self._descriptions, known, since, state)
+        self._snapshot = self._snapshot_of(state, knowledge)
+        self._version = version
+        return self._snapshot
+
+    def _snapshot_of(self, state: State, knowledge: Knowledge) -> Snapshot:
+        name = f"{state.revision}.{next(self._names)}"
+        return Snapshot(name, state, self._parts, knowledge, self.cache)
+
+    def _bring_up_to_date(self, connection: Any) -> None:
+        """Make the parts those of the documents that a transaction sees."""
+        self._adopt()
+        stamps = document_stamps(connection)
+        parts = list(self._parts)
+        held = {
+            document.id: document.stamp
+            for part in parts
+            for place, document in enumerate(part.segment.documents)
+            if place not in part.without
+        }
+        changed = {i: stamp for i, stamp in stamps.items() if held.get(i) != stamp}
+        left = {i for i in held if i in stamps and i not in changed}
+        if not changed and len(left) == len(held):
+            return
+        parts = [_only(part, left) for part in parts]
+        deleted = [
+            any(document.id not in stamps for document in part.segment.documents) for part in parts
+        ]
+        fresh = [
+            Part(self._written(build_segment(rows, self._heading_weight)))
+            for rows in _portions(read_documents(connection, changed, self._model))
+        ]
+        rewritten = [
+            self._compacted(part) if gone or _dead_share(part) > MOST_DEAD else part
+            for part, gone in zip(parts, deleted, strict=True)
+        ]
+        kept = [part for part in (*rewritten, *fresh) if _size(part)]
+        self._parts = tuple(self._merged(kept))
+        self._write_manifest()
+
+    def _compacted(self, part: Part) -> Part:
+        return Part(self._written(merge_segments([part]))) if _size(part) else part
+
+    def _merged(self, parts: Sequence[Part]) -> list[Part]:
+        """The parts, several of about one size as one: a search asks each, and publication is to
+        cost what changes.
+        """
+        merged = list(parts)
+        while True:
+            tiers: dict[int, list[Part]] = {}
+            for part in merged:
+                tiers.setdefault(_tier(_size(part)), []).append(part)
+            full = next(
+                (alike for _, alike in sorted(tiers.items()) if len(alike) > MOST_ALIKE), []
+            )
+            if not full:
+                return merged
+            one = Part(self._written(merge_segments(full)))
+            merged = [part for part in merged if part not in full] + [one]
+
+    # -- files
+
+    def _written(self, segment: Any) -> Any:
+        """The segment mapped from a file of its own; in memory where none can be written."""
+        path = self._folder / f"{secrets.token_hex(8)}.segment"
+        try:
+            private_folder(self._folder)
+            write_segment(segment, path)
+            return open_segment(path)
+        except OSError as error:
+            log.warning("a snapshot cannot be written and is in memory only", reason=str(error))
+            return segment
+
+    def _write_manifest(self) -> None:
+        parts = [[part.segment.name, sorted(part.without)] for part in self._parts]
+        manifest = json.dumps({**self._identity(), "parts": parts})
+        if not all(part.segment.name for part in self._parts) or manifest == self._manifest:
+            return
+        path = self._folder / MANIFEST
+        scratch = path.with_suffix(f".{os.getpid()}.tmp")
+        try:
+            private_folder(self._folder)
+            scratch.write_text(manifest)
+            scratch.replace(path)
+        except OSError as error:
+            log.warning("the manifest of the snapshot cannot be written", reason=str(error))
+            return
+        self._manifest = manifest
+        used = {part.segment.name for part in self._parts}
+        for other in self._folder.glob("*.segment"):
+            if other.name not in used:
+                with suppress(OSError):
+                    other.unlink()
+
+    def _adopt(self) -> None:
+        """Take over what another process has published. What cannot be read is built anew."""
+        try:
+            text = (self._folder / MANIFEST).read_text()
+            if text == self._manifest:
+                return
+            manifest = json.loads(text)
+            if {name: manifest.get(name) for name in self._identity()} != self._identity():
+                raise ValueError("it is of another catalog, model or release")
+            known = {part.segment.name: part.segment for part in self._parts}
+            parts = tuple(
+                Part(known.get(name) or open_segment(self._folder / name), frozenset(without))
+                for name, without in manifest["parts"]
+            )
+        except FileNotFoundError:
+            return
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            log.info("the snapshot is built anew", reason=str(error))
+            self._parts, self._manifest = (), ""
+            return
+        self._parts, self._manifest = parts, text
+
+    def _identity(self) -> Mapping[str, Any]:
+        return {
+            "format": FORMAT,
+            "store": self._catalog.store_id(),
+            "model": self._model,
+            "heading_weight": self._heading_weight,
+        }
+
+    @contextmanager
+    def _folder_lock(self, wait: bool) -> Iterator[bool]:
+        """Held by one process at a time; False where another has it and this one need not wait."""
+        try:
+            private_folder(self._folder)
+            descriptor = os.open(self._folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError:  # read-only: whatever is published stays in memory
+            yield True
+            return
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            yield False
+            return
+        try:
+            yield True
+        finally:
+            os.close(descriptor)
+
+
+def _only(part: Part, ids: set[str]) -> Part:
+    """The part without documents of other ids."""
+    others = (n for n, document in enumerate(part.segment.documents) if document.id not in ids)
+    return Part(part.segment, part.without | frozenset(others))
+
+
+def _size(part: Part) -> int:
+    """The number of its passages."""
+    documents = enumerate(part.segment.documents)
+    return sum(document.passages for n, document in documents if n not in part.without)
+
+
+def _dead_share(part: Part) -> float:
+    return 1 - _size(part) / part.segment.rows if part.segment.rows else 1.0
+
+
+def _tier(passages: int) -> int:
+    """Segments of one tier are about equally large."""
+    tier = 0
+    while passages > SMALL * GROWTH**tier:
+        tier += 1
+    return tier
+
+
+def _portions(documents: Iterator[DocumentRows]) -> Iterator[list[DocumentRows]]:
+    """The documents in portions of at most MOST_PASSAGES passages, or of one."""
+    portion: list[DocumentRows] = []
+    passages = 0
+    for document in documents:
+        if portion and passages + len(document.passages) > MOST_PASSAGES:
+            yield portion
+            portion, passages = [], 0
+        portion.append(document)
+        passages += len(document.passages)
+    if portion:
+        yield portion
