@@ -58,7 +58,7 @@ def evidence_for(
     *,
     details: bool = True,
 ) -> dict[str, list[EvidenceRow]]:
-    """The measurements of some skills, oldest first; `details` False leaves their details out."""
+    """The measurements of skills, oldest first; with `details` False without their details."""
     columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
     query = (
         sa.select(t.evidence.c.subject_id, *columns)
@@ -122,9 +122,8 @@ def _all_evidence(connection: Connection) -> dict[str, list[EvidenceRow]]:
 
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
-    """The figures of a skill's evidence on one line; the bound is the lowest measured.
-
-    Times of a simulator are counted, never mixed with those of a clock.
+    """The evidence of a skill in one line, with the lowest bound of speed-ups. Measurements by a
+    simulator are only counted.
     """
     rows = [row for row in evidence if row.kind != "simulator"]
     return _line(
@@ -169,15 +168,12 @@ def _line_query(access_scope: AccessScope) -> sa.Select[Any]:
 
 
 def _line(n: int, low: float | None, shapes: int, runs: int, simulated: int) -> str:
-    """`n` counts measurements by a clock."""
     simulations = [f"simulated={simulated}"] if simulated else []
     if not n:
         return ";".join([NOT_MEASURED, *simulations])
     bound = [f"speedup_lcb={low:.2f}"] if low is not None else []
     return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *simulations])
 
-
-# -- support of a skill's claim
 
 Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
 
@@ -191,7 +187,7 @@ class RateInterval:
 
 
 def wilson(wins: int, trials: int) -> RateInterval:
-    """Wilson's 95 % score interval of a rate; all of it, 0 to 1, without trials.
+    """Wilson's 95 % score interval of a rate; 0 to 1 without trials.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
     """
@@ -204,18 +200,17 @@ def wilson(wins: int, trials: int) -> RateInterval:
 
 
 TRIALS = ("ablation", "lift")
-# Outcomes of a kernel that cannot be used. They have no figure, and may support an advice to avoid
-# something.
+# Outcomes of a kernel that cannot be used, which may support a skill to avoid something.
 FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
 AVOID = "avoid"
 
 
 def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
+    """(trials with a speed-up, trials that support the skill by themselves), by skill id; only of
+    skills with such trials.
 
-    Only trials as new as the skill's present text count. A trial bears a skill out where its lower
-    bound is above 1; for a skill to avoid something, where its upper bound is below 1. Skills
-    without such a trial are left out.
+    Only trials as new as the skill's present text count. A trial supports a skill where its lower
+    bound is above 1; for a skill to avoid something, where its upper bound is below 1.
     """
     avoided = t.skills.c.polarity == AVOID
     wins = sa.func.sum(
@@ -241,10 +236,8 @@ def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, 
 
 
 def is_measured(connection: Connection, skill: SkillHead) -> bool:
-    """Whether trials that are as new as the present text bear the skill out.
-
-    A skill to avoid something may rest on a failure instead, on another problem or case than the
-    one that it was distilled from.
+    """Whether trials as new as the present text support the skill; for a skill to avoid something,
+    also a failure on another problem or case than that of its origin.
     """
     rows = list(
         connection.execute(
@@ -265,10 +258,8 @@ def is_measured(connection: Connection, skill: SkillHead) -> bool:
 
 
 def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
-    """Whether the newest trials, as many as are needed, together bear the skill out.
-
-    The count ends at a trial that is certainly against it, or in which it led to a wrong kernel or
-    to a search that ended certainly slower.
+    """Whether the newest trials together support the skill, up to a trial that is certainly against
+    it, or in which it led to a wrong kernel or to a search that ended certainly slower.
     """
     sign = -1.0 if polarity == AVOID else 1.0
     gains: list[tuple[float, float]] = []
@@ -288,25 +279,21 @@ def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
 
 
 def _harmful(trial: Mapping[str, Any]) -> bool:
-    """Whether it led to a wrong kernel, or the search with it ended certainly slower."""
+    """Whether a trial led to a wrong kernel, or its search ended certainly slower."""
     end = trial.get("end")
     return bool(trial.get("wrong")) or (end is not None and float(end["high"]) < 1.0)
 
 
 def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
-    """Whether the mean of logarithms is above 0 with certainty.
-
-    Each logarithm comes with the distance to its lower bound; errors of trials are independent and
-    add as squares.
+    """Whether the mean of logarithms, each with the distance to its lower bound, is certainly above
+    0. Errors of trials are independent and add as squares.
     """
     return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
 
 
 def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
-    """Whether it failed on another problem or case than the one it was distilled from.
-
-    A failure without a case concerns all cases of its problem, so on the same problem it is the
-    same failure again.
+    """Whether a skill's change failed on another problem or case than that of its origin. A failure
+    without a case is about all cases of its problem.
     """
     origin = [row for row in rows if _of_origin(row)]
     problems = {row.problem_id for row in origin}

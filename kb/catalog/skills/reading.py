@@ -22,8 +22,6 @@ from kb.ids import SkillId
 from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
-# -- records
-
 SkillTier = Literal["curated", "learned"]
 SkillState = Literal["candidate", "active", "suspect", "retired", "quarantined"]
 StoreOutcome = Literal["created", "updated", "unchanged"]
@@ -264,18 +262,18 @@ def as_warning(description: str) -> str:
 
 
 def check_word(value: str, known: Sequence[str], what: str) -> None:
-    """Raise InvalidRequest for a word that is not among the known ones."""
+    """Raise InvalidRequest for an unknown word."""
     if value not in known:
-        raise InvalidRequest(f"{value!r} is no {what}", hint=f"Use one of {', '.join(known)}.")
+        raise InvalidRequest(f"{value!r} is not a {what}", hint=f"Use one of {', '.join(known)}.")
 
 
-# In the order of SkillHead's fields; the scopes are the last field.
+# In the order of the fields of SkillHead, whose last one is `scopes`.
 _HEAD_COLUMNS = columns_of(t.skills, SkillHead, "scopes")
-MEND = "mend-"  # how the transformation of a debugging skill begins
-NAME_WEIGHT = 3  # a word in the name says more than one in the description
+MEND = "mend-"  # prefix of the transformation of a debugging skill
+NAME_WEIGHT = 3  # of a word in the name, against one in the description
 MAX_WORDS = 12
 
-_IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
+_IS, _NEXT = "\x1f", "\x1e"  # separators of kind and value, and of pairs
 
 
 def find_skill(
@@ -308,51 +306,41 @@ def get_skill(
 def revision_of(
     connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillRow | None:
-    """The candidate that would take the place of the skill of this name, or None."""
+    """The newest candidate that revises the skill of this name, or None."""
     revised = json_text(t.skills.c.metadata, sa.literal_column(f"'{REVISES}'"))
     query = _whole(access_scope).where(revised == name, t.skills.c.state == "candidate")
     rows = _rows(connection, query)
     return max(rows, key=lambda row: row.updated_at) if rows else None
 
 
-def skill_names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
+def skill_names(connection: Connection) -> list[str]:
     """The names of all skills, sorted."""
-    return list(
-        connection.scalars(
-            sa.select(t.skills.c.name)
-            .where(visible.in_skills(t.skills, access_scope))
-            .order_by(t.skills.c.name)
-        )
-    )
+    return list(connection.scalars(sa.select(t.skills.c.name).order_by(t.skills.c.name)))
 
 
-def skills_about(
-    connection: Connection,
-    family: str,
-    named: Iterable[str] = (),
-    access_scope: AccessScope = ALL_ACCESS,
-) -> list[SkillRow]:
+def skills_about(connection: Connection, family: str, named: Iterable[str] = ()) -> list[SkillRow]:
     """Whole skills about an operator of this family or about any operator, and the named skills (by
-    name or id); sorted by name."""
+    name or id); sorted by name.
+    """
     known = connection.scalars(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
     )
     ops = [op for op in known if op_family(op) == family]
-    seen = sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope))
-    ids = set(connection.scalars(seen.where(_admits("op", ops))))
+    query = sa.select(t.skills.c.id)
+    ids = set(connection.scalars(query.where(_admits("op", ops))))
     for column in (t.skills.c.name, t.skills.c.id):
-        ids |= {row.id for row in select_in(connection, seen, column, sorted(set(named)))}
+        ids |= {row.id for row in select_in(connection, query, column, sorted(set(named)))}
     return [
         row
         for part in portions(sorted(ids))
-        for row in _rows(connection, _whole(access_scope).where(t.skills.c.id.in_(part)))
+        for row in _rows(connection, sa.select(t.skills).where(t.skills.c.id.in_(part)))
     ]
 
 
 def heads_by_name(
     connection: Connection, names: Iterable[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, SkillHead]:
-    """The skills with these names, by name; unknown names are left out."""
+    """The skills with these names, by name, without unknown ones."""
     heads: dict[str, SkillHead] = {}
     for part in portions(sorted(set(names))):
         query = _light(access_scope).where(t.skills.c.name.in_(part))
@@ -407,15 +395,16 @@ def counters(connection: Connection) -> dict[str, tuple[int, int]]:
 def skill_heads(
     connection: Connection, limit: int | None = None, offset: int = 0, **narrowing: Any
 ) -> list[SkillHead]:
-    """Skills sorted by name, without their texts. Takes the arguments of `listed`; with `limit`, at
-    most that many after the first `offset`."""
+    """Skills without their texts, by name: at most `limit` after the first `offset`. Takes the
+    arguments of `list_skills`.
+    """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     query = _narrowed(_light(scope), **narrowing)
     return _heads(connection, query.limit(limit).offset(offset))
 
 
 def count_skills(connection: Connection, **narrowing: Any) -> int:
-    """How many skills there are. Takes the arguments of `listed`."""
+    """The number of skills. Takes the arguments of `list_skills`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     query = _narrowed(_light(scope), **narrowing).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one())
@@ -424,9 +413,9 @@ def count_skills(connection: Connection, **narrowing: Any) -> int:
 def list_skills(connection: Connection, **narrowing: Any) -> list[SkillRow]:
     """Whole skills, sorted by name.
 
-    `states`, `tier`, `origin` and `transformation` keep only skills with these values,
-    `hardware_scopes` those that hold for one of the scopes, `signal` those that name the signal.
-    `languages` has sets of languages: the skills must name one of each set, or none at all.
+    `states`, `tier`, `origin` and `transformation` select skills with these values,
+    `hardware_scopes` those for one of the scopes or for any, `signal` those that name the signal,
+    `languages` those that name a language of each of its sets, or none.
     """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _rows(connection, _narrowed(_whole(scope), **narrowing))
@@ -444,7 +433,7 @@ def _narrowed(
     transformation: str | None = None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> sa.Select[Any]:
-    del access_scope  # of the query already
+    del access_scope  # applied by the query
     if states is not None:
         query = query.where(t.skills.c.state.in_(list(states)))
     if tier is not None:
@@ -465,16 +454,15 @@ def _narrowed(
 def search_skills(
     connection: Connection, text: str, *, limit: int = 50, **narrowing: Any
 ) -> list[SkillHead]:
-    """Skills that contain the most of the words, best first.
+    """The skills that contain most of the words, best first; none without a word.
 
-    A word counts in the name, the description, an operator or a signal, also inside a longer word
-    (`softmax` finds `log_softmax`), without regard to case. Without a word, no skill matches.
-    Takes the arguments of `listed` too.
+    A word counts in the name, the description, an operator or a signal, also as a part
+    (`softmax` finds `log_softmax`), regardless of case. Takes the arguments of `list_skills` too.
     """
     words = list(dict.fromkeys(text.lower().replace("-", " ").split()))[:MAX_WORDS]
     if not words or limit < 1:
         return []
-    matches = [_holds(word) for word in words]
+    matches = [_contains(word) for word in words]
     matched: sa.ColumnElement[int] = sum(
         (sa.case((sa.or_(*places), 1), else_=0) for places in matches), sa.literal(0)
     )
@@ -488,8 +476,8 @@ def search_skills(
     return _heads(connection, query.order_by(score.desc()).limit(limit))
 
 
-def _holds(word: str) -> tuple[sa.ColumnElement[bool], ...]:
-    """Name first."""
+def _contains(word: str) -> tuple[sa.ColumnElement[bool], ...]:
+    """Conditions on the name, the description, and operators and signals."""
     named = t.skill_scopes.alias()
     return (
         sa.func.replace(t.skills.c.name, "-", " ").icontains(word, autoescape=True),
@@ -517,7 +505,7 @@ def _scoped(kind: str) -> sa.Select[Any]:
 
 
 def _admits(kind: str, values: Sequence[str]) -> sa.ColumnElement[bool]:
-    """Skills that name one of the values, or none of this kind at all."""
+    """Skills that name one of the values, or none of this kind."""
     named = _scoped(kind)
     return sa.or_(~named.exists(), named.where(t.skill_scopes.c.value.in_(list(values))).exists())
 
@@ -536,7 +524,7 @@ def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
 
 
 def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes]:
-    """One row per skill, not per scope: a quarter of the rows of thousands of skills."""
+    """The scopes of skills, read as one row per skill: a quarter of the rows."""
     scopes = dict.fromkeys(ids, _parse_scopes(""))
     pair = t.skill_scopes.c.kind.concat(_IS).concat(t.skill_scopes.c.value)
     skill_id = t.skill_scopes.c.skill_id
@@ -547,7 +535,7 @@ def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes
 
 @lru_cache(maxsize=10_000)
 def _parse_scopes(pairs: str) -> SkillScopes:
-    """Scopes from the pairs that `_scopes` reads. Parsing is a third of listing thousands."""
+    """The scopes in the text of pairs that `_scopes` reads."""
     kinds: dict[str, list[str]] = {}
     for kind, _, value in (pair.partition(_IS) for pair in sorted(pairs.split(_NEXT))):
         kinds.setdefault(kind, []).append(value)

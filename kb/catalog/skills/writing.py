@@ -77,12 +77,12 @@ def store_skill(
     details: Mapping[str, Any] | None = None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> StoredSkill:
-    """Store a skill. `state` is the state of a new skill.
+    """Store a skill; `state` is that of a new skill.
 
-    An existing skill gets a new version when its content differs, and keeps its state; a learned
-    skill that was in use becomes a candidate again, because its evidence is about the earlier text.
-    A shipped skill that was narrowed here stays narrow until another text ships. Raises
-    InvalidRequest for a learned skill that is not to start as a candidate.
+    An existing skill gets a new version where its content differs, and keeps its state; a learned
+    skill in use becomes a candidate again, because its evidence is about the earlier text. A
+    narrowed shipped skill stays narrow until another text ships. Raises InvalidRequest for a
+    learned skill that does not start as a candidate.
     """
     if draft.tier == "learned" and state != "candidate":
         raise InvalidRequest(
@@ -106,7 +106,7 @@ def store_skill(
         )
         stored = StoredSkill(skill_id, "created", draft.version)
         change: tuple[str | None, str] = (None, state)
-    elif known.tier == draft.tier and _says_the_same(connection, known, draft):
+    elif known.tier == draft.tier and _has_same_text(connection, known, draft):
         return StoredSkill(known.id, "unchanged", known.version)
     else:
         unmeasured = draft.tier == "learned" and known.state in ("active", "suspect")
@@ -127,7 +127,7 @@ def store_skill(
 
 def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
     """The stored skill of this name. Raises Forbidden and Conflict where the caller may not replace
-    it by the draft.
+    it.
     """
     if not access.restricted:
         return find_skill(connection, draft.name, access)
@@ -151,17 +151,15 @@ def set_state(
     force: bool = False,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillEvent:
-    """Move a skill to another state, with the event that says who did it and why.
+    """Move a skill to another state; returns the event.
 
-    A revision that becomes active takes the place of the skill that it revises, and is retired: the
-    event is that skill's then.
-
-    With `force`, a person makes a learned skill active that no trial supports; the event's details
-    record that (`approved_without_measurement`). The uses of a skill that comes back from retired
-    or quarantined are counted anew: the person who restores it knows its record. Raises Conflict
-    for a step that the states do not allow, and for a learned skill without a measurement.
+    A revision that becomes active replaces the text of the skill that it revises, and is retired:
+    the event is then that skill's. With `force`, a person activates a learned skill that no trial
+    supports, which the event records (`approved_without_measurement`). The counters of uses start
+    again where a skill leaves retired or quarantined. Raises Conflict for a transition that is not
+    allowed, and for a learned skill without a measurement.
     """
-    _signed(actor, reason)
+    _check_signed(actor, reason)
     skill = get_skill(connection, name, access_scope)
     access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
     allowed = TRANSITIONS[skill.state]
@@ -177,7 +175,7 @@ def set_state(
             raise _unmeasured(skill)
         noted["approved_without_measurement"] = True
     if state == "active" and skill.revises is not None:
-        return _take_place(connection, skill, actor, reason, noted, access_scope)
+        return _apply_revision(connection, skill, actor, reason, noted, access_scope)
     anew = {"trials": 0, "wins": 0} if skill.state in ("retired", "quarantined") else {}
     connection.execute(
         t.skills.update()
@@ -190,7 +188,7 @@ def set_state(
     return event
 
 
-def _take_place(
+def _apply_revision(
     connection: Connection,
     revision: SkillRow,
     actor: str,
@@ -198,9 +196,9 @@ def _take_place(
     details: Mapping[str, Any],
     access_scope: AccessScope,
 ) -> SkillEvent:
-    """The skill that this one revises gets its text, scopes and measurements as a new version, and
-    is active; its earlier text stays in its history. The measurements count from now on: they
-    are newer than the text.
+    """Give the revised skill the text, scopes and measurements of a revision, as a new active
+    version; its earlier text stays in its history. The copied measurements are dated now, because
+    only those as new as the text count.
     """
     skill = get_skill(connection, str(revision.revises), access_scope)
     access_scope.check_change(skill.scopes.hardware, f"the skill {skill.name}")
@@ -235,7 +233,7 @@ def _take_place(
 
 
 def _replace_text(connection: Connection, skill: SkillRow, revision: SkillRow) -> None:
-    """Give the skill all that a revision says, and retire the revision."""
+    """Replace the columns of a skill by those of a revision, and retire the revision."""
     now = clock.now()
     taken = SkillRow.__dataclass_fields__.keys() - _OF_THE_SKILL
     values = {field: getattr(revision, field) for field in taken}
@@ -271,9 +269,10 @@ def _copy_evidence(connection: Connection, revision: SkillRow, skill_id: str, mo
     ).all()
     for row in rows:
         values = row._asdict()
-        told = {**values["details"], "measured_as": revision.name, "measured_at": row.created_at}
+        origin = {"measured_as": revision.name, "measured_at": row.created_at}
+        values["details"] = {**values["details"], **origin}
         values |= {"id": new_id("ev"), "subject_id": skill_id, "created_at": moment}
-        connection.execute(t.evidence.insert().values(**{**values, "details": told}))
+        connection.execute(t.evidence.insert().values(**values))
 
 
 def narrow_skill(
@@ -287,16 +286,14 @@ def narrow_skill(
     actor: str,
     reason: str,
     details: Mapping[str, Any],
-    access_scope: AccessScope = ALL_ACCESS,
 ) -> StoredSkill:
-    """Store a new version that claims less: other scopes and preconditions, the same texts.
+    """Store a new version with narrower scopes and preconditions and the same texts.
 
-    State and evidence stay, because the measurements were made within the remaining part. `counted`
-    is (trials, wins) of the uses in that part.
+    State and evidence stay, because the measurements were made within the remaining scope.
+    `counted` is (trials, wins) of the uses in it.
     """
-    _signed(actor, reason)
-    skill = get_skill(connection, name, access_scope)
-    access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
+    _check_signed(actor, reason)
+    skill = get_skill(connection, name)
     version = skill.version + 1
     connection.execute(
         t.skills.update()
@@ -333,7 +330,7 @@ def append_event(
     reason: str,
     details: Mapping[str, Any],
 ) -> SkillEvent:
-    """Add to the skill's history; `change` is its state before and after."""
+    """Append to the history of a skill; `change` is its state before and after."""
     last = connection.scalar(
         sa.select(sa.func.max(t.skill_events.c.sequence)).where(
             t.skill_events.c.skill_id == skill_id
@@ -365,12 +362,12 @@ def _unmeasured(skill: SkillRow) -> Conflict:
     )
 
 
-def _signed(actor: str, reason: str) -> None:
+def _check_signed(actor: str, reason: str) -> None:
     if not actor.strip() or not reason.strip():
         raise InvalidRequest("a change of state needs an actor and a reason", hint="Give both.")
 
 
-def _says_the_same(connection: Connection, known: SkillRow, draft: SkillDraft) -> bool:
+def _has_same_text(connection: Connection, known: SkillRow, draft: SkillDraft) -> bool:
     if known.content_sha256 == draft.content_sha256:
         return True
     return (
@@ -380,7 +377,7 @@ def _says_the_same(connection: Connection, known: SkillRow, draft: SkillDraft) -
 
 
 def _narrowed_from(connection: Connection, skill: SkillHead) -> str | None:
-    """Digest of the text as it was written, where all later changes only narrowed it."""
+    """The digest of the text before it was narrowed."""
     details = connection.scalar(
         sa.select(t.skill_events.c.details)
         .where(t.skill_events.c.skill_id == skill.id, t.skill_events.c.event.in_(WRITTEN))
@@ -423,9 +420,8 @@ def link_skills(
     reason: str,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> bool:
-    """Store a relation of two skills, which holds both ways.
-
-    Both get an event. Returns False, and nothing changes, if the relation is stored already.
+    """Store a symmetric relation of two skills, with an event of each. Returns False where it is
+    stored already.
     """
     check_word(kind, LINK_KINDS, "kind of link")
     if source == target:
@@ -459,7 +455,7 @@ def link_skills(
 def links_of(
     connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[SkillLink]:
-    """Every relation of the skill, oldest first."""
+    """The relations of a skill, oldest first."""
     skill = get_skill(connection, name, access_scope)
     source, target = t.skills.alias(), t.skills.alias()
     rows = connection.execute(
@@ -481,16 +477,11 @@ def links_of(
     return [record_of(SkillLink, row) for row in rows]
 
 
-# -- uses
-
-
 def record_uses(
     connection: Connection, uses: Sequence[NewUse], access_scope: AccessScope = ALL_ACCESS
 ) -> int:
-    """Store uses; returns how many.
-
-    Uses of a skill that no longer exists are left out. The retrievals that they belong to must be
-    stored. Raises InvalidRequest for an unknown role.
+    """Store uses of existing skills in stored retrievals; returns their number. Raises
+    InvalidRequest for an unknown role.
     """
     skills = heads_by_name(connection, {use.skill for use in uses}, access_scope)
     now = clock.now()
@@ -529,7 +520,6 @@ def _count(connection: Connection, skill_id: str, helped: int | None, now: str) 
 def uses_of(
     connection: Connection,
     skill_id: str,
-    access_scope: AccessScope = ALL_ACCESS,
     *,
     role: UseRole | None = None,
     since: str | None = None,
@@ -537,8 +527,7 @@ def uses_of(
     """Uses of a skill, oldest first."""
     query = (
         sa.select(*columns_of(t.skill_uses, UseRow))
-        .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
-        .where(t.skill_uses.c.skill_id == skill_id, visible.in_skills(t.skills, access_scope))
+        .where(t.skill_uses.c.skill_id == skill_id)
         .order_by(t.skill_uses.c.created_at, t.skill_uses.c.id)
     )
     if role is not None:
@@ -549,11 +538,10 @@ def uses_of(
 
 
 def lift_of(connection: Connection, skill_id: str) -> SkillLift:
-    """Outcomes with a known effect of answers that showed the skill, and of answers that would have
-    shown it and withheld it: the difference of the two rates is the value of showing it.
+    """Outcomes with a known effect of answers that showed a skill, and of those that withheld it.
 
-    Only answers to runs count, because only for those chance decided which of the two it was, and
-    only answers since the present text was written.
+    Only answers to runs count, for which showing was randomized, and only answers since the present
+    text was written.
     """
     rows = connection.execute(
         sa.select(
@@ -584,9 +572,8 @@ def nth_last_retrieval(
     hardware: Sequence[str] | None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> str | None:
-    """The time of the n-th last retrieval for any of these chips (None counts all retrievals).
-
-    None if there are fewer.
+    """The time of the n-th last retrieval for these chips (None: for any); None for fewer
+    retrievals.
     """
     query = (
         sa.select(retrievals.c.created_at)
@@ -602,9 +589,8 @@ def nth_last_retrieval(
 
 
 def record_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
-    """Store that this toolchain is in use on the hardware.
-
-    Returns the one of the same name that was in use before, or None. Raises InvalidRequest.
+    """Store that a toolchain is in use on a hardware. Returns the former one of the same name, or
+    None. Raises InvalidRequest.
     """
     name = toolchain_name(toolchain)
     if not name or not hardware:
