@@ -17,7 +17,9 @@ import json
 import logging
 import random
 import re
+import shutil
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -246,23 +248,25 @@ def _tasks(
 
 
 def capture(data_dir: Path, gold: Path, output: Path) -> None:
-    """Write the answers of this code; the store gains only rows of its log of requests."""
+    """Write the answers of this code over a copy of a store that no service works on.
+
+    The original stays as it is: opening it would migrate it, and older code could not read it.
+    """
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
-    settings = Settings(data_dir=data_dir)
-    app = create_app(settings, open_services(settings))
-    # The address is the one that the service listens on: it refuses requests by other names.
-    with (
-        TestClient(app, f"http://{settings.host}:{settings.port}") as client,
-        output.open("w", encoding="utf-8") as file,
-    ):
-        chips = sorted(client.get("/hardware").json()["hardware"], key=lambda chip: chip["id"])
-        signals = sorted(signal["id"] for signal in client.get("/signals").json()["signals"])
-        for kind, body in requests_for(chips, signals, gold):
-            response = client.post("/retrieve", json=body)
-            answer = response.json()
-            answer.pop("retrieval_id", None)
-            row = {"kind": kind, "body": body, "status": response.status_code, "answer": answer}
-            file.write(json.dumps(row, sort_keys=True) + "\n")
+    with tempfile.TemporaryDirectory(prefix="same-answers-") as folder:
+        settings = Settings(data_dir=Path(shutil.copytree(data_dir, Path(folder) / "data")))
+        app = create_app(settings, open_services(settings))
+        # The address that the service listens on: it refuses requests by other names.
+        address = f"http://{settings.host}:{settings.port}"
+        with TestClient(app, address) as client, output.open("w", encoding="utf-8") as file:
+            chips = sorted(client.get("/hardware").json()["hardware"], key=lambda chip: chip["id"])
+            signals = sorted(signal["id"] for signal in client.get("/signals").json()["signals"])
+            for kind, body in requests_for(chips, signals, gold):
+                response = client.post("/retrieve", json=body)
+                answer = response.json()
+                answer.pop("retrieval_id", None)
+                row = {"kind": kind, "body": body, "status": response.status_code, "answer": answer}
+                file.write(json.dumps(row, sort_keys=True) + "\n")
 
 
 def compare(before: Path, after: Path, shown: int) -> int:
