@@ -46,7 +46,7 @@ from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
 from kb.process_memory import give_back
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
-from optimizer.evaluation.evaluate_processes import EvaluateProcesses
+from optimizer.evaluation.queue import EvaluationProcesses
 from retrieval.ahead import OrdersAhead
 from retrieval.answer_processes import AnswerProcesses
 from retrieval.diagnose.own_rules import check_own
@@ -81,10 +81,10 @@ CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
 
 
-def evaluate_processes() -> EvaluateProcesses:
+def evaluate_processes() -> EvaluationProcesses:
     """`kernlore evaluate` in processes of their own, of which none is started yet."""
     command = (sys.executable, "-m", "api.cli.main", "evaluate")
-    return EvaluateProcesses(command, "api.evaluate_work:evaluate")
+    return EvaluationProcesses(command, "api.evaluate_work:evaluate")
 
 
 _SHARED = ("retriever", "uploads", "skills", "tagger", "index")

@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer.evaluation.isolation.launch import Zygote
+from optimizer.evaluation.isolation.launch import ForkServer
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.processors import usable_processors
+from optimizer.evaluation.isolation.machine import usable_processors
 
 state = {"changes": 0}
 with Path(os.environ["IMPORTS"]).open("a", encoding="utf-8") as _trace:
@@ -32,8 +32,8 @@ def work(arguments: Sequence[str]) -> int:
     if what == "die":
         os.abort()
     if what == "runners":
-        kept = Zygote.kept(usable_processors(), level_for("auto", "cpu"))
-        print(kept is Zygote.kept(usable_processors(), level_for("auto", "cpu")), kept.ended)
+        kept = ForkServer.kept(usable_processors(), level_for("auto", "cpu"))
+        print(kept is ForkServer.kept(usable_processors(), level_for("auto", "cpu")), kept.ended)
         print(sorted(_children()))
     if what == "stay":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

@@ -17,7 +17,7 @@ from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.schema import checked_toml
 from kb.hardware.writer import dump_hardware, hardware_template
 from kb.scope import CATEGORIES, AccessScope
-from optimizer.evaluation.check_process import check_apart
+from optimizer.evaluation.queue import check_apart
 from retrieval.onboarding import onboarding_steps
 
 ORIGIN = "the form"

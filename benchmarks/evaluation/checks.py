@@ -21,16 +21,15 @@ from benchmarks.report import ended, say, table, write_result
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.runner.kernels import module_kernel
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 
 TITLE = "Evaluation: the harness against itself"
 LOOPS = 60
@@ -103,7 +102,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]:
+def throughput(name: str, target: EvaluationTarget, fork: bool, count: int) -> list[Trial]:
     """One candidate after the other, each in fresh processes: forked ahead of time, or each an
     interpreter of its own that starts when it is needed."""
     problem = load_problem(Path(name))
@@ -127,7 +126,7 @@ def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]
     return trials
 
 
-def run_problem(name: str, target: Target, rounds: int, doubles: int) -> list[Trial]:
+def run_problem(name: str, target: EvaluationTarget, rounds: int, doubles: int) -> list[Trial]:
     problem = load_problem(Path(name))
     trials = []
     with Evaluator(problem, target, EvaluationSettings()) as evaluator:
@@ -221,7 +220,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
     read_logs_here()
-    target = Target(given.hardware, (given.hardware,), None, given.device)
+    target = EvaluationTarget(given.hardware, (given.hardware,), None, given.device)
 
     def run() -> None:
         trials, loops = [], []

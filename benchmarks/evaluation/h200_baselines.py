@@ -31,10 +31,10 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
-from optimizer.evaluation.roofline import Work, achieved
+from optimizer.evaluation.roofline import CaseWork, achieved
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 
 TITLE = "Baselines: eager and torch.compile on all problems"
 CASE = "gpu"
@@ -67,7 +67,7 @@ def bundle_of(source: str, mode: str) -> Bundle:
 
 
 def measure(
-    name: str, modes: Sequence[str], target: Target, ceilings: Ceilings, folder: Path
+    name: str, modes: Sequence[str], target: EvaluationTarget, ceilings: Ceilings, folder: Path
 ) -> None:
     """One problem in these modes; where none gives a time, eager alone."""
     problem = load_problem(Path(name))
@@ -98,7 +98,7 @@ def _measured(evaluator: Evaluator, problem: Problem, case: Case, mode: str) -> 
 # -- the table
 
 
-def shares(work: Work, us: float, ceilings: Ceilings) -> str:
+def shares(work: CaseWork, us: float, ceilings: Ceilings) -> str:
     """Of the copy bandwidth, and of the matrix product rate where operations are counted."""
     description = achieved(work, us * 1e-6, ceilings)
     if description.flops_pct and description.flops_pct > (description.bandwidth_pct or 0.0):
@@ -108,7 +108,7 @@ def shares(work: Work, us: float, ceilings: Ceilings) -> str:
 
 def row_of(record: Mapping[str, Any], ceilings: Ceilings) -> list[object]:
     result = evaluation_from_json(record)
-    work = Work(**record["work"])
+    work = CaseWork(**record["work"])
     timing = result.timings[0] if result.timings else None
     state = result.validity if result.correct else f"{result.validity}: {result.message[:90]}"
     cells: list[object] = [result.problem, record["mode"], state]

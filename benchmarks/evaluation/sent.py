@@ -24,8 +24,7 @@ from benchmarks.processes import descendants
 from benchmarks.report import machine, table
 from ingestion.builtin import builtin_hardware
 from kb.settings import Settings
-from optimizer.evaluation.evaluate_processes import EvaluateProcesses
-from optimizer.evaluation.queue import EvaluationQueue, submission
+from optimizer.evaluation.queue import EvaluationProcesses, EvaluationQueue, submission
 
 CANDIDATE = """\
 import torch
@@ -38,7 +37,7 @@ class ModelNew(torch.nn.Module):
 LOOK_SECONDS = 0.02
 
 
-class Interpreters(EvaluateProcesses):
+class Interpreters(EvaluationProcesses):
     """As where processes cannot be forked."""
 
     def __init__(self) -> None:

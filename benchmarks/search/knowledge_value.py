@@ -61,10 +61,9 @@ from benchmarks.search.replay.table import (
 )
 from kb.errors import InvalidRequest
 from optimizer.evaluation.collectors.probe import identify
-from optimizer.evaluation.evaluate import choose_target, known_ceilings
+from optimizer.evaluation.evaluate import AUTO, choose_target, facts_of, known_ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.goal import POLICIES
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.synthesizers.base import HardwareView

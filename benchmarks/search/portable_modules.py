@@ -31,7 +31,7 @@ from benchmarks.search.gains.sessions import (
     searched,
 )
 from kb.errors import KernloreError
-from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.machine import DeviceLock
 
 
 def check(searched_run: Searched, device: str) -> str:

@@ -20,8 +20,8 @@ from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_pro
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import problem_view
 from optimizer.search.synthesizers.recipe.recipe import Recipe, instantiate, parse_recipe
@@ -64,7 +64,7 @@ def evaluations(problem: Problem, fitting: Fitting) -> list[Evaluation]:
     """One for each width, defaults otherwise."""
     recipe, toolchain = fitting.recipe, CppToolchain()
     cases = [case for case in problem.searched if case.name == CASE]
-    target = Target("x86-64", ("x86-64",), None, "cpu")
+    target = EvaluationTarget("x86-64", ("x86-64",), None, "cpu")
     with Evaluator(problem, target, EvaluationSettings(threads=1, timing=TIMING)) as evaluator:
         bundles = [
             instantiate(

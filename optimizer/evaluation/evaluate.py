@@ -3,40 +3,179 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, Literal
 
 from kb.catalog.search.evaluations import Evaluations
-from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
+from kb.errors import InvalidRequest, NotFound, Unavailable, UnknownHardware, nearest
 from kb.hardware.detection import DetectedDevice, Resolver, probe
-from kb.hardware.spec import SignatureSpec
+from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
 from kb.plain import plain
-from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
+from optimizer.evaluation.bundle import MANIFEST, SUFFIXES, Bundle, read_bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
-from optimizer.evaluation.collectors.probe import identify
+from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import WANTED
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO, Chosen, facts_of, here, own_entry, target_for
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cpp import DEFAULTS, CppToolchain
-from optimizer.evaluation.toolchains.registry import usable_toolchain
+from optimizer.evaluation.toolchains.registry import NOT_BUILT, usable_toolchain
 from retrieval.answer import Move
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 
+# -- targets: From a hardware id to what a toolchain needs: facts, the compiler's name for the chi
+
+AUTO = "auto"
+# As the operating system names a core's caches, and the fact of each.
+CACHES = {"L1d": "l1_size", "L2": "l2_size", "L3": "l3_size"}
+# Widest first; flags of /proc/cpuinfo.
+VECTORS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
+
+
+@dataclass(frozen=True)
+class ChosenTarget:
+    """A target, and the built-in toolchain that its hardware.toml names for the language."""
+
+    target: EvaluationTarget
+    builtin: str | None
+
+
+def here(devices: tuple[DetectedDevice, ...]) -> str:
+    """The id of the first registered device of this machine, accelerators first. Raises Unavailable
+    where none is registered."""
+    for device in devices:
+        if device.hardware_id_hint is not None:
+            return device.hardware_id_hint
+    names = ", ".join(device.name for device in devices) or "nothing"
+    raise Unavailable(
+        f"none of this machine's devices is a known hardware ({names})",
+        hint="Name one with --hardware, or describe it with `kernlore hardware new ID`.",
+    )
+
+
+def target_for(
+    hardware: str,
+    lineage: tuple[str, ...],
+    specs: Mapping[str, HardwareSpec],
+    facts: Mapping[str, float | str],
+    language: str,
+    devices: tuple[DetectedDevice, ...],
+    cuda: Callable[[], bool],
+) -> ChosenTarget:
+    """The target of a hardware id for one language. `cuda` says whether torch can use a GPU here;
+    it is only called where that matters."""
+    toolchain = _toolchain(lineage, specs, language)
+    return ChosenTarget(
+        EvaluationTarget(
+            hardware=hardware,
+            lineage=lineage,
+            arch=_arch(facts, lineage),
+            device=_device(hardware, lineage, specs, devices, cuda),
+            facts=facts,
+            templates=_templates(toolchain),
+            languages=_languages(lineage, specs),
+        ),
+        (toolchain.builtin or None) if toolchain else None,
+    )
+
+
+def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
+    """Facts that a CPU of this machine reports about itself, by key: caches in bytes, as one core
+    sees them, and the width of its vectors, where an instruction set has several. Empty for a GPU,
+    whose facts are those of its data sheet."""
+    if identity.kind != "cpu":
+        return {}
+    known = identity.caches
+    facts: dict[str, float | str] = {
+        fact: float(known[level]) for level, fact in CACHES.items() if level in known
+    }
+    bits = next((bits for flag, bits in VECTORS if flag in identity.flags), None)
+    if bits is not None:
+        facts |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
+    return facts
+
+
+def _toolchain(
+    lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec], language: str
+) -> ToolchainSpec | None:
+    """Of the chip, else of the nearest above it."""
+    for place in lineage:
+        spec = specs.get(place)
+        if spec is not None and language in spec.toolchains:
+            return spec.toolchains[language]
+    return None
+
+
+def _languages(lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec]) -> dict[str, str]:
+    """The suffix of a kernel's file in each language that something compiles for the hardware."""
+    suffixes = {language: suffix for suffix, language in reversed([*SUFFIXES.items()])}
+    known: dict[str, str] = {}
+    for place in lineage:
+        for language, chain in specs[place].toolchains.items() if place in specs else ():
+            if chain.builtin not in NOT_BUILT:
+                known.setdefault(language, chain.suffix or suffixes.get(language, ".py"))
+    return dict(sorted(known.items()))
+
+
+def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
+    if toolchain is None or toolchain.builtin:
+        return {}
+    return {name: value for name, value in vars(toolchain).items() if name != "builtin"}
+
+
+def own_toolchains(
+    specs: Mapping[str, HardwareSpec], lineage: Sequence[str]
+) -> dict[str, ToolchainSpec]:
+    """The command templates of a hardware by language: its own, else of the nearest above it."""
+    nearest: dict[str, ToolchainSpec] = {}
+    for place in lineage:
+        for language, toolchain in specs[place].toolchains.items() if place in specs else ():
+            nearest.setdefault(language, toolchain)
+    return {name: toolchain for name, toolchain in nearest.items() if not toolchain.builtin}
+
+
+def own_entry(specs: Mapping[str, HardwareSpec], lineage: Sequence[str], language: str) -> str:
+    """What a hardware's own toolchain wants a kernel to be called; empty where it does not say."""
+    toolchain = own_toolchains(specs, lineage).get(language)
+    return toolchain.entry if toolchain is not None else ""
+
+
+def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:
+    """ "90" for compute capability 9.0, "gfx942" as it is; a CPU is compiled for as "native"."""
+    capability = facts.get("compute_capability")
+    if isinstance(capability, str):
+        return capability.replace(".", "") if capability[0].isdigit() else capability
+    return "native" if {"x86-64", "arm"} & set(lineage) else None
+
+
+def _device(
+    hardware: str,
+    lineage: tuple[str, ...],
+    specs: Mapping[str, HardwareSpec],
+    devices: tuple[DetectedDevice, ...],
+    cuda: Callable[[], bool],
+) -> Literal["cpu", "cuda"] | None:
+    present = [device for device in devices if device.hardware_id_hint == hardware]
+    if not present:
+        return None
+    if present[0].kind == "cpu":
+        return "cpu"
+    return "cuda" if cuda() else None
+
+
 READ = 5  # excerpts and moves of an answer
 
 
 @dataclass(frozen=True)
-class Asked:
+class EvaluationRequest:
     """What is to be evaluated, checked as far as that goes without running any of it.
 
     cases: None for those that the problem lists for searching.
@@ -44,7 +183,7 @@ class Asked:
 
     problem: Problem
     bundle: Bundle
-    chosen: Chosen
+    chosen: ChosenTarget
     toolchain: Toolchain
     cases: tuple[Case, ...] | None
 
@@ -116,12 +255,12 @@ def ask_for(
     *,
     hardware: str = AUTO,
     cases: tuple[str, ...] = (),
-) -> Asked:
+) -> EvaluationRequest:
     """InvalidRequest, UnknownHardware or Unavailable for what cannot be evaluated."""
     _check_names(bundle)
     chosen = choose_target(base, hardware, bundle.language)
     toolchain = usable_toolchain(bundle.language, chosen.target, chosen.builtin)
-    return Asked(problem, bundle, chosen, toolchain, _cases(problem, cases))
+    return EvaluationRequest(problem, bundle, chosen, toolchain, _cases(problem, cases))
 
 
 def _check_names(bundle: Bundle) -> None:
@@ -140,7 +279,7 @@ def _check_names(bundle: Bundle) -> None:
 
 
 def evaluate_asked(
-    base: KnowledgeBase, asked: Asked, settings: EvaluationSettings | None = None
+    base: KnowledgeBase, asked: EvaluationRequest, settings: EvaluationSettings | None = None
 ) -> Evaluation:
     """Runs the problem's file in this process and the candidate in processes of its own."""
     settings = settings or EvaluationSettings()
@@ -205,7 +344,7 @@ def _left_to_do(moves: Sequence[Move], toolchain: str) -> list[Move]:
     ]
 
 
-def known_ceilings(base: KnowledgeBase, target: Target, threads: int) -> Ceilings | None:
+def known_ceilings(base: KnowledgeBase, target: EvaluationTarget, threads: int) -> Ceilings | None:
     """What this device reaches, measured once and stored; nothing where the target is not here."""
     if target.device is None:
         return None
@@ -225,7 +364,7 @@ def known_rules(base: KnowledgeBase, lineage: Sequence[str]) -> OwnRules:
     return rules_of(base.registry.all(), lineage)
 
 
-def choose_target(base: KnowledgeBase, hardware: str, language: str) -> Chosen:
+def choose_target(base: KnowledgeBase, hardware: str, language: str) -> ChosenTarget:
     """The target that `hardware` names; `auto` is the first device here that is registered."""
     registry = base.registry
     known = registry.all()

@@ -7,18 +7,27 @@ tools on the sample; changes nothing.
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Literal
+
+import torch
 
 from kb.catalog.knowledge import proposed_recipes, samples
 from kb.errors import KernloreError
-from kb.hardware.spec import ToolchainSpec
+from kb.hardware.spec import SampleArgument, ToolchainSpec
 from kb.scope import ALL_ACCESS
-from optimizer.evaluation.evaluate import choose_target
-from optimizer.evaluation.sample_run import SampleRun, run_sample
-from optimizer.evaluation.targets import own_toolchains
-from optimizer.evaluation.toolchains.base import Metric, Target
+from optimizer.evaluation.abi import Signature, TensorSpec
+from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.evaluation.correctness.check import run_simulated
+from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.evaluate import choose_target, own_toolchains, problem_sent
+from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.spec import Case
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget, Metric
+from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from retrieval.diagnose.metrics import MetricRegistry, load_metrics
 from retrieval.diagnose.own_rules import OwnRules, as_rules, rules_of
@@ -30,7 +39,7 @@ State = Literal["present", "missing", "failed"]
 
 
 @dataclass(frozen=True)
-class Part:
+class CheckedPart:
     """One thing that is there or not. `needed` ones decide about the check as a whole; `fix` is the
     line to add to hardware.toml, or the command to run."""
 
@@ -61,10 +70,10 @@ class LanguageCheck:
     """What holds for one language. `prompt` are the parts of a first prompt."""
 
     language: str
-    tools: tuple[Part, ...]
-    sample: tuple[Part, ...]
+    tools: tuple[CheckedPart, ...]
+    sample: tuple[CheckedPart, ...]
     counters: tuple[Counter, ...]
-    prompt: tuple[Part, ...]
+    prompt: tuple[CheckedPart, ...]
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ class HardwareCheck:
     """The check of one hardware; `parts` concern no single language."""
 
     hardware: str
-    parts: tuple[Part, ...]
+    parts: tuple[CheckedPart, ...]
     languages: tuple[LanguageCheck, ...]
 
     @property
@@ -99,10 +108,12 @@ def check_hardware(base: KnowledgeBase, name: str) -> HardwareCheck:
     return HardwareCheck(hardware, parts, languages)
 
 
-def _no_toolchain(languages: Sequence[str]) -> Part:
+def _no_toolchain(languages: Sequence[str]) -> CheckedPart:
     language = languages[0] if languages else "mylang"
     fix = f'[toolchains.{language}] with run = "my-runner {{output}} {{input}}"'
-    return Part("toolchain", "missing", "no language can be compiled and run", fix, needed=True)
+    return CheckedPart(
+        "toolchain", "missing", "no language can be compiled and run", fix, needed=True
+    )
 
 
 def _language(
@@ -118,10 +129,10 @@ def _language(
     except KernloreError as problem:
         # A built-in toolchain is for machines that have it; a chip's own has to be here.
         own_tool = toolchain is not None
-        tools = Part("tools", "failed", problem.message, problem.hint or "", needed=own_tool)
+        tools = CheckedPart("tools", "failed", problem.message, problem.hint or "", needed=own_tool)
         target = None
     else:
-        tools, target = Part("tools", "present"), chosen.target
+        tools, target = CheckedPart("tools", "present"), chosen.target
     if toolchain is None:
         return LanguageCheck(language, (replace(tools, name="built-in tools"),), (), (), ())
     run = run_sample(language, toolchain, target) if target and toolchain.sample else SampleRun()
@@ -136,15 +147,19 @@ def _language(
 
 
 def _sample_parts(
-    language: str, toolchain: ToolchainSpec, target: Target | None, run: SampleRun
-) -> tuple[Part, ...]:
+    language: str, toolchain: ToolchainSpec, target: EvaluationTarget | None, run: SampleRun
+) -> tuple[CheckedPart, ...]:
     """Compiles, runs, is right: each as far as it was tried."""
     table = f"[toolchains.{language}]"
     if not toolchain.sample:
         fix = f'{table} sample = """the source of a kernel that compiles and runs"""'
-        return (Part("sample", "missing", "nothing proves that the tools work", fix, needed=True),)
+        return (
+            CheckedPart(
+                "sample", "missing", "nothing proves that the tools work", fix, needed=True
+            ),
+        )
     if target is None:
-        return (Part("sample", "missing", "not tried: the tools are not here"),)
+        return (CheckedPart("sample", "missing", "not tried: the tools are not here"),)
     tried = (("compiles", run.compiled), ("runs", run.ran), ("right", run.right))
     fixes = {
         "compiles": f"Correct sample or compile under {table}.",
@@ -158,14 +173,18 @@ def _sample_parts(
     for name, passed in tried:
         needed = name != "right" or passed is False
         if passed:
-            parts.append(Part(name, "present", run.time if name == "runs" else "", needed=needed))
+            parts.append(
+                CheckedPart(name, "present", run.time if name == "runs" else "", needed=needed)
+            )
         elif passed is False:
             fix = f"Correct the sample, its arguments or the templates under {table}."
-            parts.append(Part(name, "failed", run.message, fix, needed=True))
+            parts.append(CheckedPart(name, "failed", run.message, fix, needed=True))
             failed = True
         elif not failed:
             stated = "not stated" if needed else "not stated (optional)"
-            parts.append(Part(name, "missing", f"{stated}, so not tried", fixes[name], needed))
+            parts.append(
+                CheckedPart(name, "missing", f"{stated}, so not tried", fixes[name], needed)
+            )
     return tuple(parts)
 
 
@@ -221,7 +240,7 @@ def _derived_from(metric: str, registry: MetricRegistry) -> frozenset[str]:
 
 def first_prompt_parts(
     base: KnowledgeBase, hardware: str, language: str, toolchain: ToolchainSpec
-) -> tuple[Part, ...]:
+) -> tuple[CheckedPart, ...]:
     """What a model that never saw the chip would be told about it, and what not.
 
     To say more, add a part here: it appears in the command and its JSON.
@@ -232,7 +251,7 @@ def first_prompt_parts(
     )
 
 
-def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[Part]:
+def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[CheckedPart]:
     """Those that hardware.toml itself holds. Without an entry a kernel is called `kernlore_run`,
     which no manual says."""
     table = f"[toolchains.{language}]"
@@ -260,12 +279,12 @@ def _stated_parts(language: str, toolchain: ToolchainSpec) -> list[Part]:
         if text.strip():
             long = name in ("interface", "sample")
             summary = f"{len(text)} characters" if long else text
-            parts.append(Part(name, "present", summary, needed=needed))
+            parts.append(CheckedPart(name, "present", summary, needed=needed))
         else:
             message = "not stated" if needed else "not stated (optional)"
             if name == "entry":
                 message += ": kernels are called kernlore_run"
-            parts.append(Part(name, "missing", message, fix, needed))
+            parts.append(CheckedPart(name, "missing", message, fix, needed))
     return parts
 
 
@@ -275,7 +294,7 @@ _RECIPE_HINT = (
 )
 
 
-def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part]:
+def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[CheckedPart]:
     """Those that the knowledge base holds about the chip or its families."""
     lineage = base.registry.lineage(hardware)
     manuals = {
@@ -300,8 +319,137 @@ def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Part
     ]
 
 
-def _counted(name: str, titles: Sequence[str], fix: str) -> Part:
+def _counted(name: str, titles: Sequence[str], fix: str) -> CheckedPart:
     if not titles:
-        return Part(name, "missing", "none", fix)
+        return CheckedPart(name, "missing", "none", fix)
     more = f" and {len(titles) - 3} more" if len(titles) > 3 else ""
-    return Part(name, "present", f"{len(titles)}: {', '.join(titles[:3])}{more}")
+    return CheckedPart(name, "present", f"{len(titles)}: {', '.join(titles[:3])}{more}")
+
+
+# -- sample run: The sample kernel of a toolchain, compiled, run and compared with its reference.
+
+SECONDS = 60.0  # of one run
+SEED = 7
+LOG_CHARS = 600
+ROLES = {"input": "input", "weight": "buffer", "output": "output"}
+
+
+@dataclass(frozen=True)
+class SampleRun:
+    """How far a sample came. `compiled`, `ran` and `right` are None where they were not tried;
+    `message` says why the first that is False is. `metrics` are those of the program's report."""
+
+    compiled: bool | None = None
+    ran: bool | None = None
+    right: bool | None = None
+    message: str = ""
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    time: str = ""
+
+
+def run_sample(language: str, toolchain: ToolchainSpec, target: EvaluationTarget) -> SampleRun:
+    """Compile the sample, run it where it has arguments, and compare where it has a reference."""
+    chain = CommandToolchain(language, toolchain)
+    main = "sample" + (toolchain.suffix or ".txt")
+    bundle = Bundle(
+        {main: toolchain.sample}, main, language, toolchain.entry or default_entry(main)
+    )
+    with tempfile.TemporaryDirectory(prefix="kernlore-sample-") as folder:
+        workdir = Path(folder)
+        signature = signature_of(toolchain.sample_arguments)
+        compiled = chain.compile(bundle, target, workdir, (signature,))
+        if not compiled.ok:
+            return SampleRun(False, message=_end(compiled.log))
+        if not toolchain.sample_arguments:
+            return SampleRun(True)
+        try:
+            if toolchain.sample_reference:
+                return _compared(chain, compiled, signature, workdir)
+            return _run(chain, compiled, signature, workdir)
+        except KernloreError as problem:
+            return SampleRun(True, False, message=f"{problem.message}. {problem.hint}")
+
+
+def signature_of(arguments: tuple[SampleArgument, ...]) -> Signature:
+    """The arguments of a sample as an interface; weights are buffers."""
+    return Signature(
+        tuple(TensorSpec(a.name, ROLES[a.role], a.dtype, a.shape) for a in arguments)  # type: ignore[arg-type]
+    )
+
+
+def _run(
+    chain: CommandToolchain, compiled: Compiled, signature: Signature, workdir: Path
+) -> SampleRun:
+    generator = torch.Generator().manual_seed(SEED)
+    tensors = [_drawn(spec, generator) for spec in signature.of("input", "buffer")]
+    outcome = chain.run(compiled, tensors, signature, workdir, SECONDS)
+    if not outcome.ok:
+        return SampleRun(True, False, message=_end(f"{outcome.log}\n{outcome.message}"))
+    time = _time(outcome.cycles, outcome.time_us)
+    return SampleRun(True, True, None, "; ".join(outcome.notes), outcome.metrics, time)
+
+
+def _drawn(spec: TensorSpec, generator: torch.Generator) -> torch.Tensor:
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    if dtype.is_floating_point:
+        return torch.randn(spec.shape, generator=generator).to(dtype)
+    return torch.randint(0, 2, spec.shape, generator=generator).to(dtype)
+
+
+def _compared(
+    chain: CommandToolchain, compiled: Compiled, signature: Signature, workdir: Path
+) -> SampleRun:
+    """By the evaluation of a problem that computes the reference."""
+    problem = problem_sent(reference_source(chain.template))
+    prepared = PreparedCase(open_case(problem, Case("sample", timed=False)), "cpu")
+    stated = [(t.dtype, t.shape) for t in signature.of("output")]
+    given = [(t.dtype, t.shape) for t in prepared.open.signature.of("output")]
+    if stated != given:
+        message = (
+            f"sample_reference gives {_shapes(given)}, sample_arguments says {_shapes(stated)}"
+        )
+        return SampleRun(True, None, False, message)
+    outcome = run_simulated(
+        prepared, chain, compiled, seeds=(SEED,), workdir=workdir, seconds=SECONDS
+    )
+    timing = outcome.timing
+    time = _time(timing.cycles, timing.candidate_us) if timing is not None else ""
+    ran = outcome.validity == "correct" or bool(outcome.checks)
+    right = outcome.validity == "correct" if ran else None
+    message = outcome.message if ran else _end(f"{outcome.log}\n{outcome.message}")
+    return SampleRun(True, ran, right, message, outcome.metrics or {}, time)
+
+
+def reference_source(toolchain: ToolchainSpec) -> str:
+    """A problem file that computes the sample's reference on its arguments."""
+    inputs = [a for a in toolchain.sample_arguments if a.role == "input"]
+    weights = [a for a in toolchain.sample_arguments if a.role == "weight"]
+    lines = ["import torch", "", "class Model(torch.nn.Module):", "    def __init__(self):"]
+    lines.append("        super().__init__()")
+    lines += [f"        self.register_buffer({a.name!r}, {_made(a)})" for a in weights]
+    lines.append(f"    def forward({', '.join(['self', *(a.name for a in inputs)])}):")
+    lines += [f"        {a.name} = self.{a.name}" for a in weights]
+    expression = " ".join(toolchain.sample_reference.split())
+    lines += [f"        return ({expression})", "", "def get_inputs():"]
+    lines.append(f"    return [{', '.join(_made(a) for a in inputs)}]")
+    return "\n".join([*lines, "", "def get_init_inputs():", "    return []", ""])
+
+
+def _made(argument: SampleArgument) -> str:
+    shape, dtype = list(argument.shape), f"torch.{argument.dtype}"
+    if argument.dtype.startswith(("float", "bfloat")):
+        return f"torch.randn({shape}).to({dtype})"
+    return f"torch.randint(0, 2, {shape}).to({dtype})"
+
+
+def _shapes(outputs: list[tuple[str, tuple[int, ...]]]) -> str:
+    return ", ".join(f"{dtype} {list(shape)}" for dtype, shape in outputs) or "nothing"
+
+
+def _time(cycles: int | None, time_us: float | None) -> str:
+    parts = [f"{cycles} cycles" if cycles else "", f"{time_us:.2f} us" if time_us else ""]
+    return ", ".join(part for part in parts if part)
+
+
+def _end(log: str) -> str:
+    return log.strip()[-LOG_CHARS:] or "it failed and printed nothing"

@@ -17,22 +17,25 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
 
 import structlog
 
+from kb import jobs, telemetry
 from kb.catalog.search.evaluations import Evaluations
 from kb.catalog.search.submissions import StoredSubmission, Submissions
-from kb.errors import InternalError, KernloreError, NotFound, Unavailable, error_json
+from kb.errors import Conflict, InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
-from kb.jobs import WorkerThread, keep_lease
+from kb.jobs import ROOT, ChildProcess, WorkerThread, keep_lease
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, AccessScope
-from optimizer.evaluation.evaluate_processes import EvaluateProcesses, Evaluating
+from kb.settings import Settings
+from optimizer.evaluation.isolation.launch import AVAILABLE, PreparedProcess, PreparedProcesses
 from retrieval.knowledge_base import KnowledgeBase
 
 if TYPE_CHECKING:
     from optimizer.evaluation.bundle import Bundle
+
 
 WAITING = 32  # more would wait for many minutes
 ATTEMPTS = 3  # of services that end while they carry one out
@@ -153,7 +156,7 @@ class EvaluationJob:
 class EvaluationQueue:
     """Carries submissions out, one at a time; its thread starts with the first, or with `open`."""
 
-    def __init__(self, base: KnowledgeBase, processes: EvaluateProcesses) -> None:
+    def __init__(self, base: KnowledgeBase, processes: EvaluationProcesses) -> None:
         """`processes` are closed with the queue."""
         self._base = base
         self._processes = processes
@@ -161,7 +164,7 @@ class EvaluationQueue:
         self._owner = new_id(f"evaluator{os.getpid()}")
         self._lease = base.settings.lease_seconds
         self._changing = threading.Lock()  # protects _child and _renewing
-        self._child: Evaluating | None = None
+        self._child: RunningEvaluation | None = None
         self._renewing: ExitStack | None = None
         self._takes_over = False
         self._worker = WorkerThread("evaluation", self._work, self._lease)
@@ -379,3 +382,117 @@ def _defect(job_id: str) -> InternalError:
         hint="This is a defect of Kernlore; report it with the evaluation's id, which the log has.",
         details={"evaluation_id": job_id},
     )
+
+
+# -- evaluate processes: `kernlore evaluate` for a service, each time in a process of its own.
+
+REST_SECONDS = 300.0  # after which what waits for an evaluation is ended: it holds 350 MiB
+
+
+class RunningEvaluation(Protocol):
+    """An evaluation on its way."""
+
+    def answer(self, seconds: float) -> tuple[str, str]:
+        """What it wrote to standard output and error. Raises TimeoutError where it did not end in
+        time; it still runs then.
+        """
+        ...
+
+    def end(self) -> None:
+        """End it and what it has started."""
+        ...
+
+
+class EvaluationProcesses:
+    """Starts evaluations: where processes can be forked, without importing anything again."""
+
+    def __init__(self, command: Sequence[str], entry: str) -> None:
+        """`command` is `kernlore evaluate`; `entry` is the `module:function` that does the same
+        with the arguments of that command.
+        """
+        self._command = tuple(command)
+        self._prepared = PreparedProcesses(entry) if AVAILABLE else None
+
+    def start(self, arguments: Sequence[str], settings: Settings) -> RunningEvaluation:
+        """An evaluation that has begun. Raises OSError where no process could be made."""
+        if self._prepared is None:
+            return ChildProcess([*self._command, *arguments], settings)
+        return _Forked(self._prepared, arguments, settings)
+
+    def rest(self) -> None:
+        """Give back the memory of what has been waiting for an evaluation for long."""
+        if self._prepared is not None:
+            self._prepared.rest(REST_SECONDS)
+
+    def close(self) -> None:
+        """End what was started, and what waits."""
+        if self._prepared is not None:
+            self._prepared.close()
+
+
+class _Forked:
+    def __init__(
+        self, prepared: PreparedProcesses, arguments: Sequence[str], settings: Settings
+    ) -> None:
+        variables = {**jobs.environment(settings), **telemetry.for_child()}
+        with ExitStack() as files:
+            self._out = files.enter_context(tempfile.TemporaryFile())
+            self._err = files.enter_context(tempfile.TemporaryFile())
+            output = self._out.fileno(), self._err.fileno()
+            self._process: PreparedProcess = prepared.start(arguments, variables, ROOT, output)
+            self._files = files.pop_all()
+
+    def answer(self, seconds: float) -> tuple[str, str]:
+        """As `Evaluating.answer`."""
+        if self._process.wait(seconds) is None:
+            raise TimeoutError(f"no answer within {seconds:.0f} s")
+        return _read(self._out), _read(self._err)
+
+    def end(self) -> None:
+        """As `Evaluating.end`."""
+        self._process.end()
+        self._files.close()
+
+
+def _read(file: IO[bytes]) -> str:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace")
+
+
+# -- check process: The check of a hardware for a service: carried out by `kernlore hardware check
+
+CHECK_SECONDS = 180.0
+
+_one = threading.Lock()  # a check measures on the device: one at a time
+
+
+def check_apart(settings: Settings, command: Sequence[str], hardware: str) -> dict[str, Any]:
+    """What `kernlore hardware check HARDWARE --json` answers; `command` starts `kernlore hardware
+    check`. Raises Conflict while another check is going on, and Unavailable where it takes too
+    long.
+    """
+    if not _one.acquire(blocking=False):
+        raise Conflict("another chip is being checked", hint="Try it again in a minute.")
+    try:
+        child = ChildProcess([*command, "--json", "--", hardware], settings)
+        try:
+            printed, complaint = child.answer(CHECK_SECONDS)
+        except TimeoutError as error:
+            raise Unavailable(
+                f"the check of {hardware} took longer than {CHECK_SECONDS:.0f} seconds",
+                hint="See whether its tools end: run `kernlore hardware check` in a terminal.",
+            ) from error
+        finally:
+            child.end()
+    finally:
+        _one.release()
+    lines = printed.strip().splitlines()
+    try:
+        answer: dict[str, Any] = json.loads(lines[-1])
+        answer["languages"], answer["parts"]
+    except (IndexError, ValueError, KeyError, TypeError) as error:
+        raise InternalError(
+            f"the check of {hardware} ended without an answer: {complaint.strip()[-500:]}",
+            hint="Run `kernlore hardware check` in a terminal; it prints more.",
+        ) from error
+    return answer

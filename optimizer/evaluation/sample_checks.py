@@ -26,12 +26,12 @@ from kb import clock
 from kb.errors import NotFound
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cuda import SPECIFIC, Nvcc, code_for, find_nvcc
-from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
-from optimizer.evaluation.toolchains.triton.toolchains import capability
+from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, run
+from optimizer.evaluation.toolchains.python import capability
 
-LIMITS = Limits(seconds=180.0, memory_bytes=None, file_bytes=512 << 20)
+LIMITS = CommandLimits(seconds=180.0, memory_bytes=None, file_bytes=512 << 20)
 CHILD = Path(__file__).with_name("toolchains") / "triton" / "sample_child.py"
 GPP = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fopenmp")
 MAX_DETAIL = 2_000  # characters of a compiler's message
@@ -109,7 +109,7 @@ def _arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
 
 def _cuda_arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
     """Such as "90a"; empty where none is known."""
-    arch = capability(Target(sample.hardware, (), arch=_arch(sample, specs) or None))
+    arch = capability(EvaluationTarget(sample.hardware, (), arch=_arch(sample, specs) or None))
     return f"{arch}{'a' if arch in SPECIFIC else ''}" if arch else ""
 
 
@@ -139,7 +139,9 @@ def _python_tool(
     target: Any = f"sm_{_cuda_arch(sample, specs)}"
     if name == "triton":
         amd = arch.startswith("gfx")
-        number = None if amd else capability(Target(sample.hardware, (), arch=arch or None))
+        number = (
+            None if amd else capability(EvaluationTarget(sample.hardware, (), arch=arch or None))
+        )
         wave = 64 if arch.startswith("gfx9") else 32
         target = ["hip", arch, wave] if amd else ["cuda", number, 32]
     request = scratch / "request.json"

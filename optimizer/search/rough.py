@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from optimizer.evaluation.rough import rough_ratio, rough_times
+from optimizer.evaluation.records import rough_ratio, rough_times
 from optimizer.search.records import Node
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
 from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
-from optimizer.evaluation.problem.shapes import SIZES
+from optimizer.evaluation.problem.spec import SIZES
 from skills.curator.contrast import rule_named
 from skills.curator.evidence import render
 from skills.curator.records import Change, ParameterChange

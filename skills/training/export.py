@@ -19,12 +19,11 @@ from kb.catalog.search.reviews import Reviews
 from kb.catalog.search.trajectories import StoredTrajectory
 from kb.errors import Conflict, InvalidRequest, KernloreError
 from kb.settings import product_version
-from optimizer.evaluation.evaluate import declaration_of
+from optimizer.evaluation.evaluate import declaration_of, own_toolchains
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
-from optimizer.evaluation.targets import own_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.propose import Task

@@ -8,9 +8,8 @@ from typing import Any
 
 from kb.catalog.search.trajectories import State, StoredTrajectory, Trajectories
 from kb.errors import InvalidRequest, Unavailable
-from optimizer.evaluation.evaluate import ask_for, choose_target
+from optimizer.evaluation.evaluate import AUTO, ask_for, choose_target
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.targets import AUTO
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external_trajectory import (
     ExternalStep,

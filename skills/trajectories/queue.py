@@ -15,8 +15,7 @@ from kb.catalog.search.trajectories import StoredTrajectory, Trajectories
 from kb.errors import Unavailable
 from kb.ids import new_id
 from kb.jobs import WorkerThread
-from optimizer.evaluation.evaluate_processes import EvaluateProcesses
-from optimizer.evaluation.queue import EvaluationQueue
+from optimizer.evaluation.queue import EvaluationProcesses, EvaluationQueue
 from retrieval.knowledge_base import KnowledgeBase
 
 WAITING = 20  # each is many minutes of measuring
@@ -94,7 +93,7 @@ class TrajectoryQueue:
 def evaluate_now(
     base: KnowledgeBase,
     row: StoredTrajectory,
-    processes: EvaluateProcesses,
+    processes: EvaluationProcesses,
     listener: Callable[[str], None],
 ) -> StoredTrajectory:
     """Evaluate a trajectory in this process, without a service; its row as it is afterwards.

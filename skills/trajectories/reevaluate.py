@@ -23,10 +23,9 @@ from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import ask_for, choose_target
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
-from optimizer.evaluation.problem.importing import substituted
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.problem.user_code import substituted
 from optimizer.evaluation.queue import EvaluationQueue, Submission
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings

@@ -15,9 +15,9 @@ from kb.errors import KernloreError, Unavailable
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from optimizer.evaluation.diagnose import quantities
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
-from optimizer.evaluation.roofline import Work, work_of
+from optimizer.evaluation.roofline import CaseWork, work_of
 from skills.trajectories.reading import BOUNDING
 from skills.trials.trial import TrialContext
 
@@ -192,7 +192,7 @@ def leaves_in(
     return compile_predicate(skill.predicate).evaluate(known).value is not False
 
 
-def _work(problem: Problem, case: Case) -> Work | None:
+def _work(problem: Problem, case: Case) -> CaseWork | None:
     try:
         return work_of(open_case(problem, case))
     except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):

@@ -41,7 +41,7 @@ from benchmarks.search.replay.table import (
 )
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.checks import Problems
-from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, verdict_from_json
 from optimizer.search.goal import POLICIES
@@ -477,8 +477,8 @@ def test_nothing_known_of_steps_has_no_effect() -> None:
 
 def test_verdicts_are_made_again_from_what_was_measured(tmp_path: Path, space: Space) -> None:
     moved = 2 * 512 * 96 * 4
-    rate = Point(moved, 1e9, 0.0, 9)
-    ceilings = Ceilings("d", "cpu", 2, 0, (rate,), matmul={"float32": Figure(1e12, 0.0, 9)})
+    rate = BandwidthPoint(moved, 1e9, 0.0, 9)
+    ceilings = Ceilings("d", "cpu", 2, 0, (rate,), matmul={"float32": MeasuredRate(1e12, 0.0, 9)})
     save_device(tmp_path / "device.json", Device(ceilings, {"vector_bits": 256.0}))
     device = load_device(tmp_path / "device.json")
     assert device == Device(ceilings, {"vector_bits": 256.0})

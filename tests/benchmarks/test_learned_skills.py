@@ -57,8 +57,8 @@ from kb.catalog import skills as store
 from kb.catalog.skills import SkillDraft, SkillRow, SkillScopes
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import Knowledge, Move, ShownSkill
 from optimizer.search.runs.knowledge import library_recipes

@@ -27,7 +27,7 @@ from benchmarks.search.gains.sessions import (
 from benchmarks.search.search_gains_gpu import TITLE, latest, main, read_lane
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Interval
 from optimizer.search import confirm
@@ -206,8 +206,8 @@ def test_means_count_what_they_say() -> None:
 
 
 def ceilings(bandwidth: float, flops: float, waited: float = 0.0) -> Ceilings:
-    copy = (Point(1 << 30, bandwidth, 0.0, 9),)
-    peak = {"float32": Figure(flops, 0.0, 9)}
+    copy = (BandwidthPoint(1 << 30, bandwidth, 0.0, 9),)
+    peak = {"float32": MeasuredRate(flops, 0.0, 9)}
     return Ceilings("d", "cuda", 8, 0, copy, matmul=peak, waited=waited)
 
 

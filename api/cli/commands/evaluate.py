@@ -92,7 +92,7 @@ def _short(value: float | str) -> str:
 
 
 def _timing(timing: Json) -> str:
-    from optimizer.evaluation.rough import rough_ratio, rough_times
+    from optimizer.evaluation.records import rough_ratio, rough_times
 
     if timing["state"] == "simulator":
         return f"{timing['case']}: {timing['cycles']} cycles (simulator)"

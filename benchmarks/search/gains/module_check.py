@@ -18,8 +18,8 @@ from pathlib import Path
 import torch
 
 from optimizer.evaluation.correctness.prepared import PreparedCase
+from optimizer.evaluation.problem.open_case import OpenCase, open_case
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.toolchains.processes import clean_env
 from optimizer.search.bench.local import VISIBLE
 from optimizer.search.confirm import Outcome

@@ -20,8 +20,8 @@ from kb.errors import InvalidRequest, NotFound
 from kb.problem_terms import op_family
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.roofline import READS_A_PART, achieved, work_of
 from optimizer.search.confirm import Outcome, outcome_from_json
 from optimizer.search.portable.launch import RESULTS

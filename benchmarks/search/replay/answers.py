@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.search.replay.spaces import Space
 from benchmarks.search.replay.table import REFERENCE, Row
 from kb.errors import NotFound
-from optimizer.evaluation.problem.shapes import SIZES
+from optimizer.evaluation.problem.spec import SIZES
 from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query, knowledge_from_json
 from optimizer.search.propose import roles_of
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer

@@ -11,10 +11,9 @@ from typing import Any
 from benchmarks.search.replay.spaces import Ground, Space, proposal_of
 from benchmarks.search.replay.table import REFERENCE, Row, Table, append
 from kb.errors import KernloreError, Unavailable
-from optimizer.evaluation.evaluate import known_ceilings, known_signatures
+from optimizer.evaluation.evaluate import AUTO, known_ceilings, known_signatures
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.records import Proposal
 from optimizer.search.runs.places import places_for

@@ -27,9 +27,9 @@ from benchmarks.search.replay.spaces import Space
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json
 from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
-from optimizer.evaluation.roofline import Work, work_of
+from optimizer.evaluation.roofline import CaseWork, work_of
 from optimizer.search.synthesizers.recipe.recipe import Value
 
 REFERENCE = "reference"  # stands for a recipe's name in the row of the problem's own reference
@@ -248,7 +248,7 @@ def rediagnosed(
     return Table(anew(row) for row in table.rows)
 
 
-def _works(space: Space) -> dict[str, Work]:
+def _works(space: Space) -> dict[str, CaseWork]:
     """Of the cases that were measured."""
     measured = {case.name for case in space.view.cases}
     cases = [case for case in space.problem.cases if case.name in measured]

@@ -30,9 +30,9 @@ from typing import Any
 from kb.errors import Unavailable
 from kb.private import private_file, private_folder
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
-from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.launch import threads_and_memory
-from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, run
 
 CHILD = Path(__file__).with_name("ceilings_child.py")
 SECONDS = 120.0
@@ -43,7 +43,7 @@ FORM = 4  # of the stored JSON; raised when a figure changes its meaning
 
 
 @dataclass(frozen=True)
-class Figure:
+class MeasuredRate:
     """A measured figure. `value` is in bytes/s, flop/s or s; `spread` is median over best, less
     one; `n` counts repeats."""
 
@@ -53,7 +53,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Point:
+class BandwidthPoint:
     """Bandwidth in bytes/s at one footprint: all bytes that are touched."""
 
     bytes: int
@@ -76,13 +76,13 @@ class Ceilings:
     kind: DeviceKind
     threads: int
     cache_bytes: int
-    copy: tuple[Point, ...]
-    read: tuple[Point, ...] = ()
-    write: tuple[Point, ...] = ()
-    clone: tuple[Point, ...] = ()
-    matmul: Mapping[str, Figure] = field(default_factory=dict)
-    launch: Figure | None = None
-    dispatch: Figure | None = None
+    copy: tuple[BandwidthPoint, ...]
+    read: tuple[BandwidthPoint, ...] = ()
+    write: tuple[BandwidthPoint, ...] = ()
+    clone: tuple[BandwidthPoint, ...] = ()
+    matmul: Mapping[str, MeasuredRate] = field(default_factory=dict)
+    launch: MeasuredRate | None = None
+    dispatch: MeasuredRate | None = None
     measured_at: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
@@ -161,10 +161,10 @@ def from_json(record: Mapping[str, Any]) -> Ceilings:
         raise KeyError("form")
     fields = {name: record[name] for name in Ceilings.__dataclass_fields__}
     for name in ("copy", "read", "write", "clone"):
-        fields[name] = tuple(Point(**row) for row in record[name])
-    fields["matmul"] = {dtype: Figure(**row) for dtype, row in record["matmul"].items()}
+        fields[name] = tuple(BandwidthPoint(**row) for row in record[name])
+    fields["matmul"] = {dtype: MeasuredRate(**row) for dtype, row in record["matmul"].items()}
     for name in ("launch", "dispatch"):
-        fields[name] = Figure(**record[name]) if record[name] else None
+        fields[name] = MeasuredRate(**record[name]) if record[name] else None
     return Ceilings(**fields)
 
 
@@ -182,7 +182,7 @@ def _measured(kind: DeviceKind, threads: int) -> Ceilings:
     env = clean_env(Path.cwd(), **threads_and_memory(threads))
     env.pop("HOME")
     env.pop("TMPDIR")
-    limits = Limits(seconds=SECONDS, memory_bytes=None)
+    limits = CommandLimits(seconds=SECONDS, memory_bytes=None)
     with DeviceLock(kind) as lock:
         lock.alone()
         done = run(command, cwd=Path.cwd(), limits=limits, env=env)
@@ -216,7 +216,7 @@ def _largest(identity: DeviceIdentity) -> int:
     return max(16 * MIB, min(wanted, most))
 
 
-def interpolated(points: Sequence[Point], footprint: float) -> float:
+def interpolated(points: Sequence[BandwidthPoint], footprint: float) -> float:
     """Bandwidth at a footprint, between measured ones on logarithmic axes."""
     ordered = sorted(points, key=lambda point: point.bytes)
     after = next((n for n, point in enumerate(ordered) if point.bytes >= footprint), len(ordered))
@@ -227,7 +227,7 @@ def interpolated(points: Sequence[Point], footprint: float) -> float:
     return float(low.value ** (1 - share) * high.value**share)
 
 
-def _at_most(points: Sequence[Point], footprint: float) -> float:
+def _at_most(points: Sequence[BandwidthPoint], footprint: float) -> float:
     """The fastest of the points at this footprint's side: the nearest below and all above it."""
     if not points:
         return 0.0
@@ -235,7 +235,7 @@ def _at_most(points: Sequence[Point], footprint: float) -> float:
     return max(point.value for point in points if point.bytes >= below)
 
 
-def _size(point: Point) -> int:
+def _size(point: BandwidthPoint) -> int:
     return point.bytes
 
 
@@ -259,12 +259,14 @@ def joined(before: Ceilings, after: Ceilings) -> Ceilings:
     )
 
 
-def _better(before: Sequence[Point], after: Sequence[Point]) -> tuple[Point, ...]:
+def _better(
+    before: Sequence[BandwidthPoint], after: Sequence[BandwidthPoint]
+) -> tuple[BandwidthPoint, ...]:
     known = {point.bytes: point for point in before}
     return tuple(max(known.get(p.bytes, p), p, key=lambda q: q.value) for p in after)
 
 
-def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
+def _shorter(before: MeasuredRate | None, after: MeasuredRate | None) -> MeasuredRate | None:
     known = [figure for figure in (before, after) if figure is not None]
     return min(known, key=lambda figure: figure.value) if known else None
 

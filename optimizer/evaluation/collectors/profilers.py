@@ -8,15 +8,27 @@ every collector that a device has, in turn.
 from __future__ import annotations
 
 import json
+import os
+import sys
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal
 
-from optimizer.evaluation.collectors import ncu, perf
-from optimizer.evaluation.collectors.job import Collected, Job, Metric, failed, refused
 from optimizer.evaluation.collectors.probe import DeviceKind, tool
-from retrieval.profiles.profile import time_shares
-from retrieval.profiles.proton import kernel_times
+from optimizer.evaluation.toolchains.base import Loader
+from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
+from retrieval.profiles import nsight, proton
+from retrieval.profiles.linux_perf import Counts, counts_of_csv
+from retrieval.profiles.nsight import Launch, longest_launch, read_launches
+from retrieval.profiles.profile import Metric, time_shares
 from retrieval.profiles.torch_profile import read_events
+
+if TYPE_CHECKING:
+    import torch
+
+    from optimizer.evaluation.problem.open_case import OpenCase
+
 
 TORCH: Final = "torch_profiler"
 PROTON: Final = "proton"
@@ -24,7 +36,7 @@ SECONDS = 120.0
 CALLS = 5
 
 
-def collect_torch_profile(job: Job) -> Collected:
+def collect_torch_profile(job: ProfileJob) -> Collected:
     """Run the candidate under PyTorch's profiler."""
     known = tool(TORCH)
     if not known.available:
@@ -48,7 +60,7 @@ def parse_torch_profile(
     return Collected(TORCH, metrics, rows, seconds=seconds)
 
 
-def collect_proton(job: Job) -> Collected:
+def collect_proton(job: ProfileJob) -> Collected:
     """Run the candidate under Proton; on a GPU only."""
     known = tool(PROTON)
     if not known.available:
@@ -65,19 +77,19 @@ def collect_proton(job: Job) -> Collected:
 
 def parse_proton(tree: Sequence[Mapping[str, Any]], calls: int, seconds: float = 0.0) -> Collected:
     """Summarise Proton's tree of so many calls."""
-    kernels = kernel_times(tree)
+    kernels = proton.kernel_times(tree)
     if not any(kernel.us for kernel in kernels):
         return refused(PROTON, "Proton saw no kernel", seconds)
     metrics: dict[str, Metric] = {"num_launches": sum(k.calls for k in kernels) / calls}
     return Collected(PROTON, metrics, time_shares(kernels, calls), seconds=seconds)
 
 
-def collect_all(job: Job) -> list[Collected]:
+def collect_all(job: ProfileJob) -> list[Collected]:
     """Reports of counters, then of times by kernel; of Proton only where ncu reported no times. A
     collector that fails costs its figures, never the evaluation."""
     if job.device == "cpu":
-        return [perf.collect(job), collect_torch_profile(job)]
-    reports = [ncu.collect(job), collect_torch_profile(job)]
+        return [collect_perf(job), collect_torch_profile(job)]
+    reports = [collect_ncu(job), collect_torch_profile(job)]
     if not any(collected.kernels for collected in reports):
         reports.append(collect_proton(job))
     return reports
@@ -86,3 +98,264 @@ def collect_all(job: Job) -> list[Collected]:
 def refusals(reports: Sequence[Collected]) -> dict[str, str]:
     """Collector to the reason why it reported nothing."""
     return {c.collector: c.not_measured for c in reports if c.not_measured}
+
+
+# -- perf: Hardware counters of a CPU by `perf stat`, of the calls only: the counters are off unti
+
+PERF = "perf"
+PERF_SECONDS = 120.0
+PERF_CALLS = 20
+EVENTS = (
+    "cycles",
+    "instructions",
+    "L1-dcache-loads",
+    "L1-dcache-load-misses",
+    "LLC-loads",
+    "LLC-load-misses",
+    "cache-references",
+    "cache-misses",
+    "branches",
+    "branch-misses",
+)
+
+
+def collect_perf(job: ProfileJob) -> Collected:
+    """Count events while the candidate is called."""
+    known = tool(PERF)
+    if not known.available:
+        return refused(PERF, known.reason)
+    control = job.folder / "perf.control"
+    for path in (control, control.with_name(control.name + ".ack")):
+        path.unlink(missing_ok=True)
+        os.mkfifo(path)
+    counted = ProfileJob(
+        job.folder,
+        job.device,
+        job.threads,
+        {**job.spec, "calls": PERF_CALLS, "control": str(control)},
+    )
+    output = job.folder / "perf.txt"
+    command = [
+        *("perf", "stat", "-x,", "-D", "-1", "-o", str(output)),
+        *("--control", f"fifo:{control},{control}.ack", "-e", ",".join(EVENTS), "--"),
+        *counted.command("counted"),
+    ]
+    done = job.run(command, PERF_SECONDS)
+    if not done.ok or not output.is_file():
+        return failed(PERF, done)
+    return parse_perf(output.read_text(encoding="utf-8"), done.seconds)
+
+
+def parse_perf(text: str, seconds: float = 0.0) -> Collected:
+    """The report on what `perf stat -x,` printed."""
+    counts = counts_of_csv(text) or Counts()
+    if not counts.metrics:
+        named = ", ".join(counts.missing) or "anything"
+        return refused(PERF, f"perf did not count {named}", seconds)
+    notes = (f"perf did not count {', '.join(counts.missing)}",) if counts.missing else ()
+    return Collected(PERF, counts.metrics, notes=notes, seconds=seconds)
+
+
+# -- ncu: NVIDIA Nsight Compute over a few calls of a candidate: the smallest set of counters that
+
+NCU = "ncu"
+NCU_SECONDS = 300.0
+MAX_LAUNCHES = 24
+_STALLS = (
+    *("long_scoreboard", "short_scoreboard", "mio_throttle", "lg_throttle", "barrier", "membar"),
+    *("wait", "math_pipe_throttle", "no_instruction", "imc_miss", "branch_resolving", "gmma"),
+)
+NCU_METRICS = (
+    "gpu__time_duration.sum",
+    "sm__throughput.avg.pct_of_peak_sustained_elapsed",
+    "gpu__compute_memory_throughput.avg.pct_of_peak_sustained_elapsed",
+    "gpu__dram_throughput.avg.pct_of_peak_sustained_elapsed",
+    "lts__throughput.avg.pct_of_peak_sustained_elapsed",
+    "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    "dram__bytes.sum",
+    "dram__bytes_read.sum",
+    "dram__bytes_write.sum",
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_ld.pct",
+    "smsp__sass_average_data_bytes_per_sector_mem_global_op_st.pct",
+    "l1tex__average_t_sectors_per_request_pipe_lsu_mem_global_op_ld.ratio",
+    "l1tex__t_sector_hit_rate.pct",
+    "lts__t_sector_hit_rate.pct",
+    "l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",
+    "l1tex__data_pipe_lsu_wavefronts_mem_shared.sum",
+    "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "sm__maximum_warps_per_active_cycle_pct",
+    "launch__registers_per_thread",
+    "launch__shared_mem_per_block_static",
+    "launch__shared_mem_per_block_dynamic",
+    "launch__occupancy_limit_registers",
+    "launch__occupancy_limit_shared_mem",
+    "launch__occupancy_limit_warps",
+    "launch__occupancy_limit_blocks",
+    "launch__waves_per_multiprocessor",
+    "launch__grid_size",
+    "sm__cycles_active.avg",
+    "sm__cycles_active.max",
+    "smsp__inst_executed.sum",
+    "smsp__inst_executed_op_local_ld.sum",
+    "smsp__inst_executed_op_local_st.sum",
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "sm__inst_executed_pipe_fp64.avg.pct_of_peak_sustained_active",
+    "smsp__issue_active.avg.pct_of_peak_sustained_active",
+    "smsp__thread_inst_executed_per_inst_executed.ratio",
+    "smsp__sass_branch_targets_threads_divergent.sum",
+    "smsp__sass_branch_targets_threads_uniform.sum",
+    "smsp__average_warps_active_per_issue_active.ratio",
+    *(f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in _STALLS),
+)
+_NOT_ASKED = "ncu may not read counters here"
+
+
+def collect_ncu(job: ProfileJob, metrics: Sequence[str] = NCU_METRICS) -> Collected:
+    """Profile one call. ncu replays every launch once for each group of counters."""
+    known = tool(NCU)
+    if not known.available:
+        return refused(NCU, known.reason)
+    job = job.calling(1)
+    command = [
+        *("ncu", "--clock-control", "none", "--csv", "--print-units", "base"),
+        *("--profile-from-start", "off", "--launch-count", str(MAX_LAUNCHES)),
+        *("--target-processes", "all", "--metrics", ",".join(metrics)),
+        *job.command("plain"),
+    ]
+    done = job.run(command, NCU_SECONDS)
+    if "ERR_NVGPUCTRPERM" in done.log:
+        return refused(NCU, f"{_NOT_ASKED}: the driver keeps them for administrators")
+    launches = read_launches(done.stdout)
+    if not launches:
+        return failed(NCU, done)
+    return summarise_ncu(launches, done.seconds)
+
+
+def summarise_ncu(launches: Sequence[Launch], seconds: float = 0.0) -> Collected:
+    """The metrics of the longest launch of the kernel that takes most time, and a row for each."""
+    longest = longest_launch(launches)
+    kernels = time_shares(nsight.kernel_times(launches))
+    notes: tuple[str, ...] = ()
+    if len(kernels) > 1:
+        share = kernels[0]["pct"]
+        notes = (f"ncu: the metrics are of {longest.kernel}, {share} % of the device's time",)
+    whole = _call_bytes(launches) if len(launches) < MAX_LAUNCHES else None
+    return Collected(
+        NCU, dict(longest.metrics), kernels, notes=notes, seconds=seconds, call_bytes=whole
+    )
+
+
+def _call_bytes(launches: Sequence[Launch]) -> float | None:
+    """Device memory traffic of all launches together."""
+    counts = [launch.metrics.get("dram__bytes.sum") for launch in launches]
+    numbers = [float(str(value).removesuffix(" B")) for value in counts if value is not None]
+    return sum(numbers) if len(numbers) == len(launches) else None
+
+
+# -- job: A candidate on one case as files, for a profiler to run in a process of its own.
+
+DRIVER = Path(__file__).with_name("driver.py")
+Mode = Literal["plain", "counted", "torch_profiler", "proton"]
+
+
+@dataclass(frozen=True)
+class ProfileJob:
+    """A candidate to profile. `spec` is what the driver reads, `folder` the only place it writes
+    to."""
+
+    folder: Path
+    device: DeviceKind
+    threads: int
+    spec: Mapping[str, Any]
+
+    def calling(self, calls: int) -> ProfileJob:
+        """The same job with another number of calls."""
+        return replace(self, spec={**self.spec, "calls": calls})
+
+    def command(self, mode: Mode) -> list[str]:
+        """The driver's command line; writes its job file."""
+        path = self.folder / f"job-{mode}.json"
+        spec = {**self.spec, "mode": mode, "result": str(self.result(mode))}
+        path.write_text(json.dumps(spec), encoding="utf-8")
+        return [sys.executable, "-I", str(DRIVER), str(path)]
+
+    def result(self, mode: Mode) -> Path:
+        """The file that the driver writes its result to."""
+        return self.folder / f"result-{mode}.json"
+
+    def run(self, command: Sequence[str], seconds: float) -> FinishedCommand:
+        """Run a command in the job's folder, within `seconds`."""
+        threads = str(self.threads)
+        env = clean_env(
+            self.folder,
+            OMP_NUM_THREADS=threads,
+            MKL_NUM_THREADS=threads,
+            TRITON_CACHE_DIR=str(self.folder / "triton"),
+        )
+        limits = CommandLimits(seconds=seconds, memory_bytes=None, output_bytes=16 << 20)
+        return run(command, cwd=self.folder, limits=limits, env=env)
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The report of one collector.
+
+    `metrics` have raw names as retrieval/data/metrics.toml knows them, and are those of the kernel
+    that takes most of the time; `kernels` has a row for each kernel. `not_measured` is the reason
+    why there are none. `call_bytes` is device memory traffic of a whole call.
+    """
+
+    collector: str
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    kernels: Sequence[Mapping[str, Any]] = ()
+    not_measured: str = ""
+    notes: tuple[str, ...] = ()
+    seconds: float = 0.0
+    call_bytes: float | None = None
+
+
+def refused(collector: str, reason: str, seconds: float = 0.0) -> Collected:
+    """The report of a collector that measured nothing, with the reason."""
+    return Collected(collector, not_measured=reason, seconds=seconds)
+
+
+def failed(collector: str, done: FinishedCommand) -> Collected:
+    """The report of a profiler that did not complete."""
+    last = " ".join(done.log.split())[-300:] or f"exit code {done.code}"
+    why = "no result within its deadline" if done.timed_out else last
+    return refused(collector, f"{collector} failed: {why}", done.seconds)
+
+
+def write_job(
+    folder: Path,
+    loader: Loader,
+    case: OpenCase,
+    tensors: Sequence[torch.Tensor],
+    *,
+    device: DeviceKind,
+    threads: int,
+    calls: int = 3,
+) -> ProfileJob:
+    """Write a job. `tensors` are inputs, then weights, as the sample of a `PreparedCase` has
+    them."""
+    import torch
+
+    folder.mkdir(parents=True, exist_ok=True)
+    torch.save(list(tensors), folder / "tensors.pt")
+    signature = case.signature
+    spec = {
+        "kind": loader.kind,
+        "path": str(loader.path),
+        "entry": loader.entry,
+        "init_args": case.init_args,
+        "dtype": case.case.dtype,
+        "scalars": list(case.scalars),
+        "state": [t.name for t in signature.of("parameter", "buffer")],
+        "expected": [[t.dtype, list(t.shape)] for t in signature.of("output")],
+        "tensors": str(folder / "tensors.pt"),
+        "scratch": str(folder),
+        "device": device,
+        "threads": threads,
+        "calls": calls,
+    }
+    return ProfileJob(folder, device, threads, spec)

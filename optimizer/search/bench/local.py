@@ -21,22 +21,19 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.launch import Zygote
+from optimizer.evaluation.isolation.launch import ForkServer
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
-from optimizer.evaluation.journal import Journal, NoJournal
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess, RunnerSettings
+from optimizer.evaluation.journal import EvaluationJournal, NoJournal
 from optimizer.evaluation.problem.check import check_reference
-from optimizer.evaluation.problem.derived import Derived, fitting
-from optimizer.evaluation.problem.dominant import dominant
-from optimizer.evaluation.problem.operators import observe
-from optimizer.evaluation.problem.shapes import shape_quantities
-from optimizer.evaluation.problem.spec import Case, Policy, Problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.derived import DerivedCases, fitting
+from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.operators import dominant, observe
+from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy, shape_quantities
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import CaseView, ProblemView
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
@@ -94,7 +91,7 @@ def devices_of(kind: str, count: int, visible: str | None) -> tuple[LocalDevice,
 class DeviceRunner(RunnerProcess):
     """A runner on one of several devices."""
 
-    def __init__(self, settings: RunnerSettings, zygote: Zygote | None, visible: str) -> None:
+    def __init__(self, settings: RunnerSettings, zygote: ForkServer | None, visible: str) -> None:
         self._visible = visible
         super().__init__(settings, zygote)
 
@@ -155,7 +152,7 @@ def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> Ca
     )
 
 
-def _policy(policy: Policy) -> dict[str, str]:
+def _policy(policy: ProblemPolicy) -> dict[str, str]:
     return {
         "precision": policy.precision,
         "library": policy.library,
@@ -168,7 +165,7 @@ def _policy(policy: Policy) -> dict[str, str]:
 class Place:
     """Where candidates in one language are built and run."""
 
-    target: Target
+    target: EvaluationTarget
     toolchain: Toolchain
 
 
@@ -185,7 +182,7 @@ class LocalBench:
     problem: Problem
     places: Mapping[str, Place]
     settings: EvaluationSettings
-    journal: Journal = field(default_factory=NoJournal)
+    journal: EvaluationJournal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
@@ -193,7 +190,7 @@ class LocalBench:
     _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
     _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
     _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
-    _derived: Derived | None = None
+    _derived: DerivedCases | None = None
 
     def __post_init__(self) -> None:
         self.devices = self.devices or devices_here(self.device)

@@ -21,12 +21,12 @@ from kb.errors import InvalidRequest, Unavailable
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.evaluator import Measured, evaluation_key
-from optimizer.evaluation.journal import Journal
+from optimizer.evaluation.evaluator import MeasuringPlace, evaluation_key
+from optimizer.evaluation.journal import EvaluationJournal
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.toolchains.base import Availability, Compiled, Target
+from optimizer.evaluation.toolchains.base import Availability, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.on_node import (
@@ -276,7 +276,7 @@ class ToolchainThere:
         self.languages: tuple[str, ...] = (language,)
         self.nodes: Nodes | None = None
 
-    def available(self, target: Target) -> Availability:
+    def available(self, target: EvaluationTarget) -> Availability:
         """The nodes have it."""
         return Availability(True)
 
@@ -285,7 +285,11 @@ class ToolchainThere:
         return self._version
 
     def compile(
-        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        signatures: tuple[Signature, ...],
     ) -> Compiled:
         """Compile on a node; there is nothing to load here."""
         assert self.nodes is not None
@@ -298,7 +302,7 @@ class CommandsThere(CommandToolchain):
     nodes: Nodes | None = None
     named: str = ""
 
-    def available(self, target: Target) -> Availability:
+    def available(self, target: EvaluationTarget) -> Availability:
         """The nodes have it."""
         return Availability(True)
 
@@ -307,7 +311,11 @@ class CommandsThere(CommandToolchain):
         return self.named.partition(" ")[2]
 
     def compile(
-        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        signatures: tuple[Signature, ...],
     ) -> Compiled:
         """Compile on a node; there is nothing to load here."""
         assert self.nodes is not None
@@ -318,8 +326,8 @@ def stored_or_measured(
     problem: Problem,
     bundle: Bundle,
     cases: Sequence[Case],
-    by: Measured,
-    journal: Journal,
+    by: MeasuringPlace,
+    journal: EvaluationJournal,
     measured: Callable[[], Evaluation],
 ) -> Evaluation:
     """The stored evaluation of this key, unless its timing has to be repeated; else a new one,
@@ -338,7 +346,7 @@ def store_evaluation(
     bundle: Bundle,
     cases: Sequence[Case],
     evaluation: Evaluation,
-    journal: Journal,
+    journal: EvaluationJournal,
 ) -> None:
     """Store what a node has found, as it would be stored there."""
     signatures = {case.name: open_case(problem, case, elsewhere=True).signature for case in cases}
@@ -354,7 +362,7 @@ class ClusterBench:
     problem: Problem
     places: Mapping[str, Place]
     nodes: Nodes
-    journal: Journal
+    journal: EvaluationJournal
 
     def __enter__(self) -> ClusterBench:
         return self
@@ -433,10 +441,10 @@ class ClusterBench:
         )
 
 
-def measured_by(place: Place, device: str, environment: Environment) -> Measured:
+def measured_by(place: Place, device: str, environment: Environment) -> MeasuringPlace:
     """By what nodes of this environment evaluate."""
     chain = place.toolchain
-    return Measured(
+    return MeasuringPlace(
         place.target.hardware,
         device,
         chain.name,

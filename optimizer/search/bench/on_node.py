@@ -24,13 +24,13 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
+from optimizer.evaluation.evaluate import facts_of
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.processors import processor, usable_processors
+from optimizer.evaluation.isolation.machine import processor, usable_processors
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import facts_of
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.bench.simulated import GOLDENS, SimulatedBench, by_commands
@@ -45,7 +45,7 @@ class Offered:
     """A language as the catalog describes it for a hardware: the target, whose device and own facts
     only a node knows, and the built-in toolchain that its hardware.toml names."""
 
-    target: Target
+    target: EvaluationTarget
     builtin: str | None
 
 

@@ -21,16 +21,15 @@ from typing import Literal
 from kb.errors import InvalidRequest, Unavailable
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.correctness.check import cost_of
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
-from optimizer.evaluation.journal import Journal, NoJournal
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
+from optimizer.evaluation.journal import EvaluationJournal, NoJournal
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, TimingState
 from optimizer.evaluation.settings import HARNESS, EvaluationSettings
-from optimizer.evaluation.simulated import cost_of
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -95,7 +94,7 @@ class SimulatedBench:
     problem: Problem
     places: Mapping[str, Place]
     settings: EvaluationSettings
-    journal: Journal = field(default_factory=NoJournal)
+    journal: EvaluationJournal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
     first: Proposal | None = None

@@ -18,9 +18,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest, KernloreError
-from optimizer.evaluation.problem.importing import import_problem, running
+from optimizer.evaluation.problem.open_case import OpenCase, open_case
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.user_code import import_problem, running
 from optimizer.search.confirm import Figure
 from optimizer.search.output.shipped.table import comparable, constructor_arguments
 

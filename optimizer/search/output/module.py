@@ -19,10 +19,10 @@ from typing import Any
 
 from optimizer.evaluation.abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.problem.importing import substituted
 from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.problem.user_code import substituted
 from optimizer.evaluation.toolchains import cuda
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import BASE_FLAGS, CppToolchain, flags_of
 from optimizer.search.confirm import Figure, Outcome
 from optimizer.search.output import shipped
@@ -144,7 +144,7 @@ def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
         warnings.warn(f"no library in {folder.name}: {note}", RuntimeWarning, stacklevel=2)
         return {"note": note}
     with tempfile.TemporaryDirectory() as scratch:
-        built = toolchain.compile(bundle, Target("", ()), Path(scratch), ())
+        built = toolchain.compile(bundle, EvaluationTarget("", ()), Path(scratch), ())
         if built.loader is None:
             note = f"g++ could not build it where the package was written: {built.log[-500:]}"
             warnings.warn(f"no library in {folder.name}: {note}", RuntimeWarning, stacklevel=2)

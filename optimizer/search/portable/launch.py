@@ -26,7 +26,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcesses
+from optimizer.evaluation.isolation.launch import AVAILABLE, PreparedProcesses
 
 # Imports, and waits for its arguments, one line of JSON; without any it is not needed.
 _ALONE = """\

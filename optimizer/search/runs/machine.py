@@ -9,7 +9,7 @@ from pathlib import Path
 from kb.hardware.extensions import extensions_of, lacking
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
-from optimizer.evaluation.isolation.processors import processor, usable_processors
+from optimizer.evaluation.isolation.machine import processor, usable_processors
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.synthesizers.base import MachineView, RatesView
 

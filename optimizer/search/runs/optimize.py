@@ -19,10 +19,9 @@ from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import BRIEFLY, Evaluation
-from optimizer.evaluation.rough import too_busy
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
+from optimizer.evaluation.isolation.machine import too_busy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.command import CommandToolchain, argument_names, scalar_values
 from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.catalog_store import CatalogStore
 from optimizer.search.bench.local import LocalBench, Place, problem_view
@@ -313,7 +312,7 @@ def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
 
 
 def hardware_view_of(
-    target: Target,
+    target: EvaluationTarget,
     places: Mapping[str, Place],
     language: str | None = None,
     here: bool = True,

@@ -11,6 +11,7 @@ from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.hardware.detection import probe
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import (
+    AUTO,
     choose_target,
     known_ceilings,
     known_rules,
@@ -19,8 +20,7 @@ from optimizer.evaluation.evaluate import (
 )
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
@@ -97,7 +97,7 @@ def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> N
         places_for(base, hardware, language)
 
 
-def target_of(places: Mapping[str, Place]) -> Target:
+def target_of(places: Mapping[str, Place]) -> EvaluationTarget:
     """The hardware of these places, which they have in common."""
     return next(iter(places.values())).target
 

@@ -20,8 +20,8 @@ from kb.scope import ALL_ACCESS
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.confirm import Outcome, outcome_from_json, so_far
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query

@@ -19,8 +19,8 @@ from kb.ids import new_id
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal

@@ -10,23 +10,22 @@ from typing import cast
 import pytest
 
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
-from optimizer.evaluation.loaded_kernel import LoadedKernel
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.blocks import Side, TimingPolicy, measure
+from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
+from optimizer.evaluation.timing.measure import TimedSide, TimingPolicy, measure
 
 CALL_NS, BETWEEN_NS = 150_000, 450_000
 
 
-class MadeUp(Side):
+class MadeUp(TimedSide):
     """A side whose blocks are made up, each of which costs `fixed_ns` however few calls it has."""
 
     fixed_ns: int = 0
     lengths: list[int]
 
-    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
+    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         times = (CALL_NS,) * calls
         self.lengths.append(calls)
-        return Block(
+        return TimedBlock(
             times=times,
             walls=times,
             spans=((calls, sum(times), 0),),

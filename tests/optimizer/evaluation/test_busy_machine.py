@@ -9,16 +9,15 @@ from typing import cast
 
 import pytest
 
-from optimizer.evaluation.attempt import with_size
+from optimizer.evaluation.evaluator import with_size
 from optimizer.evaluation.isolation.runner_process import RunnerProcess
-from optimizer.evaluation.loaded_kernel import LoadedKernel
-from optimizer.evaluation.roofline import Work
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.blocks import (
+from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
+from optimizer.evaluation.roofline import CaseWork
+from optimizer.evaluation.timing.measure import (
     BUSY_FROM_THE_START,
-    Measured,
-    Side,
+    TimedSide,
     TimingPolicy,
+    TimingResult,
     measure,
 )
 
@@ -27,7 +26,7 @@ CALL_NS = 300_000
 SLOW_CALLS = 10_000  # so that calibration is one block of each side
 
 
-class MadeUp(Side):
+class MadeUp(TimedSide):
     """A side whose blocks are made up. Those of the pairs that `disturbed` names waited."""
 
     disturbed: frozenset[int] = frozenset()
@@ -35,7 +34,7 @@ class MadeUp(Side):
     slower: float = 1.0  # the candidate's calls of those pairs
     blocks: int = 0
 
-    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
+    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         pair = self.blocks - 1  # the first block calibrates
         self.blocks += 1
         each = CALL_NS * SLOW_CALLS if pair < 0 else CALL_NS
@@ -43,7 +42,7 @@ class MadeUp(Side):
             each = round(self.slower * each)
         times = (each,) * calls
         waited = sum(times) // 2 if pair in self.disturbed else 0
-        return Block(
+        return TimedBlock(
             times=times,
             walls=times,
             spans=((calls, sum(times), waited),),
@@ -62,7 +61,7 @@ class MadeUp(Side):
 
 def measured(
     disturbed: set[int], others: float | None = None, slower: float = 1.0
-) -> tuple[Measured, int]:
+) -> tuple[TimingResult, int]:
     """The result, and how many pairs there were."""
     runner = SimpleNamespace(pid=os.getpid(), children=list, settings=SimpleNamespace(device="cpu"))
     sides = []
@@ -147,9 +146,9 @@ def test_a_machine_that_calms_down_in_time_gives_a_figure() -> None:
 
 def test_a_case_that_is_too_small_to_time_says_so_first() -> None:
     busy = measured(set(range(24)))[0].timing
-    small = with_size(busy, Work("softmax", "float32", 200_000, 100_596))
+    small = with_size(busy, CaseWork("softmax", "float32", 200_000, 100_596))
     assert small.reason.startswith("300,596 bytes, and no operation that is counted, are too")
     slow = replace(busy, rough_baseline_us=17_000.0)  # a call shows work that nobody counts
-    assert with_size(slow, Work("softmax", "float32", 200_000, 100_596)) == slow
+    assert with_size(slow, CaseWork("softmax", "float32", 200_000, 100_596)) == slow
     assert small.reason.endswith(busy.reason) and small.state == "repeat"
-    assert with_size(busy, Work("softmax", "float32", 1 << 20, 1 << 20)) == busy
+    assert with_size(busy, CaseWork("softmax", "float32", 1 << 20, 1 << 20)) == busy

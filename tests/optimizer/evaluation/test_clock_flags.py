@@ -7,16 +7,16 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.records import CaseTiming, Flag
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.blocks import Measured
-from optimizer.evaluation.timing.host_clocks import hidden_ns, integrity
+from optimizer.evaluation.timing.integrity import hidden_ns, integrity
+from optimizer.evaluation.timing.measure import TimingResult
 
 CALLS = 20
 FLUSH_NS = 60_000  # the device is still busy with it when a call begins
 
 
-def block(time_ns: int, wall_ns: int, seed: int, skipped: float = 0.0) -> Block:
+def block(time_ns: int, wall_ns: int, seed: int, skipped: float = 0.0) -> TimedBlock:
     """skipped: share of calls in which all the work is seen by the clock of the call."""
     chance = random.Random(seed)
     times, walls = [], []
@@ -25,7 +25,7 @@ def block(time_ns: int, wall_ns: int, seed: int, skipped: float = 0.0) -> Block:
         times.append(seen + chance.randrange(500))
         walls.append(wall_ns + FLUSH_NS + chance.randrange(500))
     total = sum(walls)
-    return Block(
+    return TimedBlock(
         times=tuple(times),
         walls=tuple(walls),
         spans=((CALLS, sum(times), 0),),
@@ -75,10 +75,10 @@ def test_outputs_that_wait_for_a_reader_are_seen_in_blocks_enough(
 @pytest.mark.parametrize("rows, doubtful", [((36,), True), ((1, 36), True), ((4, 36), False)])
 def test_what_only_clocks_say_is_measured_again(rows: tuple[int, ...], doubtful: bool) -> None:
     flags = tuple(Flag(row, "reject", "") for row in rows)
-    assert Measured(CaseTiming("small", "none"), flags).doubtful == doubtful
+    assert TimingResult(CaseTiming("small", "none"), flags).doubtful == doubtful
 
 
-def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed: int) -> Block:
+def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed: int) -> TimedBlock:
     """A call's time by its own clock, processor time of the main thread, time by the supervisor's
     clock, and processor time of all threads; with up to 3 us of chance in all but the first."""
     chance = random.Random(seed)
@@ -86,7 +86,7 @@ def cpu_block(shown_ns: int, worked_ns: int, wall_ns: int, beside_ns: int, seed:
     worked, wall, beside = (
         CALLS * (value + chance.randrange(3_000)) for value in (worked_ns, wall_ns, beside_ns)
     )
-    return Block(
+    return TimedBlock(
         times=times,
         walls=times,
         spans=((CALLS, sum(times), 0),),

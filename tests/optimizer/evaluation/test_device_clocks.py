@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.device_clocks import charged_late_ns
+from optimizer.evaluation.loaded_kernel import TimedBlock
+from optimizer.evaluation.timing.integrity import charged_late_ns
 
 CALLS = 10
 BLANK = {
@@ -22,8 +22,8 @@ BLANK = {
 }
 
 
-def block(us: int, late_us: int, idle_us: int = 0) -> Block:
-    return Block(
+def block(us: int, late_us: int, idle_us: int = 0) -> TimedBlock:
+    return TimedBlock(
         times=(1000 * us,) * CALLS,
         walls=(1000 * (us + late_us),) * CALLS,
         idles=(1000 * idle_us,) * CALLS if idle_us else (),

@@ -12,13 +12,13 @@ import pytest
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.problem.check import Finding, check_problem
+from optimizer.evaluation.isolation.runner_process import RunnerPool
+from optimizer.evaluation.problem.check import CaseFault, check_problem
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.python import TorchPython
 from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -66,7 +66,7 @@ def make(tmp_path: Path) -> Make:
     return problem
 
 
-def faults(problem: Problem) -> list[Finding]:
+def faults(problem: Problem) -> list[CaseFault]:
     """But for sizes: these are small on purpose."""
     return [found for found in check_problem(problem) if "too little to time" not in found.message]
 

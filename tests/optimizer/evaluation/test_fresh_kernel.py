@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.evaluation.runner.fresh import KINDS, Writer, ptx
+from optimizer.evaluation.runner.fresh import KINDS, GpuValueWriter, ptx
 from optimizer.evaluation.runner.memory import finish, refresh
 
 HELD = 40_000  # elements of a bank at most: larger tensors have several parts
@@ -43,7 +43,7 @@ def test_its_kernels_are_what_the_assembler_takes(tmp_path: Path) -> None:
 def test_without_a_gpu_values_are_made_by_torch() -> None:
     banks = [torch.randn(3_000), torch.randint(0, 9, (300,))]
     plain, by_writer = ([bank.clone() for bank in banks] for _ in range(2))
-    writer = Writer()
+    writer = GpuValueWriter()
     writer.prepare(banks)
     left = refresh(plain, banks, seed=3, call=0, late=True)
     also = refresh(by_writer, banks, seed=3, call=0, late=True, write=writer)
@@ -56,7 +56,7 @@ def test_without_a_gpu_values_are_made_by_torch() -> None:
 def test_it_makes_what_torch_makes(dtype: torch.dtype, spread: bool) -> None:
     near = [(3 * torch.randn(min(size, HELD))).to(dtype) for size in SIZES]
     banks = [bank.cuda() for bank in near]
-    writer = Writer()
+    writer = GpuValueWriter()
     writer.prepare(banks)
     for seed in range(6):
         plain, ours = (

@@ -9,7 +9,7 @@ import torch
 
 from optimizer.evaluation.runner import memory
 from optimizer.evaluation.runner.clocks import as_started, replaced
-from optimizer.evaluation.runner.memory import Move, refresh
+from optimizer.evaluation.runner.memory import ValueShift, refresh
 
 SIZES = [1, 3, 7, 100_001, 5, 60_000, 17]
 
@@ -20,7 +20,7 @@ def test_values_do_not_depend_on_how_the_work_is_shared_out(
     dtype: torch.dtype, rounded: bool
 ) -> None:
     """The supervisor makes them again with another number of threads than a runner."""
-    values, move = torch.randn(sum(SIZES), dtype=dtype), Move(1 - 7 / 256, 0.3123456, rounded)
+    values, move = torch.randn(sum(SIZES), dtype=dtype), ValueShift(1 - 7 / 256, 0.3123456, rounded)
     whole = move.of(values)
     threads = torch.get_num_threads()
     try:

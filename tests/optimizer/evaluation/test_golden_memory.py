@@ -11,7 +11,7 @@ import torch
 
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase, open_case
 
 FILE = """
 import torch

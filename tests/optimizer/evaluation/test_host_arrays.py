@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from optimizer.evaluation.host_arrays import PIECE, copy_into, same_bits
+from optimizer.evaluation.shared_arrays import PIECE, copy_into, same_bits
 
 ELEMENTS = 5 * PIECE // 4 + 3
 

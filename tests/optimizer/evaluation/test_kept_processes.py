@@ -22,16 +22,15 @@ from kb.errors import Unavailable
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.candidate_processes import Departures
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerProcess
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
-from optimizer.evaluation.timing import blocks
-from optimizer.evaluation.timing.blocks import Measured, TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing import measure as blocks
+from optimizer.evaluation.timing.measure import TimingPolicy, TimingResult
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
 pytestmark = pytest.mark.slow(seconds=12)
@@ -62,7 +61,7 @@ SETTINGS = EvaluationSettings(
     threads=1,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6, seconds=5.0),
 )
-CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 
 
 @pytest.fixture
@@ -112,7 +111,7 @@ def test_a_lost_process_of_the_reference_is_no_verdict_and_is_made_anew(
 def test_a_process_does_not_serve_for_ever(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optimizer.evaluation.baselines.KEPT_USES", 2)
+    monkeypatch.setattr("optimizer.evaluation.candidate_processes.KEPT_USES", 2)
     evaluated(evaluator, 1)
     first = reference_pid(evaluator)
     evaluated(evaluator, 2)
@@ -157,12 +156,12 @@ def test_a_verdict_does_not_wait_for_its_process_and_nothing_is_timed_beside_it(
     pids: list[int] = []
     alive: list[list[bool]] = []
 
-    def watched(case: str, **given: Any) -> Measured:
+    def watched(case: str, **given: Any) -> TimingResult:
         alive.append([Path(f"/proc/{pid}").exists() for pid in pids])
         pids.append(given["candidate"].runner.pid)
         return blocks.measure(case, **given)
 
-    monkeypatch.setattr("optimizer.evaluation.attempt.measure", watched)
+    monkeypatch.setattr("optimizer.evaluation.evaluator.measure", watched)
     assert evaluated(evaluator, 1).timing == "measured"
     assert Path(f"/proc/{pids[0]}").exists()
     wrong = evaluated(evaluator, 2, "* 2", "* 2.1f")  # not timed, so it need not wait either
@@ -280,7 +279,7 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
 ) -> None:
     """A delay of the machine falls into one measurement; work that is hidden is in each."""
     real: Any = blocks.measure
-    measured: list[Measured] = []
+    measured: list[TimingResult] = []
 
     def delayed(*arguments: object, **options: object) -> Any:
         found = real(*arguments, **options)
@@ -288,7 +287,7 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
         late = Flag(13, "reject", "9.0 ms of a block are missing from its own clock")
         return replace(found, flags=(late,)) if len(measured) <= times else found
 
-    monkeypatch.setattr("optimizer.evaluation.attempt.measure", delayed)
+    monkeypatch.setattr("optimizer.evaluation.evaluator.measure", delayed)
     found = evaluated(evaluator, 1)
     assert len(measured) == 2
     assert found.validity == ("correct" if times == 1 else "rejected")
@@ -298,7 +297,7 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
 def test_what_is_no_matter_of_clocks_is_not_looked_at_again() -> None:
     def told(*rows: int) -> bool:
         flags = tuple(Flag(row, "reject", "") for row in rows)
-        return Measured(CaseTiming("case", "measured"), flags).doubtful
+        return TimingResult(CaseTiming("case", "measured"), flags).doubtful
 
     assert told(13) and told(1, 13) and told(2)
     assert not told() and not told(4) and not told(4, 13)

@@ -11,7 +11,13 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from optimizer.evaluation.looks import Looks, MemoryUnreadable, may_read, outputs_of, read_memory
+from optimizer.evaluation.isolation.runner_process import (
+    Looks,
+    MemoryUnreadable,
+    may_read,
+    outputs_of,
+    read_memory,
+)
 from optimizer.evaluation.runner.samples import (
     DRAW_BYTES,
     READABLE,

@@ -6,10 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.correctness.needed_bytes import least_share, needed_read_bytes
-from optimizer.evaluation.correctness.prepared import PreparedProblem
+from optimizer.evaluation.correctness.prepared import (
+    PreparedProblem,
+    least_share,
+    needed_read_bytes,
+)
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase, open_case
 from optimizer.evaluation.settings import EvaluationSettings
 
 pytestmark = pytest.mark.slow

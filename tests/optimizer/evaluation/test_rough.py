@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 import pytest
 
 from api.cli.commands.evaluate import _timing
-from optimizer.evaluation import rough
-from optimizer.evaluation.isolation.processors import Account, usable_processors
-from optimizer.evaluation.records import CaseTiming
-from optimizer.evaluation.rough import rough_ratio, too_busy
+from optimizer.evaluation.isolation import machine
+from optimizer.evaluation.isolation.machine import ProcessorAccount, too_busy, usable_processors
+from optimizer.evaluation.records import CaseTiming, rough_ratio
+
 
 NOISY = "timing must be repeated: the processors were busy in 10 of 10 pairs of blocks"
 UNTIMED = CaseTiming(
@@ -52,6 +52,6 @@ def test_a_machine_that_is_busy_is_said_to_be() -> None:
 
 
 def test_a_machine_that_is_idle_says_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    accounts = iter([Account(5.0, 1.0, 10.0, 2), Account(5.1, 1.0, 11.0, 2)])
-    monkeypatch.setattr(rough, "account", lambda processes: next(accounts))
+    accounts = iter([ProcessorAccount(5.0, 1.0, 10.0, 2), ProcessorAccount(5.1, 1.0, 11.0, 2)])
+    monkeypatch.setattr(machine, "account", lambda processes: next(accounts))
     assert too_busy(2, seconds=0.0) == ""

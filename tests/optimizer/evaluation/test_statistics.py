@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.records import Interval
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing import blocks
-from optimizer.evaluation.timing.blocks import BETWEEN, PLACES_NS, TimingPolicy
+from optimizer.evaluation.timing import measure as blocks
+from optimizer.evaluation.timing.measure import BETWEEN, PLACES_NS, TimingPolicy
 from optimizer.evaluation.timing.statistics import independent_ratio
 
 
@@ -47,7 +47,7 @@ def test_an_interval_of_short_calls_knows_that_their_arrays_lie_elsewhere(
 def _half_width(call_us: float, policy: TimingPolicy) -> float:
     calls = 10
     times = (int(call_us * 1e3),) * calls
-    block = Block(
+    block = TimedBlock(
         times=times,
         walls=times,
         spans=((calls, sum(times), 0),),

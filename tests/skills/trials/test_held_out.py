@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.open_case import open_case
 from skills.trials.held_out import as_only, held_out_cases
 from tests.skills.trials.curated import problem_in
 

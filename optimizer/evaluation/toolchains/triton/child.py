@@ -17,14 +17,15 @@ import importlib.util
 import io
 import json
 import math
+import operator
 import os
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 ROOT = str(Path(__file__).resolve().parents[4])
@@ -35,7 +36,7 @@ MAX_TRACE = 8_000
 UNKNOWN_NUMBER = 2  # 1 and multiples of 16 would be compiled in
 
 
-class Events:
+class EventLog:
     """What is reported to the supervisor, one line at a time."""
 
     def __init__(self, folder: Path) -> None:
@@ -79,13 +80,8 @@ def _path(names: list[str], key: Any) -> str:
     return ".".join([names[path[0]], *(str(step) for step in path[1:])])
 
 
-def install(request: Request, events: Events) -> None:
+def install(request: Request, events: EventLog) -> None:
     """Make Triton compile for the target, report to `events`, and launch nothing."""
-    from optimizer.evaluation.toolchains.triton.pretend import (
-        CompileOnly,
-        pretend_cuda,
-        properties_of,
-    )
 
     chip = request["target"]
     arch = int(chip["arch"]) if chip["backend"] == "cuda" else chip["arch"]
@@ -121,7 +117,7 @@ def host_launcher() -> Callable[[Any, Any], object] | None:
 
 def recording(
     compile_kernel: Callable[..., Any],
-    events: Events,
+    events: EventLog,
     shared_limit: float | None,
     launcher: Callable[[Any, Any], object] | None,
 ) -> Callable[..., Any]:
@@ -147,7 +143,7 @@ def recording(
     return recorded
 
 
-def first_that_fits(events: Events) -> Callable[..., list[float]]:
+def first_that_fits(events: EventLog) -> Callable[..., list[float]]:
     """Instead of timing configurations: the first that compiles and fits is chosen."""
     errors = import_module("triton.runtime.errors")
     failed = import_module("triton.compiler.errors").CompileTimeAssertionFailure
@@ -252,8 +248,6 @@ def call(module: ModuleType, entry: str, case: Request, real: bool) -> None:
     """Call the candidate on one case, with real tensors on the CPU or with shapes alone."""
     import torch
 
-    from optimizer.evaluation.toolchains.triton.pretend import pretending
-
     for name, value in (case.get("constants") or {}).items():
         setattr(module, name, value)
     home = "cpu" if real else "meta"
@@ -282,7 +276,7 @@ def raised_in_triton(error: BaseException) -> bool:
     return bool(frames) and frames[-1].filename.startswith(folder)
 
 
-def attempt(request: Request, module: ModuleType, case: Request, events: Events) -> None:
+def attempt(request: Request, module: ModuleType, case: Request, events: EventLog) -> None:
     """Call on shapes; where the candidate looks at values, on small enough real tensors."""
     inputs = [tensor for tensor in case["tensors"] if tensor["role"] == "input"]
     small = sum(math.prod(tensor["shape"]) * 8 for tensor in inputs) <= REAL_BYTES
@@ -303,7 +297,7 @@ def attempt(request: Request, module: ModuleType, case: Request, events: Events)
                 return
 
 
-def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
+def attempt_all(request: Request, module: ModuleType, events: EventLog) -> None:
     """Compile cases side by side; one after the other where a fork would gain nothing, or is not
     safe."""
     cases, most = request["cases"], min(len(request["cases"]), request["at_once"])
@@ -326,14 +320,14 @@ def attempt_all(request: Request, module: ModuleType, events: Events) -> None:
         await_fork(events)
 
 
-def await_fork(events: Events) -> None:
+def await_fork(events: EventLog) -> None:
     """Wait for the next fork that ends. A fork that a signal ended could not report that itself."""
     _, status = os.wait()
     if status != 0:
         events.write(ended=os.waitstatus_to_exitcode(status))
 
 
-def finish(events: Events) -> None:
+def finish(events: EventLog) -> None:
     """End the process without exit handlers: a candidate may have registered some."""
     events.write(done=True)
     sys.stdout.flush()
@@ -347,9 +341,8 @@ def main(arguments: list[str]) -> None:
     from optimizer.evaluation.runner.confine import only_writes_to
 
     request = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
-    events = Events(Path(arguments[1]).resolve())
+    events = EventLog(Path(arguments[1]).resolve())
     install(request, events)
-    import_module("optimizer.evaluation.toolchains.triton.pretend")
     sys.path.remove(ROOT)  # a candidate has no business with the harness's neighbours
     sys.argv = ["candidate"]
     only_writes_to(Path.cwd())
@@ -366,3 +359,146 @@ def main(arguments: list[str]) -> None:
 
 if __name__ == "__main__":
     main(sys.argv[1:])
+
+
+# -- pretend: Stand-ins for a GPU that is not there: Triton's driver, torch.cuda and the place of
+
+
+class CompileOnly:
+    """Stands in for Triton's driver of a device."""
+
+    def __init__(self, target: Any, facts: Mapping[str, Any]) -> None:
+        self._target = target
+        self.utils = SimpleNamespace(get_device_properties=lambda device: facts)
+
+    def get_current_target(self) -> Any:
+        """The pretended chip."""
+        return self._target
+
+    def get_current_device(self) -> int:
+        """The only device."""
+        return 0
+
+    def set_current_device(self, device: int) -> None:
+        """Does nothing: there is one device."""
+
+    def get_current_stream(self, device: int = 0) -> int:
+        """The default stream."""
+        return 0
+
+    def get_device_capability(self, device: int = 0) -> tuple[int, int]:
+        """Major and minor number of the chip."""
+        return _capability(self._target)
+
+    def get_active_torch_device(self) -> Any:
+        """The device that tensors claim to be on."""
+        import torch
+
+        return torch.device("cuda", 0)
+
+    def get_device_interface(self) -> Any:
+        """The patched `torch.cuda`."""
+        import torch
+
+        return torch.cuda
+
+    def map_python_to_cpp_type(self, kind: str) -> str:
+        """Unchanged: nothing is launched."""
+        return kind
+
+
+def _capability(target: Any) -> tuple[int, int]:
+    if target.backend == "cuda":
+        return divmod(int(target.arch), 10)
+    digits = "".join(c for c in str(target.arch).removeprefix("gfx") if c.isdigit())
+    return int(digits[0]), int(digits[1])
+
+
+def properties_of(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Device properties from facts of the chip, under every name that Triton and torch use."""
+    units = int(facts.get("compute_units", 128))
+    shared = int(facts.get("shared_memory_per_block", 65_536))
+    return {
+        "max_shared_mem": shared,
+        "multiprocessor_count": units,
+        "multi_processor_count": units,
+        "max_num_regs": int(facts.get("registers_per_unit", 65_536)),
+        "warpSize": int(facts.get("warp_size", 32)),
+        "warp_size": int(facts.get("warp_size", 32)),
+        "shared_memory_per_block_optin": shared,
+        "shared_memory_per_multiprocessor": int(facts.get("shared_memory_per_unit", shared)),
+        "total_memory": int(facts.get("memory_size", 80 << 30)),
+        "name": str(facts.get("name", "")),
+    }
+
+
+def pretend_cuda(facts: Mapping[str, Any], target: Any) -> None:
+    """Answer for the target what candidates ask torch about the device."""
+    import torch
+
+    properties = SimpleNamespace(
+        **facts, major=_capability(target)[0], minor=_capability(target)[1]
+    )
+    answers: dict[str, Any] = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "device_count": lambda: 1,
+        "set_device": lambda device: None,
+        "synchronize": lambda device=None: None,
+        "get_device_properties": lambda device=None: properties,
+        "get_device_capability": lambda device=None: _capability(target),
+        "get_device_name": lambda device=None: facts["name"],
+        "current_stream": lambda device=None: SimpleNamespace(cuda_stream=0),
+        "device": lambda device: contextlib.nullcontext(),
+        "device_of": lambda tensor: contextlib.nullcontext(),
+    }
+    for name, answer in answers.items():
+        setattr(torch.cuda, name, answer)
+    # Compiling torch's own operators would take a minute and say nothing about these kernels.
+    torch.compile = _not_compiled
+
+
+def _not_compiled(model: Any = None, **options: Any) -> Any:
+    """`torch.compile`, as a call and as a decorator with options."""
+    return model if model is not None else lambda function: function
+
+
+@contextlib.contextmanager
+def pretending(home: str) -> Iterator[None]:
+    """Tensors claim to be on the GPU, and are on `home`: "meta", where they have a shape and no
+    contents, or "cpu"."""
+    import torch
+    from torch.overrides import TorchFunctionMode
+
+    torch_files = str(Path(torch.__file__).parent)
+    where = operator.attrgetter("device.__get__")(torch.Tensor)
+    is_cuda = operator.attrgetter("is_cuda.__get__")(torch.Tensor)
+
+    def at_home(value: Any) -> Any:
+        if isinstance(value, str) and value.partition(":")[0] in ("cuda", "cpu"):
+            return home
+        if isinstance(value, torch.device) and value.type in ("cuda", "cpu"):
+            return torch.device(home)
+        return value
+
+    class Pretending(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            if func == is_cuda:
+                return True
+            # torch itself must see where they really are
+            asking = sys._getframe(1).f_code.co_filename
+            if func == where and not asking.startswith(torch_files):
+                return torch.device("cuda", 0)
+            if func is torch.device:
+                return func(*args, **(kwargs or {}))
+            if func is torch.Tensor.get_device:
+                return 0
+            if func in (torch.Tensor.cuda, torch.Tensor.cpu):
+                return args[0]
+            moved = {key: at_home(value) for key, value in (kwargs or {}).items()}
+            return func(*(at_home(value) for value in args), **moved)
+
+    with torch.device(home), Pretending():
+        yield

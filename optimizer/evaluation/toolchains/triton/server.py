@@ -34,7 +34,6 @@ LATER = (
     "triton.backends.nvidia.compiler",
     "triton.backends.amd.compiler",
     "triton.tools.disasm",
-    "optimizer.evaluation.toolchains.triton.pretend",
     "optimizer.evaluation.runner.confine",
 )
 

@@ -20,10 +20,10 @@ from optimizer.evaluation.collectors.ceilings import (
     BUSY,
     CHILD,
     FORM,
+    BandwidthPoint,
     Ceilings,
     DeviceStore,
-    Figure,
-    Point,
+    MeasuredRate,
     _ceilings,
     from_json,
     interpolated,
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.slow(seconds=25)
 MIB = 1 << 20
 
 
-def points(*rows: tuple[int, float]) -> tuple[Point, ...]:
-    return tuple(Point(size * MIB, rate * 1e9, 0.02, 20) for size, rate in rows)
+def points(*rows: tuple[int, float]) -> tuple[BandwidthPoint, ...]:
+    return tuple(BandwidthPoint(size * MIB, rate * 1e9, 0.02, 20) for size, rate in rows)
 
 
 # Two cores of a virtual machine, measured while it did nothing else.
@@ -51,12 +51,12 @@ SEEN = Ceilings(
     read=points((1, 125.5), (8, 56.0), (32, 54.7), (128, 53.3), (960, 29.6)),
     write=points((1, 90.9), (8, 51.2), (32, 46.8), (128, 25.9), (960, 16.8)),
     matmul={
-        "float32": Figure(335.9e9, 0.02, 50),
-        "float64": Figure(165.0e9, 0.02, 50),
-        "bfloat16": Figure(2233.7e9, 0.02, 50),
+        "float32": MeasuredRate(335.9e9, 0.02, 50),
+        "float64": MeasuredRate(165.0e9, 0.02, 50),
+        "bfloat16": MeasuredRate(2233.7e9, 0.02, 50),
     },
-    launch=Figure(8.9e-7, 0.02, 55),
-    dispatch=Figure(1.97e-6, 0.03, 50),
+    launch=MeasuredRate(8.9e-7, 0.02, 55),
+    dispatch=MeasuredRate(1.97e-6, 0.03, 50),
     measured_at=1.7e9,
     waited=0.01,
 )
@@ -135,7 +135,7 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_joining_takes_each_better_figure() -> None:
-    slow = replace(SEEN, matmul={"float32": Figure(1e9, 0.1, 3)}, launch=None)
+    slow = replace(SEEN, matmul={"float32": MeasuredRate(1e9, 0.1, 3)}, launch=None)
     both = joined(slow, SEEN)
     assert both.matmul == SEEN.matmul and both.launch == SEEN.launch
 

@@ -14,21 +14,21 @@ import pytest
 import torch
 
 from kb.errors import Unavailable
-from optimizer.evaluation.isolation import container
-from optimizer.evaluation.isolation.container import (
+from optimizer.evaluation.isolation import levels as container
+from optimizer.evaluation.isolation.levels import (
     ENGINE,
     OPTIONS,
-    Door,
     Engine,
+    MeetingSocket,
     engine,
+    level_for,
     readable_places,
     run_command,
 )
-from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
-from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
+from optimizer.evaluation.loaded_kernel import CandidateFailed, CaseValues, LoadedKernel
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.toolchains.base import Loader
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -110,7 +110,7 @@ def test_a_runner_reads_its_python_and_its_program() -> None:
 
 
 def test_the_door_is_met_twice_and_then_closed(tmp_path: Path) -> None:
-    door = Door(tmp_path)
+    door = MeetingSocket(tmp_path)
 
     def call() -> None:
         for _ in range(2):
@@ -131,7 +131,7 @@ def test_the_door_is_met_twice_and_then_closed(tmp_path: Path) -> None:
 
 def test_nobody_comes_out_of_a_container_that_has_ended(tmp_path: Path) -> None:
     with pytest.raises(EOFError):
-        Door(tmp_path).meet(10, lambda: True)
+        MeetingSocket(tmp_path).meet(10, lambda: True)
 
 
 def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -170,14 +170,14 @@ def test_a_kernel_is_called_and_timed_in_a_container_and_nothing_of_it_is_left(
         candidate = runner.scratch / "candidate.py"  # what a container sees of this system
         candidate.write_text(CANDIDATE.format(outside=outside))
         inputs = tuple(case.inputs(1))
-        kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
+        kernel = LoadedKernel(runner, case, CaseValues(1, inputs, tuple(case.banks(1).inputs)))
         kernel.load(Loader("python", candidate, "ModelNew"), limits={}, flush_bytes=0, seconds=60)
         (output,) = kernel.call(30)
         assert torch.equal(output, inputs[0] + 1) and not outside.exists()
         assert runner.children() != []  # as this system sees them
         block = kernel.block(seed=3, calls=4, seconds=30)
         assert len(block.looks) == (4 if runner.readable else 0) or runner.readable
-    except KernelFailed as failed:
+    except CandidateFailed as failed:
         pytest.fail(f"{failed.message}\n{failed.log}")
     finally:
         assert runner.end()

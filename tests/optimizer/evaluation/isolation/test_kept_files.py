@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from optimizer.evaluation.isolation.launch import kept_folder
-from optimizer.evaluation.runner import confine, inductor, kept
-from optimizer.evaluation.runner.kept import kept_files, own_folder
+from optimizer.evaluation.runner import confine, inductor
+from optimizer.evaluation.runner import inductor as kept
+from optimizer.evaluation.runner.inductor import kept_files, own_folder
 
 
 def fill(parent: Path, name: str = "avx2.so", content: bytes = b"library") -> Path:

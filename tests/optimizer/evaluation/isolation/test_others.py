@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from optimizer.evaluation.isolation.others import KNOWN_NS, Others
+from optimizer.evaluation.isolation.machine import KNOWN_NS, Others
 
 pytestmark = [
     pytest.mark.slow(seconds=4),

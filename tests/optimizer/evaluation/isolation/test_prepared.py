@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.isolation.prepared import PreparedProcess, PreparedProcesses
+from optimizer.evaluation.isolation.launch import PreparedProcess, PreparedProcesses
 
 pytestmark = [
     pytest.mark.slow(seconds=10),

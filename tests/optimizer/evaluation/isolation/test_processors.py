@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from optimizer.evaluation.isolation.processors import account, left_between
+from optimizer.evaluation.isolation.machine import account, left_between
 
 pytestmark = pytest.mark.slow(seconds=3)
 

@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.launch import Zygote, kept_folder
+from optimizer.evaluation.isolation.launch import ForkServer, kept_folder
 from optimizer.evaluation.isolation.levels import Level, can_unshare, command, level_for
+from optimizer.evaluation.isolation.machine import DeviceLock
 from optimizer.evaluation.isolation.runner_process import (
     RunnerDied,
     RunnerHung,
     RunnerProcess,
     RunnerSettings,
 )
-from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
+from optimizer.evaluation.loaded_kernel import CandidateFailed, CaseValues, LoadedKernel
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase, open_case
 from optimizer.evaluation.runner import inductor
-from optimizer.evaluation.runner.kept import kept_files
+from optimizer.evaluation.runner.inductor import kept_files
 from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -67,8 +67,8 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> OpenCase:
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def zygote(request: pytest.FixtureRequest) -> Iterator[Zygote]:
-    made = Zygote.of_runners(1, request.param)
+def zygote(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    made = ForkServer.of_runners(1, request.param)
     made.level = request.param  # type: ignore[attr-defined]
     yield made
     made.close()
@@ -78,7 +78,7 @@ Calls = Callable[[str], tuple[RunnerProcess, LoadedKernel]]
 
 
 @pytest.fixture
-def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
+def loaded(zygote: ForkServer, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
     made: list[RunnerProcess] = []
 
     def load(work: str) -> tuple[RunnerProcess, LoadedKernel]:
@@ -89,7 +89,7 @@ def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
         path = tmp_path / "candidate.py"
         path.write_text(CANDIDATE.format(work=work))
         inputs = tuple(case.inputs(1))
-        kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
+        kernel = LoadedKernel(runner, case, CaseValues(1, inputs, tuple(case.banks(1).inputs)))
         loader = Loader("python", path, "ModelNew")
         reply = kernel.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
         APPLIED[kernel] = reply["confined"]
@@ -155,7 +155,7 @@ def test_a_crash_names_its_signal(loaded: Calls) -> None:
 
 def test_memory_is_limited(loaded: Calls) -> None:
     _, kernel = loaded("torch.empty(8 << 30, dtype=torch.uint8).fill_(1)")
-    with pytest.raises(KernelFailed) as failed:
+    with pytest.raises(CandidateFailed) as failed:
         kernel.call(20)
     assert "memory" in failed.value.message.lower() or "allocate" in failed.value.message.lower()
 
@@ -166,7 +166,7 @@ def test_files_outside_the_scratch_folder_cannot_be_written(loaded: Calls, tmp_p
     confined = _landlock()
     if not confined:
         pytest.skip("this kernel has no Landlock")
-    with pytest.raises(KernelFailed, match="Permission"):
+    with pytest.raises(CandidateFailed, match="Permission"):
         kernel.call(10)
     assert not target.exists()
 
@@ -219,7 +219,7 @@ def test_what_is_kept_of_the_compiler_is_read_by_candidates_and_not_written(
     before = {path: path.stat().st_mode for path in tmp_path.rglob("*")}
     runner, kernel = loaded(WRITES_INTO.format(library=str(library)))
     assert "landlock" in APPLIED[kernel]
-    with pytest.raises(KernelFailed, match=r"read library, did \[\] of 15"):
+    with pytest.raises(CandidateFailed, match=r"read library, did \[\] of 15"):
         kernel.call(10)
     assert runner.end()
     assert before.items() <= {p: p.stat().st_mode for p in tmp_path.rglob("*")}.items()
@@ -232,12 +232,12 @@ def test_the_scratch_folder_can_be_written(loaded: Calls) -> None:
     kernel.call(10)
 
 
-def test_there_is_no_network_in_namespaces(loaded: Calls, zygote: Zygote) -> None:
+def test_there_is_no_network_in_namespaces(loaded: Calls, zygote: ForkServer) -> None:
     if zygote.level != "namespaces":  # type: ignore[attr-defined]
         pytest.skip("level process keeps the network, and the evaluation says so")
     work = "import socket; socket.create_connection(('127.0.0.1', 9), 2)"
     _, kernel = loaded(work)
-    with pytest.raises(KernelFailed, match=r"unreachable|refused|Cannot assign"):
+    with pytest.raises(CandidateFailed, match=r"unreachable|refused|Cannot assign"):
         kernel.call(10)
 
 
@@ -304,7 +304,7 @@ def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(
     runner, kernel = loaded(FORKS)
     if "processes" not in APPLIED[kernel]:
         pytest.skip("no limit binds root on this system")
-    with pytest.raises(KernelFailed, match="made") as failed:
+    with pytest.raises(CandidateFailed, match="made") as failed:
         kernel.call(30)
     # About as many: some numbers are kept back for what wraps around.
     assert 0 < int(failed.value.message.split("made ")[1].rstrip("')")) < 400
@@ -315,16 +315,16 @@ def test_passwords_are_not_readable(loaded: Calls) -> None:
     _, kernel = loaded(READS_SHADOW)
     if "secrets" not in APPLIED[kernel]:
         pytest.skip("runners share this system's files here")
-    with pytest.raises(KernelFailed, match=r"read 0|Permission denied|No such file"):
+    with pytest.raises(CandidateFailed, match=r"read 0|Permission denied|No such file"):
         kernel.call(5)
 
 
-def test_runners_share_no_ipc(loaded: Calls, zygote: Zygote) -> None:
+def test_runners_share_no_ipc(loaded: Calls, zygote: ForkServer) -> None:
     if zygote.level != "namespaces":  # type: ignore[attr-defined]
         pytest.skip("one process group shares what the system has")
     seen = set()
     for _ in range(2):
-        with pytest.raises(KernelFailed) as failed:
+        with pytest.raises(CandidateFailed) as failed:
             loaded(NAMES_IPC)[1].call(5)
         seen.add(failed.value.message)
     assert len(seen) == 2 and all("ipc:[" in message for message in seen)
@@ -332,10 +332,10 @@ def test_runners_share_no_ipc(loaded: Calls, zygote: Zygote) -> None:
 
 def test_a_process_keeps_one_interpreter_to_fork_from_and_replaces_one_that_ended() -> None:
     threads = 3  # no other test's
-    first = Zygote.kept(threads, "process")
-    assert Zygote.kept(threads, "process") is first
+    first = ForkServer.kept(threads, "process")
+    assert ForkServer.kept(threads, "process") is first
     first.close()
-    again = Zygote.kept(threads, "process")
+    again = ForkServer.kept(threads, "process")
     assert again is not first
     again.close()
 

@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
-from optimizer.evaluation.problem import input_values
-from optimizer.evaluation.problem.input_values import LatestDraw
+from optimizer.evaluation.problem import open_case as input_values
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
-from optimizer.evaluation.problem.seeds import seeded
+from optimizer.evaluation.problem.open_case import LatestDraw, open_case
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.user_code import seeded
 from optimizer.search.bench.local import problem_view
 
 Write = Callable[..., Path]

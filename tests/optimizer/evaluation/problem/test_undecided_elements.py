@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.correctness.undecided import OtherRoundings, settled
+from optimizer.evaluation.correctness.prepared import OtherRoundings, PreparedCase, settled
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.records import OutputError
 
 FILE = """

@@ -13,10 +13,9 @@ from kb.errors import InvalidRequest
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.evaluate import problem_sent
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.spec import Case
-from optimizer.evaluation.problem.tensors import open_case
-from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
-from optimizer.evaluation.toolchains.manifest import write_manifest
+from optimizer.evaluation.toolchains.command import argument_names, scalar_values, write_manifest
 
 NORM = Signature(
     (

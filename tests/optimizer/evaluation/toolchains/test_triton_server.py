@@ -15,12 +15,11 @@ import pytest
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains import python as compiling
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.processes import members
-from optimizer.evaluation.toolchains.triton import compile as compiling
+from optimizer.evaluation.toolchains.python import LIMITS, TritonNvidia
 from optimizer.evaluation.toolchains.triton import server
-from optimizer.evaluation.toolchains.triton.compile import LIMITS
-from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -28,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's"),
 ]
 
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 KERNEL = """
 import ctypes, subprocess, time
 import torch

@@ -9,18 +9,16 @@ import pytest
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Compiled, Target
-from optimizer.evaluation.toolchains.triton.compile import (
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
+from optimizer.evaluation.toolchains.python import (
     BF16_NOTE,
     LIMITS,
     CaseSetup,
-    write_setups,
-)
-from optimizer.evaluation.toolchains.triton.toolchains import (
     TritonAmd,
     TritonNvidia,
     capability,
     gfx,
+    write_setups,
 )
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
@@ -28,8 +26,8 @@ pytestmark = pytest.mark.slow(seconds=15)
 
 pytest.importorskip("triton")
 
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
-CDNA3 = Target("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
+CDNA3 = EvaluationTarget("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
 
 IMPORTS = """
 import torch
@@ -162,7 +160,7 @@ MATRICES = tensors((1024, 1024), (1024, 64))
 def build(
     source: str,
     workdir: Path,
-    target: Target = HOPPER,
+    target: EvaluationTarget = HOPPER,
     signature: Signature = MATRICES,
     setup: CaseSetup | None = None,
     seconds: float = 60.0,
@@ -243,7 +241,7 @@ def test_unknown_init_arguments_leave_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [HOPPER, CDNA3], ids=["hopper", "cdna3"])
-def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: Target) -> None:
+def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: EvaluationTarget) -> None:
     done = build(TWO.replace("tl.dot(left, right", "tl.dot(left, left"), tmp_path, target)
     assert not done.ok and done.loader is None
     assert "CompilationError: at 9:14" in done.log
@@ -320,11 +318,13 @@ def test_a_candidate_that_exits_is_no_success(tmp_path: Path) -> None:
 
 def test_architectures_by_name_or_fact() -> None:
     facts = {"compute_capability": "10.0"}
-    assert capability(Target("b200", ("b200",), None, None, facts)) == 100
-    assert capability(Target("x", ("x",), "sm_90a")) == 90
-    assert gfx(Target("x", ("x",), None, None, {"compute_capability": "gfx950"})) == "gfx950"
-    assert not TritonNvidia().available(Target("x", ("x",))).ok
-    assert not TritonNvidia().available(Target("v100", ("v100",), "70")).ok
+    assert capability(EvaluationTarget("b200", ("b200",), None, None, facts)) == 100
+    assert capability(EvaluationTarget("x", ("x",), "sm_90a")) == 90
+    assert (
+        gfx(EvaluationTarget("x", ("x",), None, None, {"compute_capability": "gfx950"})) == "gfx950"
+    )
+    assert not TritonNvidia().available(EvaluationTarget("x", ("x",))).ok
+    assert not TritonNvidia().available(EvaluationTarget("v100", ("v100",), "70")).ok
     assert not TritonAmd().available(HOPPER).ok
 
 

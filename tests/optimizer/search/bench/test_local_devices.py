@@ -11,13 +11,13 @@ import pytest
 import torch
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.isolation.device_lock import DeviceLock
+from optimizer.evaluation.isolation.machine import DeviceLock
 from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import (
     VISIBLE,
@@ -118,7 +118,7 @@ def test_evaluations_at_once_are_on_different_devices(
 ) -> None:
     """Two processors stand in for two devices: what is looked at is who measures where."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
-    place = Place(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
+    place = Place(EvaluationTarget("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
     devices = (LocalDevice("cpu", 0), LocalDevice("cpu", 1))
     problem = load_problem(tmp_path / "double.py")
     together = threading.Barrier(2, timeout=60)

@@ -12,8 +12,8 @@ import pytest
 
 from kb.hardware.checks import Problems
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.operators import traits_of
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, filled, match, parse_recipe
 from skills.format.skillfile import read_skill
 

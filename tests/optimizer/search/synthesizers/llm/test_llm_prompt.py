@@ -10,9 +10,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.correctness.undecided import MOST_SHARE
+from optimizer.evaluation.correctness.prepared import MOST_SHARE
 from optimizer.evaluation.problem import bounds
-from optimizer.evaluation.problem.spec import Policy
+from optimizer.evaluation.problem.spec import ProblemPolicy
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -170,7 +170,7 @@ def test_the_numbers_of_the_judgement_are_those_of_the_harness() -> None:
 
 
 def test_every_rule_of_a_policy_has_a_sentence() -> None:
-    sentences, hints = data("policy.json"), get_type_hints(Policy)
+    sentences, hints = data("policy.json"), get_type_hints(ProblemPolicy)
     for name in ("precision", "library", "weights"):
         assert set(sentences[name]) == set(get_args(hints[name]))
     assert "2^-7" in sentences["precision"]["relaxed"]

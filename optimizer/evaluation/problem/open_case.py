@@ -1,8 +1,6 @@
-"""A case as tensors: inputs, weights, what the reference computes from them, and what it costs at
-least.
+"""A case as tensors: inputs, weights, what the reference computes from them, and its least cost.
 
-Everything is drawn on the CPU from seeds, so that any process makes the same values. Knows nothing
-of candidates.
+Everything is drawn from seeds, so that any process makes the same values. Does not know candidates.
 """
 
 from __future__ import annotations
@@ -12,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -20,67 +19,60 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.problem.bounds import Bound, Pointed, allowed, sensitivity
-from optimizer.evaluation.problem.convention import (
+from optimizer.evaluation.problem.operators import counted_flops, formula_value
+from optimizer.evaluation.problem.spec import Case, Distribution, OutputKind, Problem
+from optimizer.evaluation.problem.user_code import (
+    InputVersions,
     argument_names,
     check_value,
+    drawn_apart,
     hidden_tensors,
+    import_problem,
+    keys_of,
+    outputs_of,
     positional,
+    running,
+    seeded,
+    substituted,
 )
-from optimizer.evaluation.problem.importing import import_problem, running, substituted
-from optimizer.evaluation.problem.input_values import (
-    LatestDraw,
-    cast,
-    distributed,
-    lively,
-    own_copy,
-    replaceable,
-    scalar_dtype,
-)
-from optimizer.evaluation.problem.operators import counted_flops, formula_value
-from optimizer.evaluation.problem.outputs import Untouched, keys_of, outputs_of
-from optimizer.evaluation.problem.seeds import drawn_apart, seeded
-from optimizer.evaluation.problem.spec import Case, OutputKind, Problem
 
 _NUDGE_SEED = 0xE9
-_SECOND_DRAW = 0x9E3779B9  # added to a seed for values to replace others with
+_SECOND_DRAW = 0x9E3779B9  # added to a seed for the values that replace others
 
 
-class _Form(NamedTuple):
-    """What get_inputs() makes, without the values."""
+class _InputForm(NamedTuple):
+    """Names of the inputs of get_inputs(), and which are Python numbers."""
 
     names: tuple[str, ...]
     scalars: tuple[bool, ...]
 
 
-class Banks(NamedTuple):
-    """A second draw of everything a candidate is given."""
+class DrawnValues(NamedTuple):
+    """One draw of everything that a candidate gets."""
 
     inputs: list[torch.Tensor]
     state: dict[str, torch.Tensor]
 
 
-def open_case(
-    problem: Problem, case: Case, elsewhere: bool = False, device: str = "cpu"
-) -> OpenCase:
-    """Import the problem file with this case's constants; `device` draws its inputs. Raises
-    InvalidRequest for whatever is wrong with it. `elsewhere`: shapes are enough where they tell."""
-    return OpenCase(problem, case, elsewhere, device)
-
-
 class OpenCase:
-    """One case of a problem, with its file imported. What that raises is InvalidRequest."""
+    """One case of a problem, with its file imported. Every method raises InvalidRequest for
+    mistakes in the file."""
 
-    def __init__(self, problem: Problem, case: Case, elsewhere: bool, device: str) -> None:
+    def __init__(
+        self, problem: Problem, case: Case, *, shapes_only: bool = False, device: str = "cpu"
+    ) -> None:
+        """`device` draws the inputs. `shapes_only`: shapes are inferred without computing, where
+        they do not depend on values."""
         self.problem = problem
         self.case = case
-        # By shapes, on arrays without memory: on a CPU it would take seconds.
-        self.imagines = elsewhere or device != "cpu" or not case.fits("cpu")
+        # On a CPU, computing a case for a GPU would take seconds.
+        self.infers = shapes_only or device != "cpu" or not case.fits("cpu")
         self.source = substituted(problem, case.constants)
         self._module = import_problem(problem, case.constants)
         self._dtype = getattr(torch, case.dtype) if case.dtype else None
         self.init_args: list[Any] = self._init_args()
-        self._buffers: frozenset[str] = frozenset()  # names, known once a model was built
-        self._keys: tuple[str, ...] = ()  # of outputs, known once a result was seen
+        self._buffers: frozenset[str] = frozenset()  # names, once a model was built
+        self._keys: tuple[str, ...] = ()  # of outputs, once there was a result
         self._latest = LatestDraw(device)
 
     # -- the model
@@ -95,7 +87,7 @@ class OpenCase:
         )
 
     def _init_args(self) -> list[Any]:
-        """Positional arguments for Model, whatever form get_init_inputs has."""
+        """Positional arguments for Model."""
         make = self._module.__dict__.get("get_init_inputs")
         with running(self.problem, "get_init_inputs()"), seeded(0):
             returned = make() if make is not None else []
@@ -112,7 +104,7 @@ class OpenCase:
     def _model(self) -> torch.nn.Module:
         """The model that every reference run copies."""
         model = self._build(0)
-        # Random values that are in no state_dict would differ from one process to the next.
+        # Random values outside the state_dict would differ between processes.
         first, other = hidden_tensors(model), hidden_tensors(self._build(1))
         random = sorted(n for n in first if n not in other or not torch.equal(first[n], other[n]))
         if random:
@@ -124,7 +116,7 @@ class OpenCase:
         return model
 
     def attributes(self) -> dict[str, int | float | bool]:
-        """Numbers that the Model itself keeps, as `model.NAME`."""
+        """Numeric attributes of the Model, as `model.NAME`."""
         return {
             f"model.{name}": value
             for name, value in vars(self._model).items()
@@ -134,8 +126,8 @@ class OpenCase:
         }
 
     def constants(self) -> dict[str, int | float | bool]:
-        """Numbers by plain name: of the file, then Model's arguments (defaults included), then its
-        attributes; the later wins."""
+        """Numbers by plain name: of the file, overridden by Model's arguments (with defaults) and
+        its attributes."""
         bound = inspect.signature(self._class().__init__).bind(None, *self.init_args)
         bound.apply_defaults()
         attributes = {n.removeprefix("model."): value for n, value in self.attributes().items()}
@@ -155,23 +147,22 @@ class OpenCase:
 
     @property
     def scalars(self) -> tuple[bool, ...]:
-        """Which inputs are Python numbers for the reference."""
+        """Whether each input is a Python number for the reference."""
         return self._form.scalars
 
     @cached_property
-    def _form(self) -> _Form:
-        """Names and kinds of the inputs."""
-        if self.imagines:
+    def _form(self) -> _InputForm:
+        if self.infers:
             with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
                 return self._form_of(self._values(0))
         return self._form_of(self._drawn(0))
 
-    def _form_of(self, values: list[Any]) -> _Form:
+    def _form_of(self, values: list[Any]) -> _InputForm:
         scalars = tuple(not isinstance(value, torch.Tensor) for value in values)
-        return _Form(tuple(argument_names(self._class().forward, len(values))), scalars)
+        return _InputForm(tuple(argument_names(self._class().forward, len(values))), scalars)
 
     def _values(self, seed: int) -> list[Any]:
-        """What get_inputs() makes, in the order of forward's arguments."""
+        """Values of get_inputs(), in the order of forward's arguments."""
         apart = drawn_apart(seed, self._module)
         with running(self.problem, "get_inputs()"), seeded(seed), torch.no_grad(), apart:
             returned = self._module.__dict__["get_inputs"]()
@@ -186,7 +177,7 @@ class OpenCase:
         return self._latest.of(seed, self._values)
 
     def inputs(self, seed: int) -> list[torch.Tensor]:
-        """Contiguous CPU tensors of their own; a Python number is a tensor without dimensions."""
+        """New contiguous CPU tensors; a Python number is a tensor without dimensions."""
         values = self._drawn(seed)
         fixed = self.problem.policy.fixed
         return [
@@ -219,7 +210,7 @@ class OpenCase:
     ) -> torch.Tensor:
         value = value.detach().cpu()
         if self._varying and name not in self.problem.policy.fixed:
-            value = lively(name, value, is_parameter, seed)
+            value = varied_constant(name, value, is_parameter, seed)
         if self._dtype is not None and value.is_floating_point():
             value = value.to(self._dtype)
         return value.clone(memory_format=torch.contiguous_format)
@@ -228,28 +219,26 @@ class OpenCase:
     def _varying(self) -> bool:
         return self.problem.policy.weights == "varying"
 
-    def banks(self, seed: int) -> Banks:
-        """Other values of everything, to replace parts of `inputs(seed)` and `state(seed)` with."""
-        other = seed + _SECOND_DRAW
-        return Banks(self.inputs(other), self.state(other))
+    def drawn(self, seed: int) -> DrawnValues:
+        """`inputs` and `state` of a seed."""
+        return DrawnValues(self.inputs(seed), self.state(seed))
 
-    @cached_property
-    def fresh(self) -> tuple[bool, ...]:
-        """Which of inputs and weights may be partly replaced between calls."""
-        return self.fresh_of(Banks(self.inputs(0), self.state(0)), self.banks(0))
+    def second_draw(self, seed: int) -> DrawnValues:
+        """Other values of everything, to replace parts of `drawn(seed)`."""
+        return self.drawn(seed + _SECOND_DRAW)
 
-    def fresh_of(self, first: Banks, other: Banks) -> tuple[bool, ...]:
-        """As `fresh`, from two draws."""
+    def replaceable(self, first: DrawnValues, other: DrawnValues) -> tuple[bool, ...]:
+        """Whether each input and weight may be partly replaced between calls, from two draws."""
         policy = self.problem.policy
         known = zip(self.input_names, self.scalars, first.inputs, other.inputs, strict=True)
         fresh = [
             not scalar
             and name not in policy.fixed
-            and (name in policy.perturb or replaceable(a, b))
+            and (name in policy.perturb or may_replace(a, b))
             for name, scalar, a, b in known
         ]
         fresh += [
-            self._varying and name not in policy.fixed and replaceable(value, other.state[name])
+            self._varying and name not in policy.fixed and may_replace(value, other.state[name])
             for name, value in first.state.items()
         ]
         return tuple(fresh)
@@ -266,10 +255,9 @@ class OpenCase:
         noise: int = 0,
     ) -> list[torch.Tensor]:
         """The outputs of Model in eval mode, on copies, on `device`. `dtype` is that of all
-        floating values, for a golden result; None leaves them as they are. `noise` seeds what
-        forward itself may draw. A golden that does not fit into the device's memory, in which
-        float64 takes twice the room, is computed on the CPU.
-        """
+        floating values, for a golden result; None leaves them unchanged. `noise` seeds what forward
+        may draw. A golden that does not fit into the device's memory, in which float64 takes twice
+        the space, is computed on the CPU."""
         try:
             return self._forward(inputs, state, dtype, device, noise)
         except torch.OutOfMemoryError:
@@ -302,13 +290,13 @@ class OpenCase:
         with running(self.problem, "Model.forward"), seeded(noise), torch.no_grad(), tf32:
             try:
                 if dtype is not None:
-                    torch.set_default_dtype(dtype)  # what forward itself makes is as precise
-                untouched = Untouched(self.input_names, arguments)
+                    torch.set_default_dtype(dtype)  # for tensors that forward makes
+                versions = InputVersions(self.input_names, arguments)
                 result = model(*arguments)
             finally:
                 torch.set_default_dtype(before)
         outputs = self._outputs(result)
-        untouched.check(self.problem, outputs)
+        versions.check(self.problem, outputs)
         return outputs
 
     def _outputs(self, result: Any) -> list[torch.Tensor]:
@@ -317,28 +305,29 @@ class OpenCase:
 
     @property
     def output_keys(self) -> tuple[str, ...]:
-        """The keys of the outputs, in their order, where forward returns a dict; else none."""
-        _ = self.signature  # known once the reference ran, or its shapes were found
+        """The keys of the outputs, in order, if forward returns a dict; else empty."""
+        _ = self.signature  # runs the reference, or infers its shapes
         return self._keys
 
     @cached_property
     def signature(self) -> Signature:
         """The arrays that a candidate gets for this case. Runs the reference once."""
-        if self.imagines:
-            with suppress(InvalidRequest):  # its sizes depend on values: they have to be made
-                return self._imagined()
-        inputs, state = self.inputs(0), self.state(0)
+        if self.infers:
+            with suppress(InvalidRequest):  # its sizes depend on values, which must be drawn
+                return self._inferred()
+        inputs, state = self.drawn(0)
         return self._signature_of(inputs, state, self.reference(inputs, state))
 
-    def _imagined(self) -> Signature:
+    def _inferred(self) -> Signature:
         """The signature from shapes and dtypes alone."""
         with FakeTensorMode(allow_non_fake_inputs=True):
-            inputs, state, forward = self.imagine()
+            inputs, state, forward = self.fake_run()
             tensors = [torch.as_tensor(v, dtype=scalar_dtype(v)) for v in inputs]
             return self._signature_of(tensors, state, self._outputs(forward()))
 
-    def imagine(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
-        """Inputs, weights and the reference's run; to be called where tensors have no memory."""
+    def fake_run(self) -> tuple[list[Any], dict[str, torch.Tensor], Callable[[], Any]]:
+        """Inputs, weights and the reference's run, for a context in which tensors have no
+        memory."""
         values, model = self._values(0), self._build(0)
         inputs = [cast(v, self._dtype) if isinstance(v, torch.Tensor) else v for v in values]
         every = {**dict(model.named_buffers()), **model.state_dict()}
@@ -367,10 +356,20 @@ class OpenCase:
         """The outputs of the signature."""
         return self.signature.of("output")
 
+    def calling_convention(self) -> dict[str, Any]:
+        """What a process needs to construct and call a candidate for this case, as JSON."""
+        return {
+            "init_args": self.init_args,
+            "dtype": self.case.dtype,
+            "scalars": list(self.scalars),
+            "state": [t.name for t in self.signature.of("parameter", "buffer")],
+            "expected": [[t.dtype, list(t.shape)] for t in self.outputs],
+            "keys": list(self.output_keys),
+        }
+
     @property
     def kinds(self) -> tuple[OutputKind, ...]:
-        """How each output is compared. Raises InvalidRequest where the policy names another number
-        of outputs."""
+        """How each output is compared."""
         named, count = self.problem.policy.outputs, len(self.outputs)
         if not named:
             return tuple("float" if "float" in output.dtype else "exact" for output in self.outputs)
@@ -391,9 +390,9 @@ class OpenCase:
         *,
         device: str = "cpu",
     ) -> list[Bound]:
-        """The bound of each output. `goldens` and `references` are `reference`'s results for these
-        inputs, `sensitivities` what `sensitivities` returned, by default 0. `device` is where an
-        index output is compared."""
+        """The bound of each output. `goldens` and `references` are results of `reference` for these
+        inputs, `sensitivities` those of `sensitivities`, by default 0. `device` is where an index
+        output is compared."""
         length = self.reduction_length()
         relaxed = self.problem.policy.precision == "relaxed"
         return [
@@ -425,8 +424,8 @@ class OpenCase:
         goldens: Sequence[torch.Tensor],
         device: str = "cpu",
     ) -> list[float]:
-        """How far each golden moves when the inputs do, by at most one last place of float32; on
-        the CPU where the device's memory does not suffice."""
+        """How far each golden moves when the inputs move by at most one last place of float32; on
+        the CPU if the device's memory does not suffice."""
         try:
             return self._moved(inputs, state, goldens, device)
         except torch.OutOfMemoryError:
@@ -455,7 +454,7 @@ class OpenCase:
 
     def pointed(self, inputs: Sequence[torch.Tensor], device: str = "cpu") -> Pointed:
         """The input that index outputs point into, on `device`; by default the last dimension of
-        the first input. Raises InvalidRequest where the policy names no input."""
+        the first input."""
         into = self.problem.policy.index_into
         name, dim = next(iter(into.items()), (self.input_names[0], -1))
         if name not in self.input_names:
@@ -465,27 +464,19 @@ class OpenCase:
             )
         return Pointed(inputs[self.input_names.index(name)].to(device), dim)
 
-    # -- what it costs
-
-    @property
-    def compulsory_bytes(self) -> int:
-        """Bytes of inputs, weights and outputs, each counted once."""
-        return self.signature.compulsory_bytes
-
-    def flops(self) -> int:
-        """Counted from the operators that the reference runs; 0 where none of them is counted."""
-        return self._flops
+    # -- cost
 
     @cached_property
-    def _flops(self) -> int:
-        if self.imagines:
+    def flops(self) -> int:
+        """Counted from the operators that the reference runs; 0 if none of them is counted."""
+        if self.infers:
             with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
-                return counted_flops(self.imagine()[2])
-        inputs, state = self.inputs(0), self.state(0)
+                return counted_flops(self.fake_run()[2])
+        inputs, state = self.drawn(0)
         return counted_flops(lambda: self.reference(inputs, state))
 
     def reduction_length(self) -> int:
-        """Terms in one output element: of the policy, else from counted flops, else from sizes."""
+        """Terms in one output element, by the policy, else by counted flops and sizes."""
         stated = self.problem.policy.reduction_length
         if isinstance(stated, int):
             return max(1, stated)
@@ -493,8 +484,157 @@ class OpenCase:
             return formula_value(stated, vars(self._module), self.problem)
         outputs = sum(output.elements for output in self.outputs) or 1
         largest = max((t.elements for t in self.signature.of("input")), default=1)
-        return max(1, self.flops() // (2 * outputs), largest // outputs)
+        return max(1, self.flops // (2 * outputs), largest // outputs)
 
 
 def _spec(role: Role, name: str, value: torch.Tensor) -> TensorSpec:
     return TensorSpec(name, role, str(value.dtype).removeprefix("torch."), tuple(value.shape))
+
+
+# -- values of tensors
+
+# Mean of `offset` in standard deviations: large enough to cancel badly, small enough that the
+# dtype resolves a deviation in eight steps or more.
+_OFFSETS = {torch.float64: 1e6, torch.float32: 1e3, torch.float16: 32.0, torch.bfloat16: 8.0}
+_DECADES = {torch.float64: 6.0, torch.float32: 6.0, torch.float16: 3.0, torch.bfloat16: 3.0}
+_SPREAD_SEED = 0x5EED
+CACHED_SHARE = 1 / 8  # of free memory, which a cached draw takes at most
+ALWAYS_CACHED = 256 * 2**20  # bytes of a draw that is cached in any case
+DRAWN_SHARE = 1 / 8  # of a GPU's memory, which inputs drawn there take at most
+
+
+def cast(tensor: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    """The tensor in this dtype if it is floating and the dtype is not None."""
+    return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
+
+
+def own_copy(tensor: torch.Tensor, dtype: torch.dtype | None, device: str) -> torch.Tensor:
+    """A copy on the device, as `cast`; only one, because arrays may fill a device's memory."""
+    moved = cast(tensor.to(device), dtype)  # a device casts large arrays quickly
+    return moved.clone() if moved.data_ptr() == tensor.data_ptr() else moved
+
+
+def scalar_dtype(value: Any) -> torch.dtype | None:
+    """The dtype of a tensor for a Python number that torch would not choose itself."""
+    return torch.float64 if isinstance(value, float) else None
+
+
+class LatestDraw:
+    """Cache of the last draw. Drawing a gigabyte on a CPU takes seconds, and opening a case needs
+    the values of one seed six times.
+
+    On a GPU it takes milliseconds. Inputs above DRAWN_SHARE of its memory are drawn on the CPU, and
+    so are those that cannot be made there, such as a sum with a numpy array. That is decided at the
+    first draw, so that a seed always has the same values.
+    """
+
+    def __init__(self, device: str = "cpu") -> None:
+        self._device: str | None = None  # None before the first draw
+        self._wanted = device
+        self._seed: int | None = None
+        self._values: list[Any] = []
+
+    def of(self, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
+        """Values of `draw` for the seed, on the CPU; those that would take too much free memory are
+        drawn each time."""
+        if seed == self._seed:
+            return self._values
+        self._seed, self._values = None, []
+        if self._device is None:
+            self._device, values = self._first(seed, draw)
+        else:
+            values = _drawn_on(self._device, seed, draw)
+        if _bytes_of(values) <= max(ALWAYS_CACHED, CACHED_SHARE * _free_memory()):
+            self._seed, self._values = seed, values
+        return values
+
+    def _first(self, seed: int, draw: Callable[[int], list[Any]]) -> tuple[str, list[Any]]:
+        if self._wanted != "cpu":
+            with suppress(Exception):  # the CPU draws the values, or reports the error
+                values = _drawn_on(self._wanted, seed, draw)
+                memory = torch.cuda.get_device_properties(self._wanted).total_memory
+                if _bytes_of(values) <= DRAWN_SHARE * memory:
+                    return self._wanted, values
+            torch.cuda.empty_cache()
+        return "cpu", draw(seed)
+
+
+def _bytes_of(values: Sequence[Any]) -> int:
+    return sum(v.nbytes for v in values if isinstance(v, torch.Tensor))
+
+
+def _free_memory() -> int:
+    """Bytes that the system could provide; 0 if unknown."""
+    try:
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+    except OSError:
+        return 0
+    lines = dict(line.split(":", 1) for line in text.splitlines())
+    return int(lines.get("MemAvailable", "0 kB").split()[0]) << 10
+
+
+def _drawn_on(device: str, seed: int, draw: Callable[[int], list[Any]]) -> list[Any]:
+    """Values drawn on this device and moved to the CPU; the device's memory is freed."""
+    if device == "cpu":
+        return draw(seed)
+    with torch.device(device), torch.random.fork_rng(devices=[torch.cuda.current_device()]):
+        made = draw(seed)
+    values = [v.cpu() if isinstance(v, torch.Tensor) else v for v in made]
+    del made
+    torch.cuda.empty_cache()
+    return values
+
+
+def distributed(
+    values: torch.Tensor, distribution: Distribution, dtype: torch.dtype, seed: int
+) -> torch.Tensor:
+    """Floating values drawn from, or moved to, a distribution, as `dtype`."""
+    if distribution == "as_given" or not values.numel():
+        return values.to(dtype)
+    if distribution == "wide":
+        return _wide(values.shape, _DECADES.get(dtype, 3.0), seed).to(dtype)
+    wide = values.double() if dtype == torch.float64 else values.float()
+    deviation, mean = torch.std_mean(wide, correction=0)
+    centred = (wide - mean) / deviation if deviation > 0 else wide - mean
+    if distribution == "offset":
+        centred += _OFFSETS.get(dtype, 8.0)
+    return centred.to(dtype)
+
+
+def _wide(shape: torch.Size, decades: float, seed: int) -> torch.Tensor:
+    """Random signs; magnitudes log-uniform around 1."""
+    source = torch.Generator().manual_seed(seed ^ _SPREAD_SEED)
+    spread = torch.rand(shape, generator=source)
+    sign = torch.randint(0, 2, shape, generator=source, dtype=torch.int8) * 2 - 1
+    return torch.pow(10.0, (spread - 0.5) * decades) * sign
+
+
+def varied_constant(name: str, value: torch.Tensor, is_parameter: bool, seed: int) -> torch.Tensor:
+    """Other values for a weight that starts as one constant (a norm's scale of ones, its bias of
+    zeros, running statistics), so that a kernel that ignores it is wrong."""
+    statistic = name.rpartition(".")[2] in ("running_mean", "running_var")
+    if not (is_parameter or statistic) or not value.is_floating_point() or value.numel() < 2:
+        return value
+    first = value.view(-1)[0]
+    if not bool((value == first).all()):
+        return value
+    source = torch.Generator().manual_seed(seed)
+    noise = torch.rand(value.shape, generator=source, dtype=torch.float32)
+    return (noise - 0.5 if first == 0 else first * (noise + 0.5)).to(value.dtype)
+
+
+def may_replace(first: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether stretches of a floating tensor may be replaced by stretches of a second draw of it
+    from other positions.
+
+    Not if both draws are equal (a table, not a sample), or share a structure that a candidate may
+    rely on: the same zeros, symmetry, sorted rows.
+    """
+    if not first.is_floating_point() or not first.numel() or torch.equal(first, other):
+        return False
+    zeros = first == 0
+    if bool(zeros.any()) and torch.equal(zeros, other == 0):
+        return False
+    if first.dim() >= 2 and first.shape[-1] == first.shape[-2] > 1 and torch.equal(first, first.mT):
+        return False
+    return not (first.dim() and first.shape[-1] > 2 and bool((first.diff(dim=-1) >= 0).all()))
