@@ -1,19 +1,19 @@
 # make run    the service on http://127.0.0.1:8321
-# make test   everything, offline after the first set-up
+# make test   every test, offline after the first set-up
 # make test-postgres   the suites of store and interface with every catalog on a PostgreSQL server
 # make test-stores   the same suites with files in an S3 bucket and vectors on a Chroma server
-# make cluster   a whole installation on this machine, with a Ray cluster; each part is killed in turn
-# make quick  pure logic and small stores, in about a minute
+# make cluster   an installation with a Ray cluster on this machine; each part is killed in turn
+# make quick  the fast tests, in about a minute
 # make check  lint, format and types
-# make docs   the tables of docs/reference, from the code
+# make docs   docs/reference/, from the code
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 WORKERS ?= 2
-# A module stays on one worker; the order of the modules is that of tests/conftest.py.
+# A test module stays on one worker; tests/conftest.py orders the modules.
 PARALLEL = -n $(WORKERS) --dist loadgroup --no-loadscope-reorder
-# Suites of the store and of everything that asks it.
+# Suites of the store and of its callers.
 ON_SERVERS ?= tests/kb tests/ingestion tests/retrieval tests/skills tests/api tests/complaints \
 	tests/optimizer/evaluation/test_journal.py tests/optimizer/search/runs \
 	tests/optimizer/test_new_chip_search.py
@@ -21,8 +21,8 @@ HOST ?= 127.0.0.1
 PORT ?= 8321
 DATA ?= data
 
-# Containers often set this. Without stored bytecode each of a suite's hundreds of processes compiles
-# the program anew, which is a third of the suite's time.
+# Containers often set this; then each of the hundreds of test processes compiles the program,
+# which is a third of the suite's time.
 unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: run test test-postgres test-stores cluster postgres helm quick check lint types docs setup browser serve clean
@@ -41,9 +41,9 @@ test-postgres: setup
 test-stores: setup
 	KERNLORE_TEST_BLOBS=s3 KERNLORE_TEST_CHROMA=server $(BIN)/python -m pytest $(PARALLEL) $(ON_SERVERS)
 
-# PostgreSQL, Chroma, S3 and two replicas; what the loss of each costs.
+# What the loss of each part costs (benchmarks/results/operation.md).
 cluster: setup postgres
-	$(BIN)/python -m benchmarks.cluster.losses --output benchmarks/results/cluster.md
+	$(BIN)/python -m benchmarks.cluster.losses
 
 quick: setup
 	$(BIN)/python -m pytest $(PARALLEL) -m 'not slow'

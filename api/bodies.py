@@ -24,12 +24,12 @@ from pydantic import (
 )
 
 from api.body_fields import meant_field
-from kb.catalog.search.reviews import ReviewDecision
+from kb.catalog.evaluations import ReviewDecision
 from kb.errors import InvalidRequest, invalid_fields
 from kb.hardware.facts import SubjectKind
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS
 from retrieval.request import MAX_TOKENS
-from skills.trajectories.external_trajectory import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
+from skills.trajectories.external import MAX_IDS, MAX_PLAN, MAX_STEPS, MAX_TEXTS
 
 MAX_SOURCE = 4_000_000
 

@@ -18,7 +18,7 @@ from api.cli.elsewhere import places_on
 from api.cli.progress import plain_lines
 from api.services import Services
 from kb import telemetry
-from kb.catalog.search.run_processes import RunMail
+from kb.catalog.runs import RunMail
 from kb.errors import KernloreError
 from optimizer.search.goal import Goal, goal_from_json
 from optimizer.search.loop import Listener

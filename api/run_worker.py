@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from kb.garbage import collect_rarely
+from kb.memory import collect_rarely
 
 
 def main(text: str) -> int:

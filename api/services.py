@@ -32,18 +32,18 @@ from ingestion.shipped_vectors import put_shipped
 from ingestion.uploads import Uploads
 from ingestion.worker import Parts, Worker
 from kb.audit import AuditLog
-from kb.catalog.faults import FREE
+from kb.catalog.database import FREE
 from kb.catalog.jobs import Jobs
 from kb.catalog.keys import Keys
-from kb.catalog.knowledge.erasure import erase, forget_facts
-from kb.catalog.knowledge.reindexing import repair_lexical
+from kb.catalog.knowledge.documents import erase_deleted, remove_orphan_facts
+from kb.catalog.knowledge.versions import repair_lexical
+from kb.catalog.runs import is_measuring
 from kb.catalog.schema import CURRENT, NEWER, TOO_NEW
-from kb.catalog.search.runs import is_measuring
 from kb.errors import KernloreError, StoreAway, Unavailable
-from kb.index.chroma_client import parse_address
+from kb.index.chroma import parse_address
 from kb.index.in_memory import KeptInMemory
 from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
-from kb.process_memory import give_back
+from kb.memory import give_back
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.queue import EvaluationProcesses
@@ -58,7 +58,7 @@ from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
     from ingestion.on_cluster import ClusterReading
-    from kb.cluster.connection import Cluster
+    from kb.cluster import Cluster
 
 # Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
 # catalog takes two seconds of a processor, which the first requests need.
@@ -244,9 +244,9 @@ class Services(KnowledgeBase):
         """Remove what deletions have left, also those of a killed process, and facts that those of
         an older Kernlore did not take along.
         """
-        forget_facts(self.catalog)
+        remove_orphan_facts(self.catalog)
         try:
-            erase(self.catalog, self.blobs)
+            erase_deleted(self.catalog, self.blobs)
         except StoreAway as error:
             log.warning("stored files of deleted documents are removed later", reason=error.message)
 

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from api.bodies import ProblemBody, TrajectoryBody, TrajectoryStepBody
-from kb.catalog.search.trajectories import StoredTrajectory
+from kb.catalog.trajectories import StoredTrajectory
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.evaluation.evaluate import entry_for, problem_named
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from retrieval.knowledge_base import KnowledgeBase
-from skills.trajectories.accept import accept, resolved_hardware
-from skills.trajectories.external_trajectory import (
+from skills.trajectories.external import (
+    ExportedRun,
     ExternalProblem,
     ExternalStep,
     ExternalTrajectory,
     about_step,
     file_name,
     problem_of,
+    read_lines,
 )
-from skills.trajectories.jsonl_reader import ExportedRun, read_lines
+from skills.trajectories.queue import accept, resolved_hardware
 
 
 def accept_body(base: KnowledgeBase, body: TrajectoryBody) -> StoredTrajectory:

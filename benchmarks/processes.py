@@ -1,4 +1,4 @@
-"""Processes that are killed on purpose, and what they leave. Linux only."""
+"""Processes that are killed on purpose, and their orphans. Linux only."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ GONE_SECONDS = 5.0  # for everything that a killed process had started
 
 
 def take_orphans() -> None:
-    """What loses its parent below this process is handed to it."""
+    """Reparent orphaned descendants to this process."""
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
@@ -37,8 +37,8 @@ def descendants(pid: int) -> list[int]:
 
 
 def kill_tree(pid: int) -> None:
-    """SIGKILL for a process and all below it, in whatever session they are. They are stopped first,
-    so that none starts another meanwhile."""
+    """Kill a process and all its descendants, in any session. They are stopped first, so that none
+    starts another meanwhile."""
     stopped: set[int] = set()
     while new := {pid, *descendants(pid)} - stopped:
         for number in new:

@@ -1,4 +1,4 @@
-"""How results are shown: Markdown tables, the machine they were measured on, progress on stderr."""
+"""Results as Markdown tables with a line about the machine; progress on stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
 
 
 def machine() -> str:
-    """One line that says what the numbers were measured on."""
+    """One line that describes this machine."""
     cpu = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.is_file():
@@ -39,7 +39,7 @@ def _load() -> str:
 
 
 def write_result(path: Path | None, title: str, parts: Sequence[str]) -> None:
-    """Print a result, and keep it as Markdown when a path is given."""
+    """Print a result, and write it as Markdown if a path is given."""
     body = "\n\n".join([*parts, f"Measured {machine()}."])
     print(body)
     if path is not None:
@@ -53,7 +53,7 @@ def say(text: str) -> None:
 
 
 def ended(run: Callable[[], None]) -> None:
-    """Run a command; an error of ours becomes its sentence, its hint and exit code 1."""
+    """Run a command; a KernloreError becomes its message, its hint and exit code 1."""
     try:
         run()
     except KernloreError as error:

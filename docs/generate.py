@@ -1,8 +1,7 @@
-"""Writes docs/reference/: tables of settings, commands, routes and of what ships, from the code
-and the built-in knowledge itself.
+"""Writes docs/reference/: tables of settings, commands, routes and the built-in knowledge.
 
-`python docs/generate.py` writes them (`make docs`); `--check` exits with 1 where a file differs
-from what the code says. tests/test_docs.py makes the same check.
+`python docs/generate.py` writes them (`make docs`); `--check` exits with 1 if a file is stale.
+tests/test_docs.py makes the same check.
 """
 
 from __future__ import annotations
@@ -165,7 +164,7 @@ def main() -> int:
             if not check:
                 path.write_text(text, encoding="utf-8")
     if stale and check:
-        print(f"docs/reference is not what the code says: {', '.join(stale)}. Run `make docs`.")
+        print(f"docs/reference is stale: {', '.join(stale)}. Run `make docs`.")
     return int(bool(stale) and check)
 
 

@@ -1,4 +1,4 @@
-"""The page docs/reference/knowledge.md: what ships with Kernlore, counted from its files.
+"""The page docs/reference/knowledge.md: the built-in knowledge, counted from its files.
 
 Three tables: chips, whole kernels, skills. Opens no catalog: documents are parsed and their cards
 of names counted as ingestion would, which takes about five seconds of a processor.
@@ -62,14 +62,13 @@ def knowledge_page(manuals: Path, library: Path, notice: str) -> str:
         f" {len(load_signatures()) + sum(len(spec.signatures) for spec in specs.values())}"
         f" signatures of errors in `hw_manuals`, {len(skills)} skills in `skills/library`. How each"
         " is written: [hw_manuals/FORMAT.md](../../hw_manuals/FORMAT.md). How much of it was"
-        " audited: [facts, moves and signatures](../../benchmarks/results/knowledge_audit.md),"
-        " [whole kernels](../../benchmarks/results/sample_audit.md).",
+        " audited: [knowledge_audit.md](../../benchmarks/results/knowledge_audit.md).",
         "",
         *_chips(specs, documents, samples),
         "",
         f"For any chip there are {len(general)} more documents and {len(load_signatures())} more"
-        " signatures. `kernlore hardware coverage ID` says what is known about one chip by signal"
-        " and topic, and what is missing.",
+        " signatures. `kernlore hardware coverage ID` lists the covered and missing signals and"
+        " topics of one chip.",
         "",
         *_kernels(samples),
         "",
@@ -105,7 +104,7 @@ def _chips(
     yield from (
         "## Chips",
         "",
-        "Two numbers: of the chip itself, and with its family and vendor, which is what a request"
+        "Two numbers: of the chip itself, and with its family and vendor, which a request"
         " for the chip may be shown.",
         "",
         "| id | name | kind | languages | documents | whole kernels | facts | names | signatures |",
@@ -146,11 +145,11 @@ def _kernels(samples: Sequence[ShippedSample]) -> Iterator[str]:
     yield from (
         "## Whole kernels",
         "",
-        f"{len(samples)} files under `hw_manuals/samples`, {right} of them seen to be right on a"
-        " device. A cell is empty where it was not seen; a run on a stand-in for a device is told"
-        " in the row of `samples.toml` and counts as none here. `kernlore knowledge samples"
-        " --check` compiles them again with what is installed. The roof is the share of the peak"
-        " that bounds the kernel; against a library stands its speed as a share of that library's.",
+        f"{len(samples)} files under `hw_manuals/samples`, {right} of them right on a device. An"
+        " empty cell was not checked; runs on a stand-in for a device are recorded in"
+        " `samples.toml` and do not count here. `kernlore knowledge samples --check` compiles them"
+        " again with the installed tools. The roof is the share of the peak that bounds the kernel,"
+        " the last figure its speed as a share of a library's.",
         "",
         "| chip | language | kernel | compiles | runs on | right | roof | against a library"
         " | figures |",

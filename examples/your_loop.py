@@ -1,4 +1,4 @@
-"""Any optimizer can ask: post what the compiler said, prompt with the answer, say how it went."""
+"""An optimizer's loop: post the compiler's output, prompt with the answer, report the outcome."""
 
 import sys
 

@@ -13,15 +13,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
-from kb.catalog.hardware import Fact, HardwareRegistry
-from kb.catalog.read_facts import Outdated
+from kb.catalog.facts import Fact, Outdated
+from kb.catalog.hardware import HardwareRegistry
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.hardware.facts import SubjectKind, readable
 from kb.hardware.lineage import find
 from kb.hardware.lineage import plain as spelled
 from kb.hardware.schema import named, parse_hardware
-from kb.hardware.shipped import is_shipped
-from kb.hardware.spec import HardwareSpec
+from kb.hardware.spec import HardwareSpec, is_shipped
 from kb.plain import plain
 
 Json = dict[str, Any]

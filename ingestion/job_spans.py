@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 
 from kb import telemetry
-from kb.catalog.jobs import Job
+from kb.catalog.work import Job
 
 TRACE = "trace"  # in the payload of a job: where its upload is in a trace
 

@@ -9,12 +9,13 @@ from contextlib import suppress
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
-from kb.catalog.jobs import Job, Jobs
+from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge import versions
-from kb.catalog.tables import knowledge as t
+from kb.catalog.work import Job
+from kb.data_dir import is_alive
 from kb.errors import Conflict
-from kb.liveness import lives
 
 ATTEMPTS = 3  # of a job whose worker was killed, which may be the document's doing
 READ = ("current", "superseded")  # states of a version whose passages are stored
@@ -26,7 +27,7 @@ def take_over(catalog: Catalog, jobs: Jobs) -> None:
     version: between the two a version would count as failed whose job is tried again, and the next
     start would queue the same file beside it.
     """
-    jobs.expire(lambda owner: lives(catalog.data_dir, owner), _fail_version, ATTEMPTS)
+    jobs.expire(lambda owner: is_alive(catalog.data_dir, owner), _fail_version, ATTEMPTS)
 
 
 def retry_read(catalog: Catalog, jobs: Jobs) -> None:
@@ -48,4 +49,6 @@ def retry_read(catalog: Catalog, jobs: Jobs) -> None:
 
 def _fail_version(connection: Connection, job: Job) -> None:
     """Not staged any more: the same file may be sent again and is then read."""
-    versions.fail(connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})})
+    versions.fail_version(
+        connection, str(job.payload.get("version_id")), {"error": dict(job.error or {})}
+    )

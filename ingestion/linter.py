@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
-from ingestion.findings.moves import Move, moves_of
+from ingestion.findings.moves import moves_of
 from ingestion.shipped_samples import ROWS, sample_problems, shipped_samples
+from kb.catalog.knowledge.moves import DocumentMove
 from kb.errors import KernloreError
 from kb.hardware.facts import check_formula, fact_keys
 from kb.hardware.spec import HardwareSpec
@@ -166,7 +167,9 @@ def _sections(front: Mapping[str, Any], body: str) -> Iterator[str]:
             yield f"section {heading!r} has {words} words; {low} to {high} stand on their own"
 
 
-def _moves(moves: list[Move], headings: Collection[str], vocabulary: Vocabulary) -> Iterator[str]:
+def _moves(
+    moves: list[DocumentMove], headings: Collection[str], vocabulary: Vocabulary
+) -> Iterator[str]:
     names = [move.name for move in moves]
     for name in {n for n in names if names.count(n) > 1}:
         yield f"move {name} stands twice"
@@ -175,7 +178,7 @@ def _moves(moves: list[Move], headings: Collection[str], vocabulary: Vocabulary)
             yield f"move {move.name}: {message}"
 
 
-def _move(move: Move, headings: Collection[str], vocabulary: Vocabulary) -> Iterator[str]:
+def _move(move: DocumentMove, headings: Collection[str], vocabulary: Vocabulary) -> Iterator[str]:
     names = compile_predicate(move.when).names()
     yield from _unknown("signal", names.signals, vocabulary.signals)
     yield from _unknown("metric", names.metrics, vocabulary.metrics)

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from ingestion.on_node import File, NotRead, Reading, ReadsOtherwise, embed, read_file
 from ingestion.read import ReadDocument
-from kb.cluster.connection import Cluster, Sent, WorkLost
-from kb.cluster.nodes import NODE_ID
+from kb.cluster import NODE_ID, Cluster, Sent, WorkLost
 from kb.errors import Unavailable
 from kb.hardware.spec import HardwareSpec
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 from ingestion.formats.pdf.draw_page import MISSING
 from kb.errors import NotFound, ParseFailed
-from kb.jobs import ChildProcess
 from kb.settings import MIB, Settings
+from kb.workers import ChildProcess
 
 KEPT_BYTES = 48 * MIB
 SECONDS = 20.0

@@ -9,18 +9,18 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, cast
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs, JobState
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables.jobs import jobs
+from kb.catalog.jobs import Jobs, JobState
+from kb.catalog.work import COLUMNS, Job, job_from
 from kb.errors import InvalidRequest
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -142,17 +142,17 @@ def list_jobs(
         if state not in STATES:
             raise InvalidRequest(f"unknown state {state!r}", hint=f"Use {', '.join(STATES)}.")
     about = _about(parts, asked, access_scope)
-    chosen = sa.select(*_columns()).where(*about)
+    chosen = sa.select(*COLUMNS).where(*about)
     if asked.states:
-        chosen = chosen.where(jobs.c.state.in_(asked.states))
+        chosen = chosen.where(t.work.c.state.in_(asked.states))
     if asked.ended_since is not None:
-        chosen = chosen.where(jobs.c.finished_at >= asked.ended_since)
+        chosen = chosen.where(t.work.c.finished_at >= asked.ended_since)
     if cursor is not None:
         last = sa.tuple_(*map(sa.literal, _place(cursor)))
-        chosen = chosen.where(sa.tuple_(jobs.c.created_at, jobs.c.id) < last)
-    ordered = chosen.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit + 1)
+        chosen = chosen.where(sa.tuple_(t.work.c.created_at, t.work.c.id) < last)
+    ordered = chosen.order_by(t.work.c.created_at.desc(), t.work.c.id.desc()).limit(limit + 1)
     with parts.catalog.read() as connection:
-        rows = [Job(**row._mapping) for row in connection.execute(ordered)]
+        rows = [job_from(row) for row in connection.execute(ordered)]
         page = rows[:limit]
         documents = _documents(connection, [job.subject_id for job in page if job.subject_id])
         counts = _counts(connection, about)
@@ -176,37 +176,33 @@ def _shown(parts: Parts, job: Job) -> DocumentJob:
     return _with_document(job, documents)
 
 
-def _columns() -> list[sa.Column[Any]]:
-    return [jobs.c[name] for name in Job.__dataclass_fields__]
-
-
 def _about(
     parts: Parts, asked: JobFilter, access_scope: AccessScope
 ) -> list[sa.ColumnElement[bool]]:
     conditions = [visible.jobs(access_scope)]
     if asked.group:
-        conditions.append(jobs.c.group_id == asked.group)
+        conditions.append(t.work.c.group_id == asked.group)
     if asked.hardware:
         subjects = sa.select(t.document_scopes.c.document_id).where(
             t.document_scopes.c.kind == "hardware",
             t.document_scopes.c.value == parts.registry.resolve(asked.hardware),
         )
-        conditions.append(jobs.c.subject_id.in_(subjects))
+        conditions.append(t.work.c.subject_id.in_(subjects))
     return conditions
 
 
 def _counts(connection: Connection, about: Sequence[sa.ColumnElement[bool]]) -> JobCounts:
-    embedding = sa.and_(jobs.c.state == "running", jobs.c.passages.is_not(None))
+    embedding = sa.and_(t.work.c.state == "running", t.work.c.passages.is_not(None))
     rows = connection.execute(
         sa.select(
-            jobs.c.state,
+            t.work.c.state,
             sa.func.count(),
             sa.func.count(sa.case((embedding, 1))),
-            sa.func.sum(jobs.c.passages_done),
-            sa.func.coalesce(sa.func.sum(jobs.c.passages), 0),
+            sa.func.sum(t.work.c.passages_done),
+            sa.func.coalesce(sa.func.sum(t.work.c.passages), 0),
         )
         .where(*about)
-        .group_by(jobs.c.state)
+        .group_by(t.work.c.state)
     ).all()
     return JobCounts(
         **{row[0]: row[1] for row in rows if row[0] in STATES},
@@ -238,7 +234,7 @@ def _with_document(job: Job, documents: Mapping[str, JobDocument]) -> DocumentJo
     return DocumentJob(
         id=job.id,
         kind=job.kind,
-        state=job.state,
+        state=cast(JobState, job.state),  # jobs of documents have no other
         stage=stage,
         document_id=job.subject_id,
         document=documents.get(job.subject_id or ""),

@@ -18,16 +18,19 @@ from ingestion import passages as cutting
 from ingestion.bounds import CutLine, bounded
 from ingestion.elements import Box, ParsedDocument, Table
 from ingestion.findings.facts import LocatedFact, propose_facts, unread_rows
-from ingestion.findings.moves import Move, moves_of
+from ingestion.findings.moves import moves_of
 from ingestion.findings.own_names import own_names
 from ingestion.findings.scopes import SampleScopes, SectionScopes
 from ingestion.findings.tags import Tagger
 from ingestion.formats.tables import render_table
 from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
-from ingestion.samples.kernels import KernelSample, fragments_of, kernels_of
-from ingestion.samples.recipes import LeftOut, ProposedRecipe, propose_recipes
-from ingestion.symbols.cards import Card, cards_of
+from ingestion.samples.kernels import fragments_of, kernels_of
+from ingestion.samples.recipes import LeftOut, propose_recipes
+from ingestion.symbols.cards import cards_of
 from ingestion.symbols.labelled import without_card
+from kb.catalog.knowledge.moves import DocumentMove
+from kb.catalog.knowledge.samples import KernelSample, ProposedRecipe
+from kb.catalog.knowledge.symbols import Card
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
 from kb.hardware.lineage import lineage
@@ -68,7 +71,7 @@ class ReadDocument:
 
     content: VersionContent
     facts: tuple[LocatedFact, ...]
-    moves: tuple[Move, ...]
+    moves: tuple[DocumentMove, ...]
     recipes: tuple[ProposedRecipe, ...]
     samples_left_out: tuple[LeftOut, ...]
     cards: tuple[Card, ...]

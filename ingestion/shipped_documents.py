@@ -14,10 +14,11 @@ import sqlalchemy as sa
 from ingestion.read import ReadDocument
 from ingestion.shipped_readings import ShippedReadings
 from ingestion.storing import store_version, titled
+from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs
-from kb.catalog.tables import knowledge as t
+from kb.catalog.jobs import Jobs, checkpoint_of
+from kb.catalog.work import Job
 
 AT_ONCE = 16  # documents; an upload waits for so many, half a second
 
@@ -70,18 +71,18 @@ class ShippedDocuments:
             taken = [job for job in queued if job.id in progress]
             if not taken:
                 return []
-            return parts.jobs.take_kept(connection, taken, progress, owner, lease_seconds)
+            return parts.jobs.take_with_checkpoints(
+                connection, taken, progress, owner, lease_seconds
+            )
 
     def _queued(self, connection: sa.Connection, *, locked: bool) -> list[Job]:
-        return self._parts.jobs.only_behind(
-            connection, "ingest", AT_ONCE, self._passed_over, locked=locked
-        )
+        return self._parts.jobs.only_behind(connection, AT_ONCE, self._passed_over, locked=locked)
 
     def _reading(self, job: Job, version: sa.Row[Any] | None, specs: Any) -> ReadDocument | None:
         shipped = self._parts.shipped
         if shipped is None or version is None or version.origin != "builtin":
             return None
-        if job.kept is not None or version.state != "staged":
+        if checkpoint_of(job) is not None or version.state != "staged":
             return None
         about = version.declared
         read = shipped.find(version.sha256, about["hardware"], about["languages"], specs)

@@ -18,10 +18,10 @@ from typing import Any
 import sqlalchemy as sa
 import yaml
 
-from ingestion.samples.kernels import MAX_KERNEL, KernelSample, entry_of
+from ingestion.samples.kernels import MAX_KERNEL, entry_of
 from ingestion.uploads import Upload
-from kb.catalog.knowledge.samples import STATUSES, Status
-from kb.catalog.tables import knowledge as t
+from kb.catalog import tables as t
+from kb.catalog.knowledge.samples import STATUSES, KernelSample, Status
 from kb.errors import InvalidKnowledge
 from kb.problem_terms import problem_terms
 

@@ -15,15 +15,14 @@ from ingestion.hardware import outdated_remarks
 from ingestion.job_report import progress_of
 from ingestion.read import ReadDocument
 from ingestion.shipped_samples import believed
-from kb.catalog.hardware import Fact, HardwareRegistry
-from kb.catalog.jobs import Job
+from kb.catalog import tables as t
+from kb.catalog.facts import Fact, outdated, withdraw_proposals
+from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import corrections, likeness, versions
 from kb.catalog.knowledge.moves import replace_document_moves
-from kb.catalog.knowledge.proposed_recipes import replace_document_recipes
-from kb.catalog.knowledge.samples import replace_version_samples
+from kb.catalog.knowledge.samples import replace_document_recipes, replace_version_samples
 from kb.catalog.knowledge.symbols import replace_version_symbols
-from kb.catalog.read_facts import outdated, withdraw_proposals
-from kb.catalog.tables import knowledge as t
+from kb.catalog.work import Job
 
 
 def titled(job: Job, read: ReadDocument) -> ReadDocument:

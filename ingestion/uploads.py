@@ -21,8 +21,14 @@ from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge import erasure
-from kb.catalog.knowledge.identity import Outcome, Source, newest_builtin, own_source, register
+from kb.catalog.knowledge.documents import count_erasures, is_blob_in_use, may_blob_be_gone
+from kb.catalog.knowledge.versions import (
+    DocumentSource,
+    UploadOutcome,
+    newest_builtin,
+    register,
+    with_own_key,
+)
 from kb.errors import InvalidRequest, PayloadTooLarge, nearest
 from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
@@ -39,7 +45,7 @@ _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipyn
 @dataclass(frozen=True)
 class Upload:
     """One file and what its sender says about it. Empty hardware means about no hardware in
-    particular. What is stored of it is a `Source`: names resolved, the bytes in the blob store.
+    particular. It is stored as a `DocumentSource`: names resolved, the bytes in the blob store.
     `group` names what is sent together, so that its jobs can be listed.
     """
 
@@ -63,7 +69,7 @@ class Submitted:
 
     document_id: DocumentId
     job_id: JobId | None
-    outcome: Outcome
+    outcome: UploadOutcome
     name: str
     group: str | None = None
 
@@ -140,9 +146,9 @@ class Uploads:
         category = self._category(upload.category, hardware)
         group = _group(upload.group)
         with self._catalog.read() as connection:
-            erasures = erasure.count(connection)
+            erasures = count_erasures(connection)
         key = self._stored(upload)
-        source = Source(
+        source = DocumentSource(
             source_key=self._source_key(upload, name, category, hardware),
             title=(upload.title or "").strip() or title_from_name(name),
             category=category,
@@ -158,9 +164,9 @@ class Uploads:
             access_scope=upload.access_scope,
         )
         with self._catalog.write() as connection:
-            if erasure.may_have_gone(connection, key, erasures):
+            if may_blob_be_gone(connection, key, erasures):
                 self._blobs.put(upload.data)
-            registered = register(connection, own_source(connection, source))
+            registered = register(connection, with_own_key(connection, source))
             job_id = None
             if registered.version_id is not None:
                 payload: dict[str, Any] = {
@@ -175,7 +181,6 @@ class Uploads:
                 share = BUILTIN if builtin else group or "+".join(hardware) or category
                 job_id = self._jobs.enqueue(
                     connection,
-                    "ingest",
                     registered.document_id,
                     payload,
                     Turn(group, share, behind=builtin),
@@ -214,7 +219,7 @@ class Uploads:
         key = sha256(upload.data)
         if upload.origin == BUILTIN and not self._blobs.near:
             with self._catalog.read() as connection:
-                if erasure.in_use(connection, key):
+                if is_blob_in_use(connection, key):
                     return key
         return self._blobs.put(upload.data)
 

@@ -40,21 +40,28 @@ from ingestion.read import ReadDocument, read_document
 from ingestion.shipped_documents import ShippedDocuments
 from ingestion.shipped_readings import ShippedReadings
 from ingestion.storing import store_version, titled
-from kb import reserve, telemetry
+from kb import telemetry
 from kb.blobs import Blobs
+from kb.catalog import tables as t
+from kb.catalog.database import full, store_fault
 from kb.catalog.engine import Catalog
-from kb.catalog.faults import full, store_fault
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs, JobState
+from kb.catalog.jobs import Jobs, JobState, checkpoint_of
 from kb.catalog.knowledge import candidates, embeddings, versions
 from kb.catalog.knowledge.embeddings import Pending
 from kb.catalog.schema import TOO_NEW
-from kb.catalog.tables import knowledge as t
+from kb.catalog.work import Job
+from kb.data_dir import (
+    fill_reserve,
+    free_reserve,
+    has_room_to_read,
+    marked_alive,
+    remove_dead_marks,
+)
 from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError, StoreAway, StoreFull
 from kb.ids import new_id
-from kb.jobs import keep_lease
-from kb.liveness import forget_dead, living
+from kb.workers import keep_lease
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
@@ -149,7 +156,7 @@ class Worker:
         """
         with self.alive():
             self._expire()
-            while not stop.is_set() and reserve.has_room(self._data_dir) and self._read_queued(0.0):
+            while not stop.is_set() and has_room_to_read(self._data_dir) and self._read_queued(0.0):
                 if until_upload and self._upload_waits():
                     return
 
@@ -165,16 +172,16 @@ class Worker:
         still does is discarded.
         """
         self._released.set()
-        self._parts.jobs.release(self._owner)
+        self._parts.jobs.give_back(self._owner)
 
     def _step(self) -> bool:
         """Read what is queued, embed one batch; False when there was nothing to do."""
-        self._full = not reserve.has_room(self._data_dir)
+        self._full = not has_room_to_read(self._data_dir)
         if self._full or self._parts.catalog.schema_state().state == TOO_NEW:
             return False
-        reserve.keep(self._data_dir)
+        fill_reserve(self._data_dir)
         if self._unsettled:
-            self._parts.jobs.release(self._owner, but=self._waiting)
+            self._parts.jobs.give_back(self._owner, but=self._waiting)
             self._unsettled = False
         self._expire()
         read = self._files_answer() and self._read_queued(uploads_alone=True)
@@ -211,7 +218,7 @@ class Worker:
             self._parts.jobs.renew(self._owner, self._lease)
             return True
 
-        with living(self._data_dir, self._owner):
+        with marked_alive(self._data_dir, self._owner):
             self._living = True
             try:
                 renew()
@@ -229,7 +236,7 @@ class Worker:
         if not self._looked:
             self._looked = True
             retry_read(self._parts.catalog, self._parts.jobs)
-            forget_dead(self._data_dir)
+            remove_dead_marks(self._data_dir)
 
     # -- reading
 
@@ -244,7 +251,7 @@ class Worker:
             if not alone and self._take_shipped():
                 worked = True
                 continue
-            job = self._parts.jobs.claim(("ingest",), self._owner, self._lease, none_behind=alone)
+            job = self._parts.jobs.claim(self._owner, self._lease, none_behind=alone)
             if job is None:
                 break
             worked = True
@@ -287,7 +294,7 @@ class Worker:
         except StoreAway as error:  # says nothing about the document
             log.warning("reading waits", job=job.id, reason=error.message)
             self._away = error
-            self._parts.jobs.release(self._owner, but=self._waiting)
+            self._parts.jobs.give_back(self._owner, but=self._waiting)
         except KernloreError as error:
             self._fail(job, version_id, error.as_json())
         except Exception as error:  # the job boundary: recorded, never swallowed
@@ -296,8 +303,9 @@ class Worker:
 
     def _read_version(self, job: Job, version_id: str) -> None:
         version = self._version(version_id)
-        if job.kept is not None and version.state in READ:
-            self._await_vectors(job, job.kept)  # somebody has read it, and was stopped then
+        checkpoint = checkpoint_of(job)
+        if checkpoint is not None and version.state in READ:
+            self._await_vectors(job, checkpoint)  # somebody has read it, and was stopped then
             return
         hardware = sorted(version.declared["hardware"])
         read = self._read_file(version, hardware)
@@ -355,7 +363,7 @@ class Worker:
         """
         with self._parts.catalog.write() as connection:
             progress = store_version(connection, self._parts.registry, version, read)
-            self._parts.jobs.keep(connection, job, self._owner, progress)
+            self._parts.jobs.store_checkpoint(connection, job, self._owner, progress)
         return progress
 
     def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
@@ -366,7 +374,7 @@ class Worker:
         telemetry.describe({}, failed=str(error["code"]))
 
         def write(connection: sa.Connection) -> None:
-            versions.fail(connection, version_id, {"error": error})
+            versions.fail_version(connection, version_id, {"error": error})
             self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
 
         try:
@@ -382,14 +390,14 @@ class Worker:
         except DBAPIError as error:
             if not isinstance(store_fault(error), StoreFull):
                 raise
-            reserve.give(self._data_dir)
+            free_reserve(self._data_dir)
             with self._parts.catalog.write() as connection:
                 write(connection)
 
     def _error_of(self, error: Exception) -> dict[str, Any]:
         """What a job says of a failure that is not its document's."""
         fault = store_fault(error)
-        if fault is None and not reserve.has_room(self._data_dir):
+        if fault is None and not has_room_to_read(self._data_dir):
             fault = full(f"{type(error).__name__}: {error}")  # Chroma says it in its own words
         return fault.as_json() if fault is not None else internal_error(error)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from kb import clock
-from kb.private import private_file
+from kb.data_dir import private_file
 
 NAME = "audit.jsonl"
 MAX_TEXT = 200  # characters of one value; lines of this length are appended whole

@@ -15,9 +15,9 @@ from typing import Any
 import fsspec
 
 from kb.addresses import without_password
+from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, NotFound, StoreAway, StoreError, Unavailable
 from kb.ids import new_id, sha256
-from kb.private import private_folder
 
 KEY = re.compile(r"[0-9a-f]{64}")
 # A write of theirs is seen whole or not at all.

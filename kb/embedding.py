@@ -30,8 +30,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kb import onnx_export
+from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, Unavailable
-from kb.private import private_folder
 
 Vectors = NDArray[np.float32]
 

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from kb.process_memory import give_back
+from kb.memory import give_back
 
 LOOK_SECONDS = 1.0  # between two looks at the catalog; still for so long, orders are made
 IDLE_SECONDS = 0.25  # without a request, before the next order is made

@@ -17,6 +17,7 @@ from typing import Any, Literal
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -24,7 +25,6 @@ from kb.catalog.kept import look_up
 from kb.catalog.knowledge import samples, symbols
 from kb.catalog.knowledge.samples import Sample
 from kb.catalog.knowledge.symbols import Symbol
-from kb.catalog.tables import knowledge as t
 from kb.errors import InvalidKnowledge
 from kb.hardware.facts import fact_keys
 from kb.scope import ALL_ACCESS, AccessScope

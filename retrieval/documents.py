@@ -10,14 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kb.catalog.knowledge import corrections, moves, proposed_recipes
+from kb.catalog.knowledge import corrections, moves
 from kb.catalog.knowledge import passages as passage_rows
-from kb.catalog.knowledge.documents import Document, Version
-from kb.catalog.knowledge.erasure import erase
-from kb.catalog.knowledge.identity import check_document
+from kb.catalog.knowledge.documents import Document, Version, erase_deleted
 from kb.catalog.knowledge.passages import Passage, Patch
-from kb.catalog.knowledge.proposed_recipes import RecipeStatus
-from kb.catalog.knowledge.versions import standing
+from kb.catalog.knowledge.samples import RecipeStatus, decide_recipe, list_recipes
+from kb.catalog.knowledge.versions import check_document, succession_of
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound, StoreAway, nearest
 from kb.plain import plain
@@ -144,7 +142,7 @@ def delete_document(
     holds still, by another source.
     """
     document = base.documents.get(document_id, access_scope=access_scope)
-    facts = base.documents.delete(document_id, access_scope=access_scope).facts
+    facts = base.documents.delete(document_id, access_scope=access_scope)
     answer: Json = {
         "id": document_id,
         "deleted": True,
@@ -153,7 +151,7 @@ def delete_document(
         "facts_stated_elsewhere": facts.stated_elsewhere,
     }
     try:
-        erased = erase(base.catalog, base.blobs)
+        erased = erase_deleted(base.catalog, base.blobs)
     except StoreAway as error:
         answer["note"] = (
             f"No answer has it any more. Its stored file is removed later: {error.message}."
@@ -251,7 +249,7 @@ def show_passage(
     """
     with base.catalog.read() as connection:
         passage = passage_rows.get(connection, passage_id, access_scope)
-        place = standing(connection, passage_id, access_scope)
+        place = succession_of(connection, passage_id, access_scope)
     return {
         **_passage(passage),
         "superseded": place.superseded,
@@ -299,7 +297,7 @@ def list_proposed_recipes(
     if hardware:
         lineage = base.registry.lineage(base.registry.resolve(hardware))
     with base.catalog.read() as connection:
-        recipes = proposed_recipes.listed(connection, lineage, access_scope=access_scope)
+        recipes = list_recipes(connection, lineage, access_scope=access_scope)
     return [plain(recipe) for recipe in recipes]
 
 
@@ -311,7 +309,7 @@ def decide_proposed_recipe(
 ) -> None:
     """Accept or reject a proposed recipe. Raises NotFound."""
     with base.catalog.write() as connection:
-        proposed_recipes.decide(connection, recipe_id, status, access_scope)
+        decide_recipe(connection, recipe_id, status, access_scope)
 
 
 def _numbered_version(

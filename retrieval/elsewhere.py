@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from sqlalchemy import Connection
 
 from kb.catalog.knowledge import lexical, passages, symbols
-from kb.catalog.knowledge.known_ids import unknown_ids
+from kb.catalog.knowledge.documents import unknown_ids
 from kb.scope import ANY, AccessScope, ScopeFilter
 from kb.tokens import tokenize
 from retrieval.answer import Excerpt

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from kb.catalog import hardware_removal
-from kb.catalog.hardware_removal import Use
-from kb.catalog.knowledge.erasure import erase
+from kb.catalog import hardware as hardware_removal
+from kb.catalog.hardware import Use
+from kb.catalog.knowledge.documents import erase_deleted
 from kb.errors import Conflict, StoreAway
-from kb.hardware.shipped import is_shipped
+from kb.hardware.spec import is_shipped
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -52,7 +52,7 @@ def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = Fa
         "runs_kept": removed.runs,
     }
     try:
-        erase(base.catalog, base.blobs)
+        erase_deleted(base.catalog, base.blobs)
     except StoreAway as error:
         answer["note"] = f"Stored files are removed later: {error.message}."
     return answer

@@ -29,8 +29,7 @@ from kb import clock
 from kb.catalog import skills
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import NewUse, Role
-from kb.catalog.tables.search import evaluations, nodes
-from kb.catalog.tables.skills import outcomes, retrievals
+from kb.catalog.tables import evaluations, nodes, outcomes, retrievals
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
@@ -44,7 +43,7 @@ ARRIVES_SECONDS = 3.0  # within which a retrieval of another replica is stored
 LOOK_SECONDS = 0.1
 MAX_STORED_LOG = 20_000  # characters of a compiler log that are kept
 # A change counts as a gain above this: 80 comparisons of a kernel with itself, on a shared CPU,
-# came out between 0.98 and 1.03 (benchmarks/results/evaluation_cpu.md).
+# came out between 0.98 and 1.03 (benchmarks/results/evaluation.md).
 NOISE = 0.02
 MOST_SPEEDUP = 1e6  # of a kernel over another: what is larger was measured wrongly
 REFERENCE = 0  # number of a run's node that is the problem's own reference

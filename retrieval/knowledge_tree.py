@@ -18,11 +18,11 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog import meta, visible
+from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages as reading
-from kb.catalog.tables import knowledge as t
 from kb.errors import NotFound, UnknownHardware, nearest
 from kb.ids import sha256
 from kb.scope import ALL_ACCESS, ANY, CATEGORIES, AccessScope, ScopeFilter

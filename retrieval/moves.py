@@ -9,7 +9,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from kb.catalog.hardware import Fact
+from kb.catalog.facts import Fact
 from kb.catalog.knowledge.moves import StoredMove
 from kb.predicates import Bindings, Outcome, Value, compile_predicate
 from retrieval.answer import Move

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import structlog
 
+from kb.data_dir import private_folder
 from kb.embedding import Embedder, Vectors
-from kb.private import private_folder
 
 log = structlog.get_logger(__name__)
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kb.catalog.hardware import Fact, HardwareRegistry
+from kb.catalog.facts import Fact
+from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from kb.scope import ANY, CATEGORIES, ScopeFilter
 from retrieval.language_words import is_alone

@@ -34,7 +34,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from kb.catalog import skills as store
-from kb.catalog.hardware import Fact
+from kb.catalog.facts import Fact
 from kb.catalog.skills import EvidenceRow, SkillHead
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op

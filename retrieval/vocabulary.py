@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from kb.catalog.knowledge import samples, symbols
-from kb.catalog.knowledge.proposed_symbols import SymbolStatus
+from kb.catalog.knowledge.symbols import SymbolStatus
 from kb.errors import InvalidRequest
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.knowledge_base import KnowledgeBase

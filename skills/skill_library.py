@@ -7,9 +7,10 @@ whatever is imported is a candidate without evidence. Ranking and drafting are d
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,19 +31,25 @@ from kb.catalog.skills import (
     State,
     Tier,
 )
-from kb.errors import Conflict, InvalidRequest
+from kb.errors import Conflict, InvalidRequest, nearest
+from kb.hardware.table_reader import Problems
+from kb.problem_terms import problem_terms
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals
-from skills.conflicts import Contradiction, contradictions
-from skills.drafts import draft_of, read_checked
-from skills.format.schema import MOVES_JSON, RECIPE_JSON, SkillFile, advice, skill_file
-from skills.format.skillfile import write_skill
-from skills.format.warning_marks import marked
-from skills.observation import observe
-from skills.revising import Revision, changed, changes_of, take
-from skills.scoping import check_language, warnings_about
-from skills.shipped import SyncReport, sync_shipped
-from skills.uses import Finding
+from skills.format.schema import (
+    MAX_NAME,
+    MOVES_JSON,
+    RECIPE_JSON,
+    SkillFile,
+    advice,
+    check,
+    marked,
+    skill_file,
+)
+from skills.format.skillfile import content_sha256, render, write_skill
+from skills.importing import ShippedSync, draft_of, read_checked, sync_shipped
+from skills.lifecycle import observe
+from skills.uses import UseVerdict
 
 AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repeated here"
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
@@ -276,7 +283,7 @@ class SkillLibrary:
 
     # -- in and out
 
-    def sync_builtin(self, folder: Path) -> SyncReport:
+    def sync_builtin(self, folder: Path) -> ShippedSync:
         """Bring the shipped skills up to the folders below `folder`; those gone are retired, those
         about a chip that is not registered here left out. A state that somebody else set stays."""
         return sync_shipped(self._catalog, self._registry, folder)
@@ -383,7 +390,7 @@ class SkillLibrary:
 
     def observed(
         self, names: Iterable[str], *, access_scope: AccessScope = ALL_ACCESS
-    ) -> Mapping[str, Finding]:
+    ) -> Mapping[str, UseVerdict]:
         """Judge these skills anew after an outcome came in: those that lose are narrowed or
         retired."""
         return observe(self._catalog, names, access_scope=access_scope)
@@ -467,3 +474,289 @@ def _front_matter(skill: SkillFile) -> dict[str, Any]:
     }
     present = {key: value for key, value in fields.items() if value is not None}
     return {**present, "metadata": dict(skill.metadata)}
+
+
+# -- scoping: What a skill leaves open, names in vain or says of both sides: for whoever takes it
+
+UNSCOPED = (
+    "It names neither hardware, language nor signal (kb.hardware, kb.languages, kb.signals in its"
+    " metadata), so it is shown for a request that has its operator or its words, and for no other."
+)
+
+
+ADVISING = (
+    "It is a warning (kb.polarity: avoid), and its description says when to use it: let the"
+    " description say what to avoid, and why."
+)
+
+
+def known_languages(connection: Connection) -> frozenset[str]:
+    """The languages that something here names, and those that every model has seen."""
+    # Loaded by those who name a language alone: the layout takes as long as the list of skills.
+    from retrieval.layout import load_layout
+
+    return store.named_languages(connection) | load_layout().known_languages
+
+
+def check_language(connection: Connection, language: str) -> None:
+    """Raise InvalidRequest for a language that nothing here names."""
+    known = known_languages(connection)
+    if language not in known:
+        raise InvalidRequest(
+            f"no chip, document or shipped skill here names the language {language[:80]!r}",
+            hint=f"{_meant(language, known)}Known: {', '.join(sorted(known))}.",
+        )
+
+
+def warnings_about(connection: Connection, skill: SkillDraft | SkillHead) -> tuple[str, ...]:
+    """Sentences about what will not do what its author may think; empty for most."""
+    warnings, scopes = [], skill.scopes
+    if not (scopes.hardware or scopes.languages or scopes.signals):
+        warnings.append(UNSCOPED)
+    if skill.polarity == "avoid" and skill.description.lower().startswith("use when"):
+        warnings.append(ADVISING)
+    if skill.origin == "import":  # a run names the operators of its problems
+        warnings += _unknown_ops(scopes.ops)
+    if scopes.languages:
+        known = known_languages(connection)
+        warnings += [
+            f"No chip, document or shipped skill here names the language {language!r}."
+            f" {_meant(language, known)}".rstrip()
+            for language in scopes.languages
+            if language not in known
+        ]
+    return tuple(warnings)
+
+
+def _unknown_ops(ops: Sequence[str]) -> list[str]:
+    terms = problem_terms()
+    known = frozenset({*terms.ops, *terms.families})
+    return [
+        f"No operator here is called {op!r}, so it holds for problems that name it so and for no"
+        f" other. {_meant(op, known)}".rstrip()
+        for op in ops
+        if op not in known
+    ]
+
+
+def _meant(name: str, known: frozenset[str]) -> str:
+    near = nearest(name, known)
+    return f"Did you mean {' or '.join(near)}? " if near else ""
+
+
+# -- conflicts: Skills that contradict each other: one advises a transformation, another warns of
+
+# A retired or quarantined skill says nothing to anybody.
+SPEAKING = ("candidate", "active", "suspect")
+Lineages = Mapping[str, Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """`name` says the opposite of the skill that was asked about."""
+
+    name: str
+    state: str
+    polarity: str
+
+    def __str__(self) -> str:
+        says = "warns of what this skill advises" if self.polarity == "avoid" else "advises it"
+        return f"It conflicts with {self.name} ({self.state}), which {says}. Both are shown."
+
+
+def contradictions(
+    connection: Connection,
+    skill: SkillDraft | SkillHead,
+    lineages: Lineages,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> tuple[Contradiction, ...]:
+    """The skills of the other polarity about the same transformation, by name, where both can hold
+    for one kernel. `lineages`: of every hardware, from the chip up to its vendor."""
+    others = store.heads(
+        connection,
+        states=SPEAKING,
+        transformation=skill.transformation,
+        access_scope=access_scope,
+    )
+    return tuple(
+        Contradiction(other.name, other.state, other.polarity)
+        for other in others
+        if other.polarity != skill.polarity and _overlap(skill.scopes, other.scopes, lineages)
+    )
+
+
+def _overlap(mine: SkillScopes, theirs: SkillScopes, lineages: Lineages) -> bool:
+    pairs = [
+        (getattr(mine, name), getattr(theirs, name))
+        for name in ("languages", "ops", "dtypes", "signals")
+    ]
+    meet = all(not ours or not others or {*ours} & {*others} for ours, others in pairs)
+    return meet and _share_a_chip(mine.hardware, theirs.hardware, lineages)
+
+
+def _share_a_chip(mine: Sequence[str], theirs: Sequence[str], lineages: Lineages) -> bool:
+    """Whether some hardware is below one of each: a chip and its family share the chip."""
+    if not mine or not theirs:
+        return True
+    return any(
+        ours in lineages.get(other, (other,)) or other in lineages.get(ours, (ours,))
+        for ours in mine
+        for other in theirs
+    )
+
+
+# -- revising: A skill's text as it is sent in: a new skill, a new version of one that nobody is s
+
+REVISABLE = ("candidate", "retired")  # nobody is shown them, so their text may change
+IN_USE = ("active", "suspect")
+CARRIED = (store.REVISES, store.REVISES_VERSION, store.REVISES_SHA256)
+
+
+@dataclass(frozen=True)
+class Revision:
+    """What a person changes of a skill; None leaves it. An empty `predicate` is no precondition."""
+
+    description: str | None = None
+    predicate: str | None = None
+    body: str | None = None
+
+
+@dataclass(frozen=True)
+class Taken:
+    """What became of a text. `revises`: the skill in use that it is a revision of."""
+
+    name: str
+    outcome: Outcome
+    state: str
+    revises: str | None = None
+
+
+def changed(file: SkillFile, skill: SkillRow, change: Revision) -> SkillFile:
+    """What `skill` says, or a revision of it (`file`), with a change. Raises InvalidKnowledge for
+    one that breaks the format, and Conflict for a skill that ships.
+    """
+    if skill.tier != "learned":
+        raise Conflict(
+            f"{skill.name} is {skill.tier}: its text comes with Kernlore",
+            hint="Export it, give the folder and its `name` another name, import it, and retire"
+            " this one once that is approved.",
+        )
+    metadata = dict(file.metadata)
+    if change.predicate is not None:
+        metadata["kb.predicate"] = change.predicate.strip()
+    file = replace(
+        file,
+        name=skill.name,
+        description=file.description if change.description is None else change.description.strip(),
+        body=file.body if change.body is None else change.body.replace("\r\n", "\n").strip(),
+        metadata={key: value for key, value in metadata.items() if value},
+    )
+    problems = Problems(f"the revision of {skill.name}")
+    check(file, skill.name, problems)
+    problems.raise_if_any()
+    return file
+
+
+def take(
+    connection: Connection,
+    draft: SkillDraft,
+    *,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any],
+    access_scope: AccessScope,
+) -> Taken:
+    """Store a draft under its name, as a candidate; where that skill is in use, as its revision.
+    Raises Conflict where the skill of its name is quarantined or shipped, Forbidden where the
+    caller may not change it.
+    """
+    known = store.find(connection, draft.name, access_scope)
+    if known is not None and known.tier == draft.tier and known.state in IN_USE:
+        return _as_revision(connection, known, draft, actor, reason, details, access_scope)
+    if known is not None and known.revises is not None:  # sent in under the revision's own name
+        carried = {key: known.metadata[key] for key in CARRIED}
+        carried[store.REVISES_SHA256] = _digest(replace(draft, name=known.revises))
+        draft = replace(draft, metadata={**draft.metadata, **carried})
+    if known is not None and known.content_sha256 == draft.content_sha256:
+        return Taken(draft.name, "unchanged", known.state, known.revises)
+    if known is not None and (known.state not in REVISABLE or known.tier != draft.tier):
+        raise _not_revisable(known, draft)
+    signed: dict[str, Any] = {"actor": actor, "access_scope": access_scope}
+    stored = store.put(
+        connection, draft, state="candidate", reason=reason, details=details, **signed
+    )
+    if known is not None and known.state == "retired":  # other text, to be judged anew
+        why = "a new revision was imported"
+        store.set_state(connection, draft.name, "candidate", reason=why, **signed)
+    return Taken(draft.name, stored.outcome, "candidate", known.revises if known else None)
+
+
+def _as_revision(
+    connection: Connection,
+    skill: SkillRow,
+    draft: SkillDraft,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any],
+    access_scope: AccessScope,
+) -> Taken:
+    access_scope.check_change(skill.scopes.hardware, f"the skill {skill.name}")
+    if skill.content_sha256 == draft.content_sha256:
+        return Taken(skill.name, "unchanged", skill.state)
+    pending = store.revision_of(connection, skill.name, access_scope)
+    name = pending.name if pending is not None else _free_name(connection, skill)
+    told = {
+        store.REVISES: skill.name,
+        store.REVISES_VERSION: skill.version,
+        store.REVISES_SHA256: draft.content_sha256,
+    }
+    revision = replace(draft, name=name, version=1, metadata={**draft.metadata, **told})
+    revision = replace(revision, content_sha256=_digest(revision))
+    stored = store.put(
+        connection,
+        revision,
+        state="candidate",
+        actor=actor,
+        reason=reason,
+        details={**details, store.REVISES: skill.name},
+        access_scope=access_scope,
+    )
+    return Taken(name, stored.outcome, "candidate", skill.name)
+
+
+def changes_of(revision: SkillRow, skill: SkillRow) -> str:
+    """How a revision's text differs from the skill's, as a unified diff; empty for equal texts."""
+    before, after = (
+        render(advice(row)).splitlines(keepends=True)
+        for row in (skill, replace(revision, name=skill.name))
+    )
+    label = f"{skill.name} version {skill.version}"
+    return "".join(difflib.unified_diff(before, after, label, revision.name))
+
+
+def _free_name(connection: Connection, skill: SkillRow) -> str:
+    """A name that nobody has, whoever may see it."""
+    taken = set(store.names(connection))
+    number = skill.version + 1
+    while True:
+        suffix = f"-r{number}"
+        name = f"{skill.name[: MAX_NAME - len(suffix)].rstrip('-')}{suffix}"
+        if name not in taken:
+            return name
+        number += 1
+
+
+def _digest(draft: SkillDraft) -> str:
+    return content_sha256(advice(draft))
+
+
+def _not_revisable(known: SkillRow, draft: SkillDraft) -> Conflict:
+    """The error for a text under the name of a skill whose text stays; it says how to go on."""
+    name = known.name
+    hint = "Give the folder and its `name` another name to import it beside that."
+    if known.tier == draft.tier:
+        hint = (
+            f"To revise it: `kernlore skills restore {name} --reason TEXT`, then import it again."
+            f" Or: {hint[0].lower()}{hint[1:]}"
+        )
+    return Conflict(f"{name} is already here as {known.tier} and {known.state}", hint=hint)

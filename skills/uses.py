@@ -1,5 +1,5 @@
 """What the uses of a skill say about it: whether it wins, on which part of its scope it loses, and
-what showing it is worth. Pure functions over uses; `skills.observation` applies them to the store.
+what showing it is worth. Pure functions over uses; `skills.lifecycle` applies them to the store.
 
 A use counts where its effect is known, from the paired figure: it helped when the child was correct
 and gained more than the noise over its parent.
@@ -48,7 +48,7 @@ Action = Literal["keep", "narrow", "retire"]
 
 
 @dataclass(frozen=True)
-class Use:
+class SkillUse:
     """A use with a known effect. `situation` has the form that `retrieval.journal` stores."""
 
     helped: bool
@@ -57,7 +57,7 @@ class Use:
 
 
 @dataclass(frozen=True)
-class Part:
+class ScopePart:
     """A part of a skill's scope: where `key` is `value`, or is below or at least a number."""
 
     key: str
@@ -84,7 +84,7 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Record:
+class UseRecord:
     """How often the use of a skill helped, and how often it did not."""
 
     wins: int
@@ -105,16 +105,16 @@ class Record:
 
 
 @dataclass(frozen=True)
-class Finding:
+class UseVerdict:
     """What follows from the uses. `part` is where the skill loses, for `narrow`; `kept` the record
     of what is left. `log_e` is the logarithm of the e-value that decided; `tests` counts the parts
     compared, the whole among them."""
 
     action: Action
     reason: str
-    record: Record
-    part: Part | None = None
-    kept: Record | None = None
+    record: UseRecord
+    part: ScopePart | None = None
+    kept: UseRecord | None = None
     log_e: float = 0.0
     tests: int = 1
 
@@ -122,12 +122,12 @@ class Finding:
 # -- judging
 
 
-def assess_uses(uses: Sequence[Use]) -> Finding:
+def assess_uses(uses: Sequence[SkillUse]) -> UseVerdict:
     """What follows from the uses of the present text within the present scope: keep, narrow or
     retire."""
     whole = record_of(uses)
     if whole.uses < MIN_USES:
-        return Finding("keep", f"{whole}: fewer than {MIN_USES}", whole)
+        return UseVerdict("keep", f"{whole}: fewer than {MIN_USES}", whole)
     parts = parts_of(uses)
     tests = 1 + len(parts)
     bound = math.log(tests / ERROR)
@@ -140,14 +140,14 @@ def assess_uses(uses: Sequence[Use]) -> Finding:
         if log_e >= bound and rest.uses >= MIN_KEPT and rest.wins_half:
             lost = record_of(inside(uses, part))
             reason = f"{lost} with {part}, {rest} otherwise"
-            return Finding("narrow", reason, whole, part, rest, log_e, tests)
+            return UseVerdict("narrow", reason, whole, part, rest, log_e, tests)
     log_e = log_e_value(whole)
     if log_e >= bound:
-        return Finding("retire", f"{whole}", whole, log_e=log_e, tests=tests)
-    return Finding("keep", f"{whole}: nothing shown against it", whole, log_e=log_e, tests=tests)
+        return UseVerdict("retire", f"{whole}", whole, log_e=log_e, tests=tests)
+    return UseVerdict("keep", f"{whole}: nothing shown against it", whole, log_e=log_e, tests=tests)
 
 
-def log_e_value(record: Record) -> float:
+def log_e_value(record: UseRecord) -> float:
     """Natural logarithm of E; computed in integers, so that no number of uses is too many."""
     first, second = record.wins + 1, record.losses + PRIOR
     return record.uses * math.log(2) + _log_half_beta(first, second) - _log_half_beta(1, PRIOR)
@@ -160,23 +160,23 @@ def _log_half_beta(a: int, b: int) -> float:
     return math.log(tail) - n * math.log(2) - math.log(a * math.comb(n, a))
 
 
-def record_of(uses: Iterable[Use]) -> Record:
+def record_of(uses: Iterable[SkillUse]) -> UseRecord:
     """How many of the uses helped."""
     outcomes = [use.helped for use in uses]
-    return Record(sum(outcomes), len(outcomes) - sum(outcomes))
+    return UseRecord(sum(outcomes), len(outcomes) - sum(outcomes))
 
 
-def inside(uses: Iterable[Use], part: Part) -> list[Use]:
+def inside(uses: Iterable[SkillUse], part: ScopePart) -> list[SkillUse]:
     """The uses in a part of the scope."""
     return [use for use in uses if part.holds(use.situation)]
 
 
-def outside(uses: Iterable[Use], part: Part) -> list[Use]:
+def outside(uses: Iterable[SkillUse], part: ScopePart) -> list[SkillUse]:
     """The uses outside of a part of the scope."""
     return [use for use in uses if not part.holds(use.situation)]
 
 
-def parts_of(uses: Sequence[Use]) -> list[Part]:
+def parts_of(uses: Sequence[SkillUse]) -> list[ScopePart]:
     """Parts that the uses tell apart, each set of uses once. Which ones depends on the
     situations alone, never on how the uses came out."""
     quantities = sorted(
@@ -184,7 +184,7 @@ def parts_of(uses: Sequence[Use]) -> list[Part]:
     )
     offered = [part for key in WORDS for part in _by_word(uses, key)]
     offered += [part for key in quantities for part in _by_size(uses, key)]
-    by_uses: dict[frozenset[int], Part] = {}
+    by_uses: dict[frozenset[int], ScopePart] = {}
     for part in offered:
         held = frozenset(n for n, use in enumerate(uses) if part.holds(use.situation))
         if len(held) >= MIN_LOST and len(uses) - len(held) >= MIN_KEPT:
@@ -192,20 +192,22 @@ def parts_of(uses: Sequence[Use]) -> list[Part]:
     return list(by_uses.values())
 
 
-def _by_word(uses: Sequence[Use], key: str) -> list[Part]:
+def _by_word(uses: Sequence[SkillUse], key: str) -> list[ScopePart]:
     words = [use.situation.get(key) for use in uses]
     if key == "hardware" and None in words:
         return []  # a scope names the chips that it keeps, so each must be known
     values = sorted({value for value in words if isinstance(value, str) and PLAIN.fullmatch(value)})
-    return [Part(key, value) for value in values] if len(values) > 1 else []
+    return [ScopePart(key, value) for value in values] if len(values) > 1 else []
 
 
-def _by_size(uses: Sequence[Use], key: str) -> list[Part]:
+def _by_size(uses: Sequence[SkillUse], key: str) -> list[ScopePart]:
     """Cut at powers of two, which is how sizes spread."""
     numbers = (_number(use.situation.get(key)) for use in uses)
     powers = sorted({math.floor(math.log2(n)) for n in numbers if n is not None and n > 0})
     cuts = [2.0**power for power in powers[1:]]
-    return [part for cut in cuts for part in (Part(key, below=cut), Part(key, at_least=cut))]
+    return [
+        part for cut in cuts for part in (ScopePart(key, below=cut), ScopePart(key, at_least=cut))
+    ]
 
 
 def _is_number(value: Any) -> bool:
@@ -220,7 +222,7 @@ def _number(value: Any) -> float | None:
 
 
 @dataclass(frozen=True)
-class Difference:
+class LiftInterval:
     """The difference of two rates, with its 95 % interval."""
 
     value: float
@@ -256,7 +258,7 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     }
 
 
-def difference(counts: Lift) -> Difference:
+def difference(counts: Lift) -> LiftInterval:
     """Rate shown minus rate withheld, for counts above 0."""
     shown, withheld = counts.shown_wins / counts.shown, counts.withheld_wins / counts.withheld
     with_it, without_it = (
@@ -264,7 +266,7 @@ def difference(counts: Lift) -> Difference:
         wilson(counts.withheld_wins, counts.withheld),
     )
     value = shown - withheld
-    return Difference(
+    return LiftInterval(
         value,
         value - math.hypot(shown - with_it.low, without_it.high - withheld),
         value + math.hypot(with_it.high - shown, withheld - without_it.low),

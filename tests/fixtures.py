@@ -25,10 +25,11 @@ from ingestion.worker import Parts, Worker
 from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.jobs import Job, Jobs
+from kb.catalog.jobs import Jobs
 from kb.catalog.knowledge import lexical, passages
 from kb.catalog.knowledge.documents import Documents
 from kb.catalog.knowledge.passages import Passage
+from kb.catalog.work import Job
 from kb.embedding import DEFAULT_MODEL, LocalEmbedder, open_embedder
 from kb.hardware.schema import parse_hardware
 from kb.index.exact import ExactIndex

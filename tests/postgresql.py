@@ -210,7 +210,7 @@ def environment_of(data_dir: Path) -> dict[str, str]:
 
 def use_everywhere() -> None:
     """Every catalog that this process or a child of it opens is on the server from now on."""
-    from kb import jobs
+    from kb import workers as jobs
     from kb.catalog import engine
 
     chosen: Callable[..., Any] = engine._database

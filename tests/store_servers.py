@@ -64,7 +64,8 @@ def size_of_index(data_dir: Path) -> int:
 
 def use_everywhere() -> None:
     """Every store that this process or a child of it opens is on a server from now on."""
-    from kb import blobs, jobs
+    from kb import blobs
+    from kb import workers as jobs
     from kb.index import chroma
 
     if seaweed.EVERYWHERE:

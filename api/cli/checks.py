@@ -18,15 +18,14 @@ import numpy as np
 import sqlalchemy as sa
 
 from api.services import Services, open_services
+from kb.catalog import tables as t
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.meta import revision
-from kb.catalog.tables import knowledge as t
+from kb.data_dir import ServiceLock, open_to_others, running_service
 from kb.errors import Conflict, KernloreError, NotFound, StoreAway
 from kb.ids import sha256
-from kb.index.chroma_client import Server
-from kb.private import open_to_others
+from kb.index.chroma import Server
 from kb.scope import ALL_ACCESS
-from kb.service_lock import ServiceLock, running_service
 from kb.settings import MIB, Settings, unknown_settings
 
 FREE_MIB = 512

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from api.cli.output import note
 
 if TYPE_CHECKING:
-    from kb.cluster.connection import Cluster
+    from kb.cluster import Cluster
     from optimizer.search.goal import Goal
     from optimizer.search.runs.cluster_places import ClusterPlaces
     from optimizer.search.synthesizers.llm.settings import ModelOptions
@@ -36,7 +36,7 @@ class Asked:
 @contextmanager
 def cluster_at(address: str, packages: tuple[str, ...]) -> Iterator[Cluster]:
     """A connection to the cluster, whose dashboard is named."""
-    from kb.cluster.connection import connected
+    from kb.cluster import connected
 
     with connected(address, packages) as cluster:
         note(f"dashboard of the cluster: {cluster.dashboard or 'none is running'}")

@@ -26,7 +26,7 @@ from typer.main import get_command, get_group
 from api.cli.output import report_error
 from kb import telemetry
 from kb.errors import InvalidRequest, KernloreError, Unavailable
-from kb.garbage import collect_rarely
+from kb.memory import collect_rarely
 
 # Of a command and of a service: they read and embed.
 ENCODING_THREADS = ("reading", "ingestion", "vectors")
@@ -161,7 +161,7 @@ def main(arguments: Sequence[str]) -> int:
         )
         return 1
     except _store_errors() as error:
-        from kb.catalog.faults import store_fault
+        from kb.catalog.database import store_fault
 
         fault = store_fault(error)
         if fault is None:

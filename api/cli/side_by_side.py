@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from api.cli.output import note
 from api.cli.progress import status
 from api.services import RUN_COMMAND
+from kb.data_dir import private_folder
 from kb.errors import NotFound
 from kb.ids import new_id
-from kb.jobs import ChildProcess
-from kb.private import private_folder
+from kb.workers import ChildProcess
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.runs.optimize import Finished
 from optimizer.search.runs.portable import outcome_of, write_result

@@ -28,7 +28,7 @@ from ingestion.findings.facts import FactConflict
 from kb.catalog.jobs import JobState
 from kb.catalog.knowledge.documents import Section
 from kb.catalog.knowledge.moves import StoredMove
-from kb.catalog.knowledge.proposed_recipes import StoredRecipe
+from kb.catalog.knowledge.samples import StoredRecipe
 from kb.catalog.skills import SkillEvent
 from kb.hardware.facts import SubjectKind
 from kb.scope import Category

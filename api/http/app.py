@@ -1,7 +1,7 @@
 """`create_app`: the HTTP door over the services of one data directory.
 
 Nothing is opened before the application starts. That one process alone serves a directory is for
-the caller to hold (`kb.service_lock`): the serve command takes the lock before it loads this.
+the caller to hold (`kb.data_dir`): the serve command takes the lock before it loads this.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from api.web import routes as web
 from api.web.login import refused_page
 from api.web.pages import HEADERS
 from kb.catalog.figures import figures_of
-from kb.catalog.request_counts import RequestCounts
+from kb.catalog.keys import RequestCounts
 from kb.errors import Unavailable
 from kb.settings import Settings, product_version
 

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from sqlalchemy.exc import DBAPIError
 from starlette.exceptions import HTTPException
 
-from kb.catalog.faults import store_fault
+from kb.catalog.database import store_fault
 from kb.errors import (
     InternalError,
     InvalidRequest,

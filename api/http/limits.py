@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 from api.http.roles import Kind
 from kb.addresses import is_loopback
-from kb.catalog.request_counts import Counts
+from kb.catalog.keys import Counts
 from kb.errors import TooManyRequests
 from kb.settings import Settings
 

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field
 
-from kb.catalog.search.reviews import ReviewDecision
+from kb.catalog.evaluations import ReviewDecision
 
 Json = dict[str, Any]
 

@@ -20,7 +20,7 @@ from api.mcp import results
 from api.mcp.routes import Routes, at
 from api.mcp.tool import RECORDS, REPEATABLE, Arguments, tool
 from kb.errors import InvalidRequest
-from skills.trajectories.external_trajectory import MAX_STEPS, file_name
+from skills.trajectories.external import MAX_STEPS, file_name
 
 POLL_SECONDS = 0.2
 CONTEXT_TOKENS = 6_000  # the window of an agent is shared with everything else that it does

@@ -15,7 +15,7 @@ from api.http.routes.retrieve import answer_of
 from api.web.pages import MAX_PAGE, SentForm, page, page_router, paged, see_other
 from ingestion import hardware as chips
 from kb.errors import InvalidRequest
-from kb.hardware.shipped import is_shipped
+from kb.hardware.spec import is_shipped
 from retrieval.coverage import coverage
 from retrieval.documents import list_documents
 from retrieval.hardware_removal import remove_hardware

@@ -11,7 +11,7 @@ from api.http.dependencies import Access, Parts
 from api.web.pages import MAX_PAGE, SentForm, page, page_router, paged, see_other
 from ingestion.progress import STATES, JobFilter, list_jobs, retry_job, show_job
 from kb.catalog.jobs import JobState
-from kb.catalog.knowledge.proposed_recipes import RecipeStatus
+from kb.catalog.knowledge.samples import RecipeStatus
 from kb.errors import InvalidRequest
 from retrieval.documents import decide_proposed_recipe, list_proposed_recipes
 from retrieval.knowledge_tree import knowledge_node

@@ -14,8 +14,7 @@ from api.web.pages import SentForm, error_page, page, page_router, see_other
 from ingestion import hardware as chips
 from ingestion.progress import JobFilter, list_jobs
 from kb.errors import InvalidRequest, KernloreError
-from kb.hardware.schema import checked_toml
-from kb.hardware.writer import dump_hardware, hardware_template
+from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
 from kb.scope import CATEGORIES, AccessScope
 from optimizer.evaluation.queue import check_apart
 from retrieval.onboarding import onboarding_steps

@@ -24,7 +24,7 @@ from sqlalchemy.exc import DBAPIError
 
 from api.http.authorisation import is_session
 from api.http.bodies import check_text, media_type, read_limited
-from kb.catalog.faults import store_fault
+from kb.catalog.database import store_fault
 from kb.errors import InvalidRequest, KernloreError, UnsupportedFormat, invalid_fields
 from kb.hardware.facts import readable
 from kb.settings import product_version

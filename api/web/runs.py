@@ -25,7 +25,7 @@ from api.web.pages import (
     see_other,
 )
 from ingestion import hardware as chips
-from kb.catalog.search.runs import RunWhere
+from kb.catalog.runs import RunWhere
 from kb.errors import InvalidRequest, NotFound
 from optimizer.search.runs import run_store as runs
 from optimizer.search.runs.plot_cache import PlotCache

@@ -29,7 +29,7 @@ from kb.errors import KernloreError
 from kb.scope import AccessScope
 from retrieval.diagnose.signals import load_signals
 from skills.lifecycle import change_state
-from skills.revising import Revision
+from skills.skill_library import Revision
 
 router = page_router("/ui/skills")
 Number = Annotated[int, Query(ge=1, le=MAX_PAGE)]

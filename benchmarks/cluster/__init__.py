@@ -1,1 +1,1 @@
-"""A whole installation on one machine, and what the loss of each part costs: `make cluster`."""
+"""An installation on one machine, whose parts are killed in turn: `make cluster`."""

@@ -1,4 +1,4 @@
-"""What an installation holds and answers, in a form in which two moments can be compared."""
+"""Snapshots of an installation's contents and answers, and their differences."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.api.replicas import Replica
 RETRY_SECONDS = 120.0
 PAUSE = 0.2
 TIMEOUT = httpx.Timeout(30.0, connect=2.0)
-# Asked all the while: sections about a signal, whose order no document of another chip changes.
+# Sent continuously: answers to a signal, which no document of another chip changes.
 SIGNALS: tuple[Mapping[str, Any], ...] = (
     {"signal": "memory_bound", "hardware": "h100"},
     {"signal": "uncoalesced_access", "hardware": "h100"},
     {"signal": "occupancy_limited", "hardware": "h100"},
 )
-# Asked before and after: every document changes how rare a word is, and so their order.
+# Sent before and after: every document changes word frequencies, and so their order.
 QUESTIONS: tuple[Mapping[str, Any], ...] = (
     *SIGNALS,
     {"query": "how much shared memory may a block use", "hardware": "h100"},
@@ -42,7 +42,7 @@ class Balancer:
         self._turns = itertools.cycle(range(len(urls)))
 
     def send(self, method: str, path: str, **options: Any) -> httpx.Response | None:
-        """The answer; None where no replica gave one."""
+        """The answer, or None if no replica gave one."""
         first = next(self._turns)
         answer = None
         for number in range(len(self._clients)):
@@ -56,9 +56,7 @@ class Balancer:
         return answer
 
     def insist(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """The answer that is no refusal, however often it has to be asked for within two minutes.
-        Raises TimeoutError.
-        """
+        """The first answer that is not a refusal, within two minutes. Raises TimeoutError."""
         deadline = time.monotonic() + RETRY_SECONDS
         while time.monotonic() < deadline:
             answer = self.send(method, path, **options)
@@ -74,7 +72,7 @@ class Balancer:
 
 
 @dataclass(frozen=True)
-class Spoken:
+class ComparableAnswer:
     """An answer: its context, which is byte for byte the same for equal requests, and the places
     and texts of its excerpts."""
 
@@ -82,17 +80,17 @@ class Spoken:
     excerpts: tuple[tuple[str, str], ...]
     by_words: bool
 
-    def against(self, expected: Spoken) -> Kind:
-        """What it is beside the expected answer. One by words says so in a hint."""
+    def against(self, expected: ComparableAnswer) -> Kind:
+        """Classify an answer: same, by words (its hint says so) or different."""
         if (self.context, self.excerpts) == (expected.context, expected.excerpts):
             return "same"
         return "by words" if self.by_words else "different"
 
 
-def spoken(answer: Mapping[str, Any]) -> Spoken:
+def comparable(answer: Mapping[str, Any]) -> ComparableAnswer:
     """The part of an answer that has no id and no time."""
     hints = answer.get("hints", ())
-    return Spoken(
+    return ComparableAnswer(
         answer["context"],
         tuple((excerpt["id"], excerpt["text"]) for excerpt in answer["excerpts"]),
         NO_INDEX in hints or NO_VECTORS_YET in hints,
@@ -101,16 +99,16 @@ def spoken(answer: Mapping[str, Any]) -> Spoken:
 
 @dataclass(frozen=True)
 class Contents:
-    """Documents by id, with what was said of them and the hash of their original; the trees of
-    runs; the answers to QUESTIONS by each replica."""
+    """Documents by id with their metadata and the hash of their original, trees of runs, and the
+    answers of each replica to QUESTIONS."""
 
     documents: Mapping[str, str]
     runs: Mapping[str, str]
-    answers: Mapping[str, Spoken] = field(default_factory=dict)
+    answers: Mapping[str, ComparableAnswer] = field(default_factory=dict)
 
 
 def contents_of(replicas: Sequence[Replica], originals: Mapping[str, bytes]) -> Contents:
-    """What is there now. `originals` are uploaded files by document, which are read back."""
+    """Take a snapshot. `originals` are uploaded files by document, which are read back."""
     client = replicas[0].client
     documents = {}
     for document in client.get("/documents").raise_for_status().json()["documents"]:
@@ -126,9 +124,11 @@ def contents_of(replicas: Sequence[Replica], originals: Mapping[str, bytes]) -> 
         if run["state"] == "finished"
     }
     answers = {
-        f"{number} at {replica.url}": spoken(replica.client.post("/retrieve", json=asked).json())
+        f"{number} at {replica.url}": comparable(
+            replica.client.post("/retrieve", json=question).json()
+        )
         for replica in replicas
-        for number, asked in enumerate(QUESTIONS)
+        for number, question in enumerate(QUESTIONS)
     }
     return Contents(documents, runs, answers)
 
@@ -142,8 +142,7 @@ def _digest(data: bytes) -> str:
 
 
 def differences(before: Contents, after: Contents) -> list[str]:
-    """What was there before and is gone or other now, one line each. New documents and runs are
-    no difference."""
+    """One line for each thing that is missing or changed; new documents and runs are ignored."""
     lines = []
     for what, old, new in (
         ("document", before.documents, after.documents),

@@ -1,8 +1,8 @@
-"""Brings up a whole installation on this machine, uses it, and kills each part of it in turn.
+"""Start an installation on this machine, use it, and kill each part of it in turn.
 
-Each time a document has just been accepted and a run of the optimizer is under way; questions are
-asked all the while, and a second document is sent to whoever takes it. Afterwards all that was
-there before, and all that was acknowledged since, is held against what is there now.
+At each kill a document has just been accepted and a run of the optimizer is active; questions are
+sent continuously, and a second document is sent to any replica that accepts it. Afterwards the
+contents before, and everything acknowledged since, are compared with the contents now.
 
     make cluster
     python -m benchmarks.cluster.losses --knowledge DIR --replicas 3
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,25 +25,17 @@ from typing import Any
 from benchmarks.cluster.contents import (
     SIGNALS,
     Balancer,
+    ComparableAnswer,
     Kind,
-    Spoken,
+    comparable,
     contents_of,
     differences,
-    spoken,
 )
 from benchmarks.cluster.parts import Installation, Part, RayHead, RayNode, installation
-from benchmarks.cluster.under_way import (
-    LOOK_SECONDS,
-    PROBLEM,
-    SETTLE_SECONDS,
-    Call,
-    Search,
-    Searches,
-)
 from benchmarks.report import ended, say, table, write_result
 from kb.errors import Unavailable
 
-TITLE = "What the loss of each part of an installation costs"
+TITLE = "The loss of each part of an installation"
 MANUAL = "# Unit {word}\n\nThe {word} unit moves 16 bytes a clock and waits for the fabric.\n"
 AWAY_SECONDS = 5.0  # between the kill and the new start
 CHIP = "mi300x"  # of uploads; the questions are about others
@@ -53,9 +45,9 @@ UPLOADED = {"created", "unchanged"}
 
 @dataclass
 class Loss:
-    """What the loss of one part cost. Seconds are from the new start, but for `silent`, the longest
-    time in which no question was answered. `answers` counts them by what they were beside those
-    before; `run` says how the run went on; `wrong` is what was lost or other afterwards."""
+    """The effect of one loss. Seconds count from the new start, except `silent`, the longest time
+    without an answered question. `answers` counts answers by class, `run` says how the run
+    continued, `wrong` lists lost or changed contents."""
 
     part: str
     started: float = 0.0
@@ -68,9 +60,9 @@ class Loss:
 
 
 class Watch:
-    """Asks one question after another, and notes what comes back."""
+    """Sends one question after another and records the answers."""
 
-    def __init__(self, urls: Sequence[str], expected: Sequence[Spoken]) -> None:
+    def __init__(self, urls: Sequence[str], expected: Sequence[ComparableAnswer]) -> None:
         self._balancer, self._expected = Balancer(urls), expected
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._ask, name="watch", daemon=True)
@@ -82,7 +74,7 @@ class Watch:
         self._thread.start()
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop."""
         self._done.set()
         self._thread.join()
         self._balancer.close()
@@ -95,7 +87,7 @@ class Watch:
             answer = self._balancer.send("POST", "/retrieve", json=SIGNALS[number])
             kind: Kind = "refused"
             if answer is not None and answer.status_code == 200:
-                kind = spoken(answer.json()).against(self._expected[number])
+                kind = comparable(answer.json()).against(self._expected[number])
             elif answer is not None and answer.status_code not in (502, 503, 507):
                 kind = "different"
             now = time.monotonic()
@@ -106,7 +98,7 @@ class Watch:
 
 
 class Losses:
-    """Uses an installation and loses its parts; keeps what it was told was stored."""
+    """Uses an installation and kills its parts; records everything that was acknowledged."""
 
     def __init__(self, cluster: Installation) -> None:
         self._cluster = cluster
@@ -123,8 +115,7 @@ class Losses:
     # -- use it
 
     def ingest(self, word: str) -> str:
-        """Upload a manual that has a word of its own; how often it was refused until accepted. It
-        counts as stored from then on."""
+        """Upload a manual with a unique word; the number of refusals before it was accepted."""
         text = MANUAL.format(word=word)
         files = [("file", (f"{word}.md", text.encode()))]
         began = time.monotonic()
@@ -135,7 +126,7 @@ class Losses:
         return f"accepted after {time.monotonic() - began:.1f} s"
 
     def ingest_on_ray(self, folder: Path, word: str) -> None:
-        """Read and embed a manual with a word of its own on the Ray cluster, by command."""
+        """Read and embed a manual with a unique word on the Ray cluster, by command."""
         folder.mkdir()
         text = MANUAL.format(word=word)
         (folder / f"{word}.md").write_text(text, encoding="utf-8")
@@ -153,14 +144,14 @@ class Losses:
         not those that were sent."""
         missing = []
         for document, word in self._words.items():
-            asked = {"query": f"{word} unit", "hardware": CHIP}
+            question = {"query": f"{word} unit", "hardware": CHIP}
             for replica in self._cluster.replicas:
-                answer = replica.client.post("/retrieve", json=asked).json()
+                answer = replica.client.post("/retrieve", json=question).json()
                 if document not in {e["document"]["id"] for e in answer["excerpts"]}:
                     missing.append(f"{word} is not found at {replica.url}")
             stored = self._cluster.replicas[0].client.get(f"/documents/{document}/file")
             if stored.content != self._originals[document]:
-                missing.append(f"the original of {word} is not what was sent")
+                missing.append(f"the original of {word} differs from the upload")
         return missing
 
     def _forget(self, documents: set[str]) -> None:
@@ -185,7 +176,7 @@ class Losses:
         watch = Watch(self._urls, [before.answers[f"{n} at {at}"] for n in range(len(SIGNALS))])
         name = part.name.replace(" ", "").lower()
         search = self._search(part)
-        kept = set(self._words)
+        known = set(self._words)
         self.ingest(f"{name}before")
         watch.start()
         say(f"{part.name} is killed")
@@ -202,7 +193,7 @@ class Losses:
         watch.stop()
         loss.answers, loss.silent = watch.answers, watch.silent
         loss.wrong += self.unread()
-        self._forget(set(self._words) - kept)
+        self._forget(set(self._words) - known)
         loss.wrong += differences(before, contents_of(self._cluster.replicas, self._originals))
         say(f"{part.name}: {loss}")
         return loss
@@ -290,3 +281,136 @@ def main() -> None:
 
 if __name__ == "__main__":
     ended(main)
+
+
+# -- searches that run while a part is killed
+
+SETTLE_SECONDS = 900.0
+LOOK_SECONDS = 0.2
+PROBLEM = "map_id"
+GOAL = {"language": "cpp", "candidates": 1, "knowledge": False}
+ON_RAY = ("--language", "cpp", "--candidates", "3")
+RUNNING = ("starting", "running")
+
+
+class Call:
+    """A call in its own thread."""
+
+    def __init__(self, call: Callable[[], str]) -> None:
+        self._result: str | BaseException = "never ended"
+        self._call = call
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            self._result = self._call()
+        except BaseException as error:  # raised by `result`
+            self._result = error
+
+    @property
+    def over(self) -> bool:
+        """Whether it has returned or raised."""
+        return not self._thread.is_alive()
+
+    def result(self) -> str:
+        """What it returned or raised."""
+        self._thread.join()
+        if isinstance(self._result, BaseException):
+            raise self._result
+        return self._result
+
+
+def wait_until(done: Callable[[], bool], what: str) -> None:
+    """Returns once `done` is true. Raises Unavailable."""
+    deadline = time.monotonic() + SETTLE_SECONDS
+    while not done():
+        if time.monotonic() > deadline:
+            raise Unavailable(f"waited in vain: {what}", hint="Read the logs of the replicas.")
+        time.sleep(LOOK_SECONDS)
+
+
+class Searches:
+    """Starts searches and reports how they ended."""
+
+    def __init__(self, cluster: Installation, balancer: Balancer) -> None:
+        self._cluster, self._balancer = cluster, balancer
+
+    def by_replica(self) -> Search:
+        """A run of the first replica that measures its first candidate."""
+        body = {"problem": PROBLEM, "goal": GOAL}
+        sent = self._cluster.replicas[0].client.post("/runs", json=body)
+        run_id = str(sent.raise_for_status().json()["id"])
+        wait_until(lambda: bool(self.nodes(run_id)), f"{run_id} begins")
+        return Search(self, run_id, None)
+
+    def on_ray(self) -> Search:
+        """A search by command whose candidates are being evaluated on the nodes."""
+        before = self._runs()
+        call = Call(lambda: str(self._cluster.optimize(PROBLEM, *ON_RAY)["ended"]))
+        new: set[str] = set()
+
+        def evaluates() -> bool:
+            if call.over:  # before it was seen: raises where it failed
+                call.result()
+            new.update(self._runs() - before)
+            return any(self._evaluating(run_id) for run_id in new)
+
+        wait_until(evaluates, "a search on the Ray cluster begins")
+        return Search(self, new.pop(), call)
+
+    def resume(self, run_id: str, on_ray: bool) -> None:
+        """Resume a run whose process has ended."""
+        options = ("--ray", self._cluster.ray) if on_ray else ()
+        self._cluster.command("runs", "resume", run_id, *options)
+
+    def row(self, run_id: str) -> dict[str, Any]:
+        """The run as the service shows it."""
+        answer = self._balancer.insist("GET", f"/runs/{run_id}").json()
+        return dict(answer)
+
+    def nodes(self, run_id: str) -> list[Any]:
+        """The nodes of its tree that are stored."""
+        answer = self._balancer.insist("GET", f"/runs/{run_id}/tree")
+        return list(answer.json()["nodes"]) if answer.status_code == 200 else []
+
+    def _runs(self) -> set[str]:
+        return {run["id"] for run in self._balancer.insist("GET", "/runs").json()["runs"]}
+
+    def _evaluating(self, run_id: str) -> bool:
+        """Whether nodes of the cluster are at its candidates; the first node is the reference."""
+        at = (self.row(run_id).get("cluster") or {}).get("nodes", {})
+        return bool(self.nodes(run_id)) and any(node["evaluating"] for node in at.values())
+
+
+class Search:
+    """One search: what it has stored by now, and the command that carries it out, if one does."""
+
+    def __init__(self, searches: Searches, run_id: str, command: Call | None) -> None:
+        self._searches, self._id, self._command = searches, run_id, command
+        self._stored = searches.nodes(run_id)
+
+    def end(self, wrong: list[str]) -> str:
+        """How the run ended, resumed if its process has ended. Lost nodes are added to `wrong`."""
+        searches, run_id, how = self._searches, self._id, "went on"
+        if self._command is not None:
+            try:
+                self._command.result()
+            except Unavailable:
+                how = "the command ended"
+        else:
+            wait_until(lambda: _is_over(searches.row(run_id)), f"{run_id} ends")
+        if searches.row(run_id)["state"] != "finished":
+            how = f"resumed at node {len(searches.nodes(run_id))}"
+            searches.resume(run_id, self._command is not None)
+        row, nodes = searches.row(run_id), searches.nodes(run_id)
+        if row["state"] != "finished" or nodes[: len(self._stored)] != self._stored:
+            wrong.append(f"{run_id} is {row['state']}, with other nodes than before")
+        lost = (row.get("cluster") or {}).get("lost")
+        again = "" if lost is None else f", {lost} evaluations begun again"
+        return f"{how}{again}, finished with {len(nodes)} nodes"
+
+
+def _is_over(row: Mapping[str, Any]) -> bool:
+    """Whether a run has no process any more; its note says so after a kill."""
+    return row["state"] not in RUNNING or "note" in row

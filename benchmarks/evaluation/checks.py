@@ -1,5 +1,5 @@
-"""Whether the harness itself can be trusted: the reference against itself, twice the work, and what
-an evaluation costs beyond the work.
+"""Checks of the harness: the reference against itself, twice the work, and the overhead of an
+evaluation.
 
 Needs torch and nothing else of Kernlore's dependencies, so that it also runs on a bare GPU machine.
 """
@@ -45,7 +45,7 @@ class Trial:
 
     @property
     def overhead(self) -> float | None:
-        """Seconds beside compiling and timed calls."""
+        """Seconds other than compiling and timed calls."""
         if not self.evaluation.timings:
             return None
         known = self.evaluation.seconds
@@ -103,8 +103,8 @@ def _wait(device: str) -> None:
 
 
 def throughput(name: str, target: EvaluationTarget, fork: bool, count: int) -> list[Trial]:
-    """One candidate after the other, each in fresh processes: forked ahead of time, or each an
-    interpreter of its own that starts when it is needed."""
+    """One candidate after the other, each in new processes: forked ahead of time, or interpreters
+    started on demand."""
     problem = load_problem(Path(name))
     settings = EvaluationSettings()
     level = level_for(settings.isolation, target.device or "cpu")

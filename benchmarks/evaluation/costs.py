@@ -1,8 +1,7 @@
-"""Where the time of one evaluation goes: what the supervisor does, and what its runners do in
-blocks, each by the clock and by processor time.
+"""Where the time of one evaluation goes: supervisor and runners, in wall and processor time.
 
 `python -m benchmarks.evaluation.costs --problem softmax [--constants rows=2048] [--device cuda]`
-evaluates the reference against itself. Processor time is what says something on a busy machine.
+evaluates the reference against itself. On a busy machine only processor time means something.
 Needs torch and nothing else of Kernlore's dependencies.
 """
 

@@ -1,5 +1,5 @@
-"""A GPU machine without a catalog: the hardware's facts straight from its files, the ceilings as
-measured now, and what the numbers were measured on.
+"""A GPU machine without a catalog: facts read from files, ceilings measured now, and a line that
+describes the machine.
 
 Needs torch and nothing else of Kernlore's dependencies.
 """
@@ -28,13 +28,13 @@ THREADS = 8  # of torch on the CPU side
 
 
 def read_logs_here() -> None:
-    """Compile the patterns of error messages with what is here: a GPU machine often has no RE2."""
+    """Compile the patterns of error messages with `re` if RE2 is not installed."""
     if find_spec("re2") is None:
         trust_patterns()
 
 
 def target_of(hardware: str, device: str | None) -> EvaluationTarget:
-    """What a toolchain needs to know; device None compiles only."""
+    """The target of a toolchain; without a device it only compiles."""
     lineage: list[str] = []
     facts: dict[str, float | str] = {}
     place: str | None = hardware
@@ -75,7 +75,7 @@ class Measured:
 
 
 def machine_of(folder: Path) -> Measured:
-    """What the folder says; where it says nothing, this machine, with its ceilings measured."""
+    """The machine recorded in the folder, else this one with its ceilings measured."""
     path = folder / "machine.json"
     if path.is_file():
         report = json.loads(path.read_text(encoding="utf-8"))
@@ -96,22 +96,22 @@ def write_report(path: Path | None, title: str, parts: Sequence[str], measured: 
         path.write_text(f"# {title}\n\n{body}\n", encoding="utf-8")
 
 
-def kept(folder: Path, name: str) -> list[dict[str, Any]]:
-    """Records of earlier parts of a run."""
+def stored_records(folder: Path, name: str) -> list[dict[str, Any]]:
+    """Records of earlier parts of a run, from a file of JSON lines."""
     path = folder / name
     lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     return [json.loads(line) for line in lines]
 
 
-def keep(folder: Path, name: str, record: Mapping[str, Any]) -> None:
+def store_record(folder: Path, name: str, record: Mapping[str, Any]) -> None:
     with (folder / name).open("a", encoding="utf-8") as stream:
         stream.write(json.dumps(record) + "\n")
 
 
 def device_line() -> str:
-    """GPU, driver and the versions that decide what was measured."""
-    asked = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-    report = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+    """GPU, driver and versions of torch and triton."""
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    report = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     name, driver = report.splitlines()[0].split(", ", 1)
     versions = [f"{package} {metadata.version(package)}" for package in ("torch", "triton")]
     return f"{name}, driver {driver.strip()}, {', '.join(versions)}"

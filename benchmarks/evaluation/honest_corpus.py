@@ -1,26 +1,21 @@
-"""Honest candidates, slow and fast, in several languages: none may be flagged or rejected.
+"""Honest candidates, fast and slow, in several languages: none may be flagged or rejected.
 
-`python -m benchmarks.evaluation.honest_corpus [--small] [NAME ...]` evaluates those in
-tests/exploits/honest on the shipped problems with the constants of every evaluation and, where it
-runs all of them in full, writes benchmarks/results/honest_corpus.md. `--small` leaves the large
-cases out. Torch candidates are checked on all cases of the CPU, C++ on
-those in float32, Triton on small ones in float32 in its interpreter.
-
-`--gpu` evaluates those in tests/exploits/honest_gpu on the GPU that is here and prints what came
-out; it writes no file.
+Those in tests/exploits/honest are evaluated on the shipped problems with the settings of every
+evaluation: torch candidates on all CPU cases, C++ on the float32 ones, Triton on small float32 ones
+in its interpreter. `--gpu` evaluates those in tests/exploits/honest_gpu on this machine's GPU.
 """
 
 from __future__ import annotations
 
+import argparse
 import re
-import sys
 import time
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.evaluation.gpu_machine import read_logs_here
-from benchmarks.report import machine
+from benchmarks.report import say, table, write_result
 from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.exploits.proof import gpu_here
@@ -38,14 +33,13 @@ ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "exploits" / "honest"
 GPU_FOLDER = ROOT / "tests" / "exploits" / "honest_gpu"
 EXPLOITED = ROOT / "optimizer" / "evaluation" / "exploits" / "problems"
-RESULT = ROOT / "benchmarks" / "results" / "honest_corpus.md"
 CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
-GPU = EvaluationTarget(
-    "h100", ("h100", "hopper", "nvidia"), "90"
-)  # compiled for, checked in the interpreter
+# compiled for, checked in the interpreter
+GPU = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 BUILTIN = {"cpp": "g++", "cuda": "nvcc", "torch": "torch", "triton": "triton-nvidia"}
 SETTINGS = EvaluationSettings(timing=TimingPolicy(max_pairs=8))
-_TOLD = re.compile(r"kernlore-honest: problem=(\w+)")
+HEADER = ("problem", "candidate", "accepted", "checks", "error / bound", "speed-up", "messages")
+_PROBLEM_LINE = re.compile(r"kernlore-honest: problem=(\w+)")
 
 
 @dataclass(frozen=True)
@@ -61,7 +55,7 @@ def corpus(names: Collection[str] = (), folder: Path = FOLDER) -> list[Honest]:
     """All of them, or those with these names, by problem."""
     result = []
     for path in sorted(folder.iterdir()):
-        report = _TOLD.search(path.read_text(encoding="utf-8")) if path.is_file() else None
+        report = _PROBLEM_LINE.search(path.read_text(encoding="utf-8")) if path.is_file() else None
         if report is not None and (not names or path.stem in names):
             result.append(Honest(path, report[1], read_bundle(path).language))
     return sorted(result, key=lambda honest: (honest.problem, honest.path.name))
@@ -147,62 +141,54 @@ def accepted(result: Evaluation) -> bool:
     return result.correct and not result.flags
 
 
-def main(arguments: Sequence[str]) -> int:
-    small = "--small" in arguments
-    names = [argument for argument in arguments if not argument.startswith("--")]
-    rows, wrong, began = [], 0, time.monotonic()
-    if "--gpu" in arguments:
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", help="candidates by name; default: all")
+    parser.add_argument("--small", action="store_true", help="leave the large cases out")
+    parser.add_argument("--gpu", action="store_true", help="the GPU candidates, on the GPU here")
+    parser.add_argument("--output", type=Path, help="Markdown file for the result")
+    given = parser.parse_args()
+    rows: list[tuple[object, ...]] = []
+    refused, began = 0, time.monotonic()
+    if given.gpu:
         gpu = gpu_here()
         if gpu is None:
             raise SystemExit("there is no GPU here that torch can use")
         read_logs_here()
-        results = evaluate_on_gpu(corpus(names, GPU_FOLDER), gpu)
+        results = evaluate_on_gpu(corpus(given.names, GPU_FOLDER), gpu)
     else:
-        results = evaluate_all(corpus(names), small=small)
+        results = evaluate_all(corpus(given.names), small=given.small)
     for honest, result in results:
         fine = accepted(result)
-        wrong += not fine
-        report = "; ".join([result.message, *(flag.message for flag in result.flags)]).strip("; ")
-        figure = str(result.speedup) if result.speedup is not None else result.timing
-        checks = f"{sum(check.ok for check in result.checks)}/{len(result.checks)}"
+        refused += not fine
+        messages = [result.message, *(flag.message for flag in result.flags)]
         tightest = max((_share(result, n) for n in range(len(result.checks))), default=0.0)
-        row = (honest.problem, honest.path.name, "yes" if fine else "NO", checks)
-        rows.append(f"| {' | '.join(row)} | {tightest:.2f} | {figure} | {report or '-'} |")
-        print(rows[-1], flush=True)
-    if not arguments:
-        RESULT.write_text(_report(rows, wrong, time.monotonic() - began), encoding="utf-8")
-    print(f"accepted {len(rows) - wrong} of {len(rows)}")
-    return 1 if wrong else 0
+        rows.append(
+            (
+                honest.problem,
+                honest.path.name,
+                "yes" if fine else "NO",
+                f"{sum(check.ok for check in result.checks)}/{len(result.checks)}",
+                f"{tightest:.2f}",
+                result.speedup if result.speedup is not None else result.timing,
+                "; ".join(filter(None, messages)) or "-",
+            )
+        )
+        say(" ".join(map(str, rows[-1])))
+    summary = (
+        f"Accepted {len(rows) - refused} of {len(rows)}, in {time.monotonic() - began:.0f} s."
+        " `error / bound` is the tightest of the candidate's cases. `repeat`: the machine was busy;"
+        " `none`: not timed on this machine."
+    )
+    write_result(given.output, "Honest candidates", [summary, table(HEADER, rows)])
+    return 1 if refused else 0
 
 
 def _share(result: Evaluation, check: int) -> float:
-    """The largest error beside what was allowed."""
+    """The largest error as a share of its bound."""
     errors = result.checks[check].errors
     return max((e.worst / e.allowed for e in errors if e.allowed > 0), default=0.0)
 
 
-def _report(rows: Sequence[str], wrong: int, seconds: float) -> str:
-    return "\n".join(
-        [
-            "# Honest candidates",
-            "",
-            "`python -m benchmarks.evaluation.honest_corpus`: candidates that do what they are",
-            "asked, well or badly. None may be flagged or rejected; the constants are those of",
-            "every evaluation.",
-            "",
-            f"Accepted {len(rows) - wrong} of {len(rows)}, in {seconds:.0f} s. `error / bound` is "
-            "the tightest of its cases; a timing of `repeat` means that the machine was busy, "
-            "`none` that it is not timed here.",
-            "",
-            "| problem | candidate | accepted | checks | error / bound | speed-up | said |",
-            "|---|---|---|---|---|---|---|",
-            *rows,
-            "",
-            f"Measured {machine()}.",
-            "",
-        ]
-    )
-
-
 if __name__ == "__main__":
-    raise SystemExit(main(sys.argv[1:]))
+    raise SystemExit(main())

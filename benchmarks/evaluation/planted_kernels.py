@@ -1,8 +1,8 @@
-"""Kernels with one planted defect each, and what the diagnosis says of them.
+"""Kernels with one planted defect each, and their diagnosis.
 
 On a GPU every kernel is evaluated, profiled and diagnosed, and the first and the first three
-signals are held against what was planted. With --check nothing is run on a device: the kernels are
-compiled for the chip and the Triton ones checked in the interpreter.
+signals are compared with the defect. With --check no device is used: the kernels are compiled for
+the chip and the Triton ones checked in the interpreter.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from typing import Any
 
 from benchmarks.evaluation.gpu_machine import (
     THREADS,
-    keep,
-    kept,
     machine_of,
+    store_record,
+    stored_records,
     target_of,
     write_report,
 )
@@ -121,7 +121,7 @@ def check_all(chosen: Sequence[str]) -> None:
 
 
 class Keeping(Evaluator):
-    """Keeps what was collected, so that other rules can be tried on it later."""
+    """Stores collected metrics, so that other rules can be tried on them later."""
 
     collected: Sequence[Collected] = ()
 
@@ -227,19 +227,19 @@ def parts_of(rows: Sequence[Row], about: Sequence[str]) -> list[str]:
 
 
 def measure_all(given: argparse.Namespace) -> None:
-    """What the folder holds is not measured again, unless it is asked for by name."""
+    """Kernels with a record in the folder are measured again only by name."""
     folder: Path = given.folder or Path(tempfile.mkdtemp(prefix="kernlore-planted-"))
     measured = machine_of(folder)
-    done = {record["file"] for record in kept(folder, RECORDS)}
+    done = {record["file"] for record in stored_records(folder, RECORDS)}
     for planted in () if given.report else all_planted(given.only):
         if given.only or planted.file not in done:
             began = time.perf_counter()
             result, collected = measure(planted, target_of(HARDWARE, "cuda"), measured.ceilings)
             report = {"file": planted.file, "collected": [asdict(c) for c in collected]}
-            keep(folder, RECORDS, {**report, **result.as_json()})
+            store_record(folder, RECORDS, {**report, **result.as_json()})
             took = time.perf_counter() - began
             say(f"{planted.name}: {result.validity} {result.message} {took:.1f} s")
-    last = {record["file"]: record for record in kept(folder, RECORDS)}
+    last = {record["file"]: record for record in stored_records(folder, RECORDS)}
     rows = [
         Row(planted, evaluation_from_json(last[planted.file]))
         for planted in all_planted()

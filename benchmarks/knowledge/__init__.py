@@ -1,1 +1,1 @@
-"""What the store takes in: ingestion, loading, the coverage of the built-in knowledge."""
+"""Ingestion, answers about the built-in knowledge, and a service under load and kills."""

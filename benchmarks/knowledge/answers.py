@@ -1,12 +1,10 @@
-"""What an answer for a bare signal shows first: every signal on every shipped chip and on own ones.
+"""The first excerpts of answers to a bare signal, for every signal on shipped and drawn chips.
 
-    python -m benchmarks.knowledge.answers --results benchmarks/results/first_answers.md
-
-Own chips are drawn from a seed and added with their documents as a hardware team adds them;
-`--manual ID=FOLDER` adds one whose documentation lies in a folder, `--chip ID` a built-in chip that
-is not among the nine that are always asked for. Whether an excerpt is on target
-is decided by `answers_targets.toml` beside this module, which was written before the ranking was
-changed. `--sample FILE` writes answers drawn at random, for a person to grade.
+Drawn chips come from a seed and are added with their documents as a hardware team adds them;
+`--manual ID=FOLDER` adds one with the documentation in a folder, `--chip ID` a built-in chip that
+is not among the nine defaults. `answers_targets.toml`, written before the ranking was changed,
+decides whether an excerpt is on target. `--sample FILE` writes answers drawn at random, for a
+person to grade.
 """
 
 from __future__ import annotations
@@ -23,9 +21,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from api.services import Services
-from benchmarks.knowledge.builtin import CHIPS, builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.model_writes.chips import FAMILIES, READABLE, draw
+from benchmarks.service import CHIPS, builtin_services
 from ingestion.uploads import Upload
 from kb.catalog.skills import heads_of
 from kb.hardware.schema import parse_hardware
@@ -35,7 +33,7 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.request import RetrieveRequest
 
 TARGETS = Path(__file__).with_name("answers_targets.toml")
-TITLE = "What an answer for a bare signal shows first"
+TITLE = "First excerpts of answers to a bare signal"
 OWN_SEED = 31
 FIRST = 5  # excerpts that a reader looks at
 MENTIONS = 2  # of the subject in a text that is on target without a heading that names it
@@ -44,7 +42,7 @@ GPU_LANGUAGES = frozenset({"triton", "cuda", "cute", "hip"})
 
 @dataclass(frozen=True)
 class Target:
-    """What an excerpt for a signal has to speak of."""
+    """Words that an excerpt for a signal must contain."""
 
     heading: re.Pattern[str]
     text: re.Pattern[str]
@@ -84,7 +82,7 @@ def load_targets() -> tuple[dict[str, Target], list[tuple[re.Pattern[str], froze
 
 @dataclass(frozen=True)
 class Row:
-    """What was seen in one answer. `sections` counts distinct ones among the first five excerpts,
+    """Properties of one answer. `sections` counts distinct ones among the first five excerpts,
     `torn` those of the first five that begin in mid-sentence; `foreign_moves` and `foreign_skills`
     cannot be carried out on the chip.
     """
@@ -155,8 +153,8 @@ def _context_hit(answer: Answer, target: Target) -> bool:
 def _is_foreign(
     move: Move, lineage: Sequence[str], foreign: Sequence[tuple[re.Pattern[str], frozenset[str]]]
 ) -> bool:
-    said = " ".join([move.name, json.dumps(dict(move.change))])
-    return any(p.search(said) and chips.isdisjoint(lineage) for p, chips in foreign)
+    text = " ".join([move.name, json.dumps(dict(move.change))])
+    return any(p.search(text) and chips.isdisjoint(lineage) for p, chips in foreign)
 
 
 # -- the run
@@ -304,7 +302,7 @@ def main() -> None:
     )
     parser.add_argument("--data-dir", type=Path, help="a store to use; default a fresh one")
     parser.add_argument("--results", type=Path, help="also write the table to this file")
-    parser.add_argument("--rows", type=Path, help="write what was seen in each answer, as JSON")
+    parser.add_argument("--rows", type=Path, help="write the properties of each answer, as JSON")
     parser.add_argument("--sample", type=Path, help="write answers drawn at random to this file")
     parser.add_argument("--count", type=int, default=60, help="how many; default 60")
     parser.add_argument("--seed", type=int, default=7, help="of the draw; default 7")

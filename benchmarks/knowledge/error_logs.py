@@ -1,12 +1,11 @@
-"""How well the signatures read logs: the leading signal of each log in a folder against its label.
+"""Whether the leading signal read from each log of a folder is its label.
 
     python -m benchmarks.knowledge.error_logs --logs FOLDER [--hardware ID] [--out FILE]
 
 FOLDER holds `rows.jsonl` and `logs/<id>.log`. A row is {id, tool, what, signal, also, class}:
-`signal` is what should lead ("unknown" where nothing failed), `also` lists signals that would be
-right too, `class` is the kind of failure (see FAILURE_CLASSES). `also`, `class` and `what` may be
-left out. A log goes the way of the request's `log` in /retrieve: signatures, then rules over the
-numbers that the log holds. Nothing is downloaded and nothing is sent.
+`signal` is the expected one ("unknown" for no failure), `also` lists other right ones, `class` is
+the kind of failure (see FAILURE_CLASSES); the last two and `what` may be left out. A log is read
+like the `log` of /retrieve: signatures, then rules over its numbers.
 """
 
 from __future__ import annotations
@@ -45,8 +44,8 @@ class LabelledLog:
 
 @dataclass(frozen=True)
 class Reading:
-    """What a log was read as: its leading signal ("unknown" where there is none), the signature
-    behind it with its class and line, and the milliseconds that it took.
+    """The reading of a log: its leading signal ("unknown" if none), the signature with its class
+    and line, and milliseconds.
     """
 
     log: LabelledLog
@@ -74,7 +73,7 @@ def load_logs(folder: Path) -> list[LabelledLog]:
     """
     path = folder / "rows.jsonl"
     if not path.is_file():
-        raise InvalidRequest(f"{path} is not there", hint="The module's docstring says what it is.")
+        raise InvalidRequest(f"{path} is not there", hint="The module's docstring describes it.")
     rows = path.read_text(encoding="utf-8").splitlines()
     return [_log(folder, json.loads(row), n) for n, row in enumerate(rows, 1) if row.strip()]
 

@@ -1,4 +1,4 @@
-"""How fast documents become searchable, what is done twice (nothing), and what encoders cost.
+"""How fast documents become searchable, and that nothing is read or embedded twice.
 
 End to end in this process, with the product's own worker and parser child: from handing over the
 first file to the last vector. Then the same files again, then with three of them edited.
@@ -20,11 +20,10 @@ from pathlib import Path
 
 from api.cli.backends import read_settings
 from api.services import Services, open_services
-from benchmarks.knowledge.service import memory_of
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.corpus import Corpus, CorpusFile, load_corpus
-from benchmarks.retrieval.encoder_comparison import compare, encoder_table
-from benchmarks.retrieval.scoring import Scorer, gold_of, listed, scorer_beside
+from benchmarks.retrieval.scoring import listed
+from benchmarks.service import memory_of
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import embeddings
 from kb.embedding import Embedder, Vectors
@@ -38,7 +37,7 @@ TITLE = "Ingestion"
 
 
 class Counting:
-    """An embedder that counts what it is given."""
+    """An embedder that counts its texts."""
 
     def __init__(self, base: Embedder) -> None:
         self._base = base
@@ -217,15 +216,13 @@ def run(given: argparse.Namespace) -> None:
         data_dir = given.data_dir or Path(folder) / "data"
         services = open_services(read_settings(data_dir))
         try:
-            parts = _measured(services, corpus, given, Path(folder))
+            parts = _measured(services, corpus)
         finally:
             services.close()
     write_result(given.results, TITLE, parts)
 
 
-def _measured(
-    services: Services, corpus: Corpus, given: argparse.Namespace, folder: Path
-) -> list[str]:
+def _measured(services: Services, corpus: Corpus) -> list[str]:
     counting = Counting(services.embedder)
     services.__dict__["embedder"] = counting
     counting.encode(["the model is loaded before the clock starts"])
@@ -237,27 +234,12 @@ def _measured(
     passes.append(ingest(services, "the same files again", everything, counting))
     changes = edited(corpus)
     passes.append(ingest(services, f"{len(changes)} files edited", changes, counting))
-    parts = [
+    return [
         "\n".join(f"* {line}" for line in corpus.lines()),
         table(HEADER, [one.row() for one in passes]),
         f"The edited documents have {_passages_of(services, changes):,} passages together.",
         f"Peak memory of the first run: parent {peak:.0f} MiB (model included), parser child"
         f" {children.mib:.0f} MiB.",
-    ]
-    if given.no_encoders:
-        return parts
-    hardware = listed(given.limit_hardware) or listed(given.hardware)
-    scorer = None
-    if given.gold is not None:
-        gold = gold_of(given.gold, hardware, folder / "gold.jsonl")
-        scorer = Scorer(given.scorer or scorer_beside(given.gold), gold)
-    measured = compare(services, hardware, scorer, folder / "models")
-    about = f"the passages of {', '.join(sorted(hardware))}" if hardware else "all passages"
-    return [
-        *parts,
-        f"Raw encoding of the same texts ({about}, {measured[0].texts:,}), and the answers with"
-        " these vectors, queries encoded alike:",
-        encoder_table(measured),
     ]
 
 
@@ -271,16 +253,8 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
         prog="python -m benchmarks.knowledge.ingestion", description=__doc__
     )
     parser.add_argument("--corpus", type=Path, required=True, help="Folder of documents.")
-    parser.add_argument("--gold", type=Path, help="Gold rows: what encoders do to the answers.")
-    parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
     parser.add_argument("--data-dir", type=Path, help="An empty one to keep; default: temporary.")
     parser.add_argument("--hardware", default="", help="Only these ids, comma-separated.")
-    parser.add_argument(
-        "--limit-hardware",
-        default="",
-        help="Ids for the parts that encode everything several times.",
-    )
-    parser.add_argument("--no-encoders", action="store_true", help="Only the end-to-end part.")
     parser.add_argument("--results", type=Path, help="Also write the result as Markdown.")
     return parser.parse_args(arguments)
 

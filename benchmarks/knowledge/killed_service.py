@@ -1,9 +1,9 @@
-"""A real service, killed with SIGKILL at random moments while it reads uploads, and started again
-each time: what is lost, what is done twice, what is left behind, and whether the answers are those
-of a service that nobody disturbed. Now and then a parser gets the signal instead.
+"""A service is killed with SIGKILL at random moments while it reads uploads, and restarted.
 
-The service knows nothing of this: rows are read from its catalog, vectors are counted by a trigger
-there, and orphans are handed to this process. Linux only.
+Counts lost documents, repeated work and leftovers, and compares contents and answers with those of
+an undisturbed service. Now and then a parser is killed instead. Rows are read from the service's
+catalog, vectors are counted by a trigger there, and orphans are reparented to this process. Linux
+only.
 """
 
 from __future__ import annotations
@@ -69,9 +69,9 @@ CONTENTS = {
     " JOIN passages p ON p.id = g.passage_id",
     "vectors": "SELECT text_sha256 FROM embeddings",
 }
-WAITING = "SELECT count(*) FROM jobs WHERE state IN ('queued', 'running')"
+WAITING = "SELECT count(*) FROM work WHERE state IN ('queued', 'running')"
 READ = "SELECT count(*) FROM document_versions WHERE state = 'current'"
-ENDED = "SELECT count(*) FROM jobs WHERE state IN ('ready', 'partial', 'failed')"
+ENDED = "SELECT count(*) FROM work WHERE state IN ('ready', 'partial', 'failed')"
 # Rows that only a document has that is stored in part.
 HALF = (
     "SELECT count(*) FROM document_versions v WHERE v.state IN ('staged', 'failed')"
@@ -86,7 +86,7 @@ HALF = (
 )
 # Jobs whose state is not that of their document.
 UNTRUE = (
-    "SELECT count(*) FROM jobs j JOIN document_versions v"
+    "SELECT count(*) FROM work j JOIN document_versions v"
     " ON v.id = json_extract(j.payload, '$.version_id')"
     " WHERE (j.state = 'failed' AND v.state IN ('current', 'superseded'))"
     " OR (j.state IN ('ready', 'partial') AND v.state NOT IN ('current', 'superseded'))"
@@ -125,10 +125,10 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """lost: accepted documents that are not there. retried: jobs that failed and were sent again,
+    """lost: accepted documents that are missing. retried: jobs that failed and were sent again,
     by their error. untrue: jobs whose state is not that of their document, before those were
-    retried. running: jobs that are left so by SIGTERM. twice: texts that were embedded more than
-    once. different: contents and answers that are not those of one that nobody disturbed. scratch:
+    retried. running: jobs still running after SIGTERM. twice: texts that were embedded more than
+    once. different: contents and answers that differ from an undisturbed service. scratch:
     temporary files that are left."""
 
     kills: tuple[Kill, ...]
@@ -152,7 +152,7 @@ class Outcome:
 
 
 def manual(number: int, chance: random.Random) -> tuple[str, bytes]:
-    """The name and the text of a manual, most of which no other one has."""
+    """The name and the mostly unique text of a manual."""
     fruit = ("quince", "plum", "medlar", "damson", "loquat", "sloe")
     parts = ("unit", "queue", "scratchpad", "pipe", "barrier", "cache")
     lines = [f"# Manual {number}"]
@@ -169,7 +169,7 @@ def manual(number: int, chance: random.Random) -> tuple[str, bytes]:
 
 
 class Service:
-    """One service on a folder of its own, started as often as it is wanted."""
+    """One service on its own folder, which can be restarted."""
 
     def __init__(self, folder: Path, models: Path | None) -> None:
         self.folder, self.data, self.scratch = folder, folder / "data", folder / "tmp"
@@ -237,8 +237,8 @@ class Service:
                     return
             time.sleep(0.05)
         lines = (self.folder / "log").read_text(encoding="utf-8", errors="replace").splitlines()
-        said = [line for line in lines if '"level": "info"' not in line][-40:]
-        raise Unavailable(f"{path} of the service is still {body}", hint="\n".join(said))
+        messages = [line for line in lines if '"level": "info"' not in line][-40:]
+        raise Unavailable(f"{path} of the service is still {body}", hint="\n".join(messages))
 
     def upload(self, name: str, text: bytes, chip: str) -> str:
         """The document's id, when the service has accepted it."""
@@ -306,7 +306,7 @@ def _is_parser(pid: int) -> bool:
 
 
 def _small_knowledge(folder: Path) -> None:
-    """All chips and one document: what else is built in would be read beside the uploads."""
+    """All chips and one document, so that only uploads are read."""
     source = ROOT / "hw_manuals"
     for path in (*source.glob("hardware/*/hardware.toml"), source / "guidance/memory-bound.md"):
         target = folder / path.relative_to(source)
@@ -366,7 +366,7 @@ def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
     if service.process is None:
         service.start()
     service.stop()
-    running = service.number("SELECT count(*) FROM jobs WHERE state = 'running'")
+    running = service.number("SELECT count(*) FROM work WHERE state = 'running'")
     service.start()
     service.ready()
     untrue = service.number(UNTRUE)
@@ -397,7 +397,7 @@ def _killed(service: Service, folder: Path, plan: Plan) -> Outcome:
 
 @dataclass(frozen=True)
 class Undisturbed:
-    """What a data directory holds and answers when nobody is killed."""
+    """Contents and answers of an undisturbed data directory."""
 
     contents: dict[str, list[str]]
     answers: list[Answer]
@@ -413,7 +413,7 @@ class Undisturbed:
 def _undisturbed(
     folder: Path, manuals: Sequence[tuple[str, bytes]], models: Path | None
 ) -> Undisturbed:
-    """Read in this process, and asked of the exact index: what both doors answer is the same."""
+    """Read in this process with exact search, which gives the same answers."""
     _small_knowledge(folder / "knowledge")
     data = folder / "data"
     open_catalog(data).close()
@@ -439,7 +439,7 @@ def chip_of(text: bytes) -> str:
 
 
 def contents_of(data: Path) -> dict[str, list[str]]:
-    """What the catalog of a data directory holds, without ids and times."""
+    """The contents of a catalog without ids and times."""
     with sqlite3.connect(data / "catalog.sqlite", timeout=15) as connection:
         return {
             name: sorted(map(repr, connection.execute(query))) for name, query in CONTENTS.items()
@@ -455,7 +455,7 @@ def _retry(service: Service) -> dict[str, int]:
     with service.catalog() as connection:
         failed = list(
             connection.execute(
-                "SELECT id, json_extract(error, '$.code') FROM jobs WHERE state = 'failed'"
+                "SELECT id, json_extract(error, '$.code') FROM work WHERE state = 'failed'"
             )
         )
     for job_id, _ in failed:
@@ -510,7 +510,7 @@ def _parts(outcome: Outcome) -> list[str]:
         "`python -m benchmarks.knowledge.killed_service`. Each time manuals are uploaded, the"
         " service gets SIGKILL at a random moment (accepting, starting a parser, reading, storing,"
         " embedding, filling the index), and is started again; every fourth time a parser of it"
-        " gets the signal, and the service goes on. What was not accepted is sent again, and jobs"
+        " gets the signal, and the service continues. Refused uploads are sent again, and jobs"
         " that failed are retried at the end, as a person would."
     )
     return [about, table(header, kills), table(("", "result"), facts)]
@@ -525,7 +525,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--models", type=Path)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_service.md"))
+    parser.add_argument("--output", type=Path, help="Markdown file for the result")
     options = vars(parser.parse_args(arguments))
     as_json, output = options.pop("json"), options.pop("output")
     with tempfile.TemporaryDirectory(prefix="killed-service-") as folder:

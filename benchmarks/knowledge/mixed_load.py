@@ -1,10 +1,8 @@
-"""Clients that retrieve, upload, replace and delete at once, with commands beside them: whether any
-request fails, whether an answer ever holds what was replaced or deleted before it was asked for,
-and what memory the service takes.
+"""Clients retrieve, upload, replace and delete at once, and commands run at the same time.
 
-Each manual has a marker of its own and says which edition it is. What an answer may hold is known
-from what was confirmed before its request was sent: a deletion by its answer, a new edition by its
-finished job.
+Reports failed requests, answers with replaced or deleted text, and the memory of the service. Each
+manual has a unique marker and its edition; a deletion counts from its answer, a new edition from
+its finished job.
 """
 
 from __future__ import annotations
@@ -28,8 +26,8 @@ from typing import Any
 import httpx
 import numpy as np
 
-from benchmarks.knowledge.service import Service, memory_of, service_at
 from benchmarks.report import ended, table, write_result
+from benchmarks.service import Service, memory_of, service_at
 from kb.errors import Unavailable
 
 TITLE = "Retrieving, uploading, replacing and deleting at once"
@@ -110,7 +108,7 @@ class Shared:
     lock: threading.Lock = field(default_factory=threading.Lock)
     manuals: dict[int, Manual] = field(default_factory=dict)
     gone: set[int] = field(default_factory=set)  # deleted, as the service has answered
-    busy: set[int] = field(default_factory=set)  # somebody is changing or removing it
+    busy: set[int] = field(default_factory=set)  # a client is changing or removing it
     next_number: int = 0
     answered: Counter[str] = field(default_factory=Counter)
     commands: Counter[str] = field(default_factory=Counter)
@@ -120,7 +118,7 @@ class Shared:
     milliseconds: list[float] = field(default_factory=list)
 
     def take(self, chance: random.Random, fewest: int = 0) -> Manual | None:
-        """A manual that nobody else works on; to be given back with `release`."""
+        """A manual for exclusive use, to be returned with `release`."""
         with self.lock:
             idle = [m for n, m in self.manuals.items() if n not in self.busy]
             if len(self.manuals) <= fewest or not idle:
@@ -152,7 +150,7 @@ def text_of(number: int, edition: int, chance: random.Random) -> bytes:
 
 
 class Client:
-    """One of the clients: works until `stop` is set, with a connection of its own."""
+    """One client with its own connection; works until `stop` is set."""
 
     def __init__(self, url: str, shared: Shared, seed: int) -> None:
         self.http = httpx.Client(base_url=url, timeout=120.0)
@@ -178,7 +176,7 @@ class Client:
         self.shared.add(kind)
         return response.json()
 
-    # -- what a client does
+    # -- clients
 
     def retrieve(self) -> None:
         with self.shared.lock:
@@ -382,7 +380,7 @@ def report(outcome: Outcome, plan: Plan) -> list[str]:
         ("answers with a replaced edition", len(outcome.stale)),
         ("answers with a deleted manual", len(outcome.deleted)),
         ("manuals lost at the end", len(outcome.lost)),
-        ("commands beside", commands),
+        ("commands meanwhile", commands),
         (
             "a retrieval, ms",
             f"p50 {outcome.milliseconds['p50']:.0f}, p99 {outcome.milliseconds['p99']:.0f}",
@@ -409,7 +407,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--retrieving", type=int, default=8)
     parser.add_argument("--uploading", type=int, default=2)
     parser.add_argument("--deleting", type=int, default=1)
-    parser.add_argument("--commands", type=int, default=1, help="Command lines beside.")
+    parser.add_argument("--commands", type=int, default=1, help="Command lines to run meanwhile.")
     parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--manuals", type=int, default=12)
     parser.add_argument("--seed", type=int, default=0)

@@ -1,1 +1,1 @@
-"""How well and how fast retrieval ranks, beside plain baselines, other encoders, llama-index."""
+"""Quality and latency of retrieval, and comparison with plain retrievers."""

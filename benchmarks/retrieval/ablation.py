@@ -1,8 +1,7 @@
-"""What each ingredient of the ranking brings: the same questions without it, on a loaded store.
+"""The effect of each ingredient of the ranking: the same questions without it, on a loaded store.
 
 In process and without a service: every variant is the product's own ranking and excerpts with one
-value changed. What is fixed when documents are read (how texts become tokens, where passages are
-cut) cannot be changed here.
+value changed. Choices made when documents are read (tokens, cuts of passages) cannot be changed.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ def unchanged(plan: Plan) -> Plan:
 
 
 def without_thesaurus(plan: Plan) -> Plan:
-    """The group of other names is the last one, where there is one."""
+    """The group of other names, if any, is the last one."""
     *rest, last = plan.words or (None,)
     known = {token for group in rest if group is not None for token in group.tokens}
     if last is None or not known or last.tokens != other_names(known):
@@ -201,7 +200,7 @@ def answers_of(asker: Asker, requests: Mapping[str, Request], variant: Variant) 
 
 
 def unlike_product(services: Services, requests: Mapping[str, Request], full: Answers) -> int:
-    """Rows on which the full variant is not what the product answers; 0, or a defect."""
+    """Rows on which the full variant differs from the product's answer; more than 0 is a defect."""
     differing = 0
     for row, body in requests.items():
         product = services.retriever.retrieve(request_of(body)).excerpts
@@ -243,7 +242,7 @@ def run(options: argparse.Namespace) -> None:
 
 
 def effect_table(scores: Mapping[str, Scores]) -> str:
-    """What is lost without the ingredient, with its paired interval."""
+    """The loss without the ingredient, with its paired interval."""
     full = scores[FULL]
     header = [f"variant (n={len(full.kinds)})", "ndcg@10", "recall@5"]
     header += ["ndcg@10 lost", "recall@5 lost", *(f"ndcg@10 lost, {kind}" for kind in KINDS[1:])]
@@ -263,7 +262,9 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--data-dir", type=Path, required=True, help="A loaded store.")
     parser.add_argument("--gold", type=Path, required=True, help="Gold rows, JSON lines.")
-    parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
+    parser.add_argument(
+        "--scorer", type=Path, help="Default: score.py in the folder of the gold rows."
+    )
     parser.add_argument("--hardware", default="", help="Only rows of these ids, comma-separated.")
     parser.add_argument("--results", type=Path, help="Also write the result as Markdown.")
     return parser.parse_args(arguments)

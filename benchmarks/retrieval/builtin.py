@@ -1,7 +1,7 @@
-"""How well the built-in knowledge answers: forty questions of our own about the nine shipped chips.
+"""Answers from the built-in knowledge to forty questions about nine shipped chips.
 
 A regression check: constraints, guidance and hardware documents compete for every row, and the run
-fails when nDCG@10 falls below what was recorded. The rows were written from the documents, so the
+fails when nDCG@10 falls below the recorded value. The rows were written from the documents, so the
 result says nothing about questions that no document answers.
 """
 
@@ -15,17 +15,17 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.knowledge.builtin import builtin_services
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.latency import request_of
 from benchmarks.retrieval.quality import unrestricted
 from benchmarks.retrieval.scoring import Answers, Scorer, Scores, write_answers, write_jsonl
+from benchmarks.service import builtin_services
 from kb.errors import InvalidKnowledge, InvalidRequest
 
 QUESTIONS = Path(__file__).with_name("builtin_questions.jsonl")
 ROOT = Path(__file__).resolve().parents[2]
 TITLE = "Retrieval over the built-in knowledge"
-LEAST = 0.741  # what was recorded, less 0.03
+LEAST = 0.741  # the recorded value, less 0.03
 NEAR = 5  # units of text that a reader is expected to read
 SHORTEST = 40  # characters of a quote: shorter ones turn up by chance
 FRONT_MATTER = re.compile(r"\A---\n.*?\n---\n", re.DOTALL)
@@ -46,12 +46,12 @@ class Options:
 
 
 def plain(text: str) -> str:
-    """What is compared: letters and digits only, lower case, so wrapping and markup are free."""
+    """Letters and digits only, lower case, so that wrapping and markup do not matter."""
     return re.sub(r"[\W_]+", "", text.lower())
 
 
 def quote_problem(document: str, quote: str) -> str | None:
-    """What is wrong with a quote of this document, or None."""
+    """A problem with a quote of this document, or None."""
     body, wanted = FRONT_MATTER.sub("", document), plain(quote)
     if len(quote) < SHORTEST:
         return f"is shorter than {SHORTEST} characters"
@@ -96,14 +96,14 @@ def best_only(row: Row) -> Row:
 
 
 @dataclass(frozen=True)
-class Asked:
-    """outside: how many excerpts are about neither the chip asked for nor its family."""
+class Answered:
+    """outside: number of excerpts about neither the requested chip nor its family."""
 
     answers: Answers
     outside: int
 
 
-def ask(scorer: Scorer, data_dir: Path | None) -> Asked:
+def ask(scorer: Scorer, data_dir: Path | None) -> Answered:
     answers: dict[str, list[dict[str, Any]]] = {}
     outside = 0
     with builtin_services(data_dir) as services:
@@ -117,11 +117,11 @@ def ask(scorer: Scorer, data_dir: Path | None) -> Asked:
                     bool(occurrences.hardware) and own.isdisjoint(occurrences.hardware)
                     for occurrences in answer.excerpts
                 )
-    return Asked(answers, outside)
+    return Answered(answers, outside)
 
 
 def far_rows(rows: Sequence[Row], best: Scores) -> list[list[str]]:
-    """Rows whose best evidence is not near the top: id, kind, hardware, where it is, the text."""
+    """Rows whose best evidence is not near the top: id, kind, hardware, place, text."""
     far = []
     for row, reciprocal in zip(rows, best.column("mrr@10"), strict=True):
         if reciprocal < 1 / NEAR:
@@ -133,13 +133,13 @@ def far_rows(rows: Sequence[Row], best: Scores) -> list[list[str]]:
 
 def by_category(rows: Sequence[Row], scores: Scores) -> str:
     """The same scores by where the first quote of a row is: hw_manuals/<category>/..."""
-    kept: dict[str, list[int]] = {}
+    by_category_rows: dict[str, list[int]] = {}
     for number, row in enumerate(rows):
-        kept.setdefault(row["relevant"][0]["path"].split("/")[1], []).append(number)
+        by_category_rows.setdefault(row["relevant"][0]["path"].split("/")[1], []).append(number)
     metrics = ("recall@5", "ndcg@10")
     cells = [
         [name, len(numbers), *(f"{scores.column(m)[numbers].mean():.3f}" for m in metrics)]
-        for name, numbers in sorted(kept.items())
+        for name, numbers in sorted(by_category_rows.items())
     ]
     return table(["answered in", "rows", *metrics], cells)
 
@@ -158,8 +158,8 @@ def judge(ndcg: float, least: float) -> None:
 def run(options: Options) -> None:
     scorer = Scorer(options.scorer, QUESTIONS)
     check_rows(scorer.rows)
-    asked = ask(scorer, options.data_dir)
-    answers = asked.answers
+    answered = ask(scorer, options.data_dir)
+    answers = answered.answers
     with tempfile.TemporaryDirectory(prefix="kernlore-builtin-") as folder:
         written = write_answers(Path(folder) / "answers.jsonl", answers)
         best_gold = write_jsonl(Path(folder) / "best.jsonl", list(map(best_only, scorer.rows)))
@@ -173,12 +173,12 @@ def run(options: Options) -> None:
         f" {options.least:.3f}.",
         f"```\n{shown}```",
         "`foreign@10` counts documents of a chip's own family as foreign, since the scorer knows no"
-        f" families. Excerpts about neither the chip nor its family: {asked.outside}.",
+        f" families. Excerpts about neither the chip nor its family: {answered.outside}.",
         by_category(scorer.rows, scores),
         f"Rows whose best evidence is not within the first {NEAR} units: {len(far)}.",
     ]
     if far:
-        parts.append(table(["row", "kind", "hardware", "best evidence", "asked"], far))
+        parts.append(table(["row", "kind", "hardware", "best evidence", "answered"], far))
     write_result(options.results, TITLE, parts)
     judge(scores.mean("ndcg@10"), options.least)
 

@@ -20,7 +20,7 @@ MANIFEST = "MANIFEST.jsonl"
 
 @dataclass(frozen=True)
 class CorpusFile:
-    """`name` is what it is uploaded as: its path below the folder of its hardware."""
+    """`name` is its path below the folder of its hardware, under which it is uploaded."""
 
     path: Path
     name: str
@@ -53,11 +53,11 @@ class Corpus:
                 f"the corpus has nothing about {', '.join(unknown)}",
                 hint=f"It is about {', '.join(self.hardware)}.",
             )
-        kept = tuple(file for file in self.files if set(file.hardware) & set(hardware))
-        return Corpus(kept, self.missing, self.extra)
+        files = tuple(file for file in self.files if set(file.hardware) & set(hardware))
+        return Corpus(files, self.missing, self.extra)
 
     def lines(self) -> list[str]:
-        """What a reader of a result must know of it."""
+        """A description for the reader of a result."""
         facts = [
             f"{len(self.files):,} documents, {self.size_bytes / 1e6:.1f} MB,"
             f" {len(self.hardware)} hardware ids"

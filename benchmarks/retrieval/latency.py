@@ -1,4 +1,4 @@
-"""How long a request takes on the loaded store, over HTTP and in process, and the memory for it.
+"""Latency of requests on a loaded store, over HTTP and in process, and the service's memory.
 
 No two requests are equal. Times are the caller's, body read and decoded.
 """
@@ -18,17 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.knowledge.loading import wait_until_ready
-from benchmarks.knowledge.service import Service, memory_of, service_at
 from benchmarks.report import ended, say, table, write_result
-from benchmarks.retrieval.requests import Heading, compose
 from benchmarks.retrieval.scoring import Request, Scorer, scorer_beside
+from benchmarks.service import Service, memory_of, service_at, wait_until_ready
 from kb.errors import InvalidRequest, Unavailable
 from retrieval.request import RetrieveRequest
 
 CLIENTS = (1, 4)  # at once
 WARM_UP = 40  # requests that are not counted: the query model loads with the first
-DOCUMENTS = 150  # whose headings are asked for
+DOCUMENTS = 150  # whose headings are questions
 TITLE = "Retrieval latency"
 
 Send = Callable[[Request], object]
@@ -36,7 +34,7 @@ Send = Callable[[Request], object]
 
 @dataclass(frozen=True)
 class Timing:
-    """Milliseconds of each answer, the wall clock of all of them, and what was not answered."""
+    """Milliseconds of each answer, seconds of all of them, and failed requests."""
 
     name: str
     milliseconds: Sequence[float]
@@ -215,9 +213,11 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--data-dir",
         type=Path,
-        help="A loaded store: a service is started on it unless one runs; also asked in process.",
+        help="A loaded store: a service is started on it unless one runs; also used in process.",
     )
-    parser.add_argument("--scorer", type=Path, help="Default: score.py beside the gold rows.")
+    parser.add_argument(
+        "--scorer", type=Path, help="Default: score.py in the folder of the gold rows."
+    )
     parser.add_argument("--requests", type=int, default=600, help="Over HTTP; as many in process.")
     parser.add_argument(
         "--clients", type=int, nargs="+", default=CLIENTS, help="At once; each number its share."
@@ -229,3 +229,73 @@ def options_of(arguments: list[str] | None = None) -> argparse.Namespace:
 
 if __name__ == "__main__":
     ended(lambda: run(options_of()))
+
+
+# -- different requests of every kind, of which no two are equal
+
+DEPTHS = (5, 10, 20, 30, 40)
+
+
+@dataclass(frozen=True)
+class Heading:
+    """A heading of a stored document and one hardware id of the document."""
+
+    hardware: str | None
+    text: str
+
+
+def compose(
+    rows: Mapping[str, Request],
+    signals: Sequence[str],
+    headings: Sequence[Heading],
+    count: int,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """`count` distinct bodies of POST /retrieve, the kinds in turn; the same for the same seed."""
+    rng = random.Random(seed)
+    bodies: dict[str, dict[str, Any]] = {}
+    kinds = _kinds(list(rows.values()), signals, headings, rng)
+    for _ in range(50 * count):
+        body = next(kinds)
+        bodies.setdefault(json.dumps(body, sort_keys=True), body)
+        if len(bodies) == count:
+            break
+    return list(bodies.values())
+
+
+def _kinds(
+    rows: Sequence[Request], signals: Sequence[str], headings: Sequence[Heading], rng: random.Random
+) -> Iterator[dict[str, Any]]:
+    makers: list[Callable[[], dict[str, Any]]] = []
+    if rows:
+        makers += [lambda: _varied(rng.choice(rows), rng)] * 2
+    if headings:
+        makers.append(lambda: _asked(rng.choice(headings), rng))
+        if signals:
+            makers.append(lambda: _signalled(rng.choice(signals), rng.choice(headings), rng))
+    if not makers:
+        raise ValueError("neither gold rows nor headings to compose requests from")
+    while True:
+        yield from (make() for make in makers)
+
+
+def _varied(row: Request, rng: random.Random) -> dict[str, Any]:
+    """A gold request of another depth, with one word of its text left out."""
+    body = {**row, "k": rng.choice(DEPTHS)}
+    for name in ("query", "log"):
+        words = str(body.get(name) or "").split(" ")
+        if len(words) > 3:
+            del words[rng.randrange(len(words))]
+            body[name] = " ".join(words)
+    if rng.random() < 0.5:
+        body.pop("categories", None)
+    return body
+
+
+def _asked(heading: Heading, rng: random.Random) -> dict[str, Any]:
+    body = {"query": heading.text, "k": rng.choice(DEPTHS)}
+    return body | ({"hardware": heading.hardware} if heading.hardware else {})
+
+
+def _signalled(signal: str, heading: Heading, rng: random.Random) -> dict[str, Any]:
+    return _asked(heading, rng) | {"signal": signal}

@@ -1,8 +1,7 @@
-"""How good the answers are, beside what a team has without Kernlore.
+"""Quality of answers, compared with plain retrievers.
 
-Loads the corpus into a running service over HTTP, posts the scorer's requests, and lets the scorer
-score what came back. Baselines answer the same requests from the same texts. Nothing depends on the
-ids, file names or rows of one corpus.
+Loads a corpus into a service over HTTP, posts the scorer's requests and scores the answers.
+Baselines answer the same requests from the same texts. Nothing depends on one corpus.
 """
 
 from __future__ import annotations
@@ -15,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.knowledge.loading import load
-from benchmarks.knowledge.service import Service, service_at
 from benchmarks.report import ended, say, table, write_result
 from benchmarks.retrieval.corpus import Corpus, load_corpus
 from benchmarks.retrieval.scoring import (
@@ -30,6 +27,7 @@ from benchmarks.retrieval.scoring import (
     listed,
     write_answers,
 )
+from benchmarks.service import Service, load, service_at
 
 OURS = "Kernlore"
 TITLE = "Retrieval quality"
@@ -54,7 +52,7 @@ def ask(service: Service, requests: Mapping[str, Request]) -> Answers:
     for number, (row, body) in enumerate(requests.items(), 1):
         answers[row] = service.call("POST", "/retrieve", json=dict(body))["excerpts"]
         if number % 50 == 0:
-            say(f"asked {number} of {len(requests)}")
+            say(f"sent {number} of {len(requests)}")
     return answers
 
 
@@ -160,15 +158,19 @@ def _check_rows(scorer: Scorer, corpus: Corpus) -> None:
 def _baselines(
     requests: Mapping[str, Request], corpus: Corpus, options: Options
 ) -> dict[str, Answers]:
-    from benchmarks.retrieval.baselines import fixed_answers, read_texts
-    from benchmarks.retrieval.encoders import VectorCache, model_folder, torch_encoder
-    from benchmarks.retrieval.llama_baselines import has_bm25, llama_answers
+    from benchmarks.retrieval.baselines import (
+        VectorCache,
+        fixed_answers,
+        has_bm25,
+        llama_answers,
+        read_texts,
+    )
 
-    with _kept(options.data_dir) as folder:
+    with _baseline_folder(options.data_dir) as folder:
         texts = read_texts(corpus, folder / "texts")
         for line in texts.unread:
             say(f"not in the baselines: {line}")
-        cache = VectorCache(folder / "vectors.sqlite", torch_encoder(model_folder()))
+        cache = VectorCache(folder / "vectors.sqlite")
         try:
             answers = fixed_answers(requests, texts, cache)
             answers |= llama_answers(requests, texts, cache)
@@ -180,7 +182,7 @@ def _baselines(
 
 
 @contextmanager
-def _kept(data_dir: Path | None) -> Iterator[Path]:
+def _baseline_folder(data_dir: Path | None) -> Iterator[Path]:
     """Where baselines keep texts and vectors between runs."""
     if data_dir is not None:
         yield data_dir / "baselines"

@@ -1,7 +1,6 @@
-"""Gold rows, the requests they stand for, and the one scorer: a script given by its path.
+"""Gold rows, their requests, and the scorer: a script given by its path.
 
-Its table is taken from running it; scores per row, which paired intervals need, from its own
-`score_row`. Nothing is scored here.
+Tables are the script's output; scores per row, for paired intervals, come from its `score_row`.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ class Scorer:
     def __init__(self, script: Path, gold: Path) -> None:
         for path, option in ((script, "--scorer"), (gold, "--gold")):
             if not path.is_file():
-                raise InvalidRequest(f"no file {path}", hint=f"Say where it is with {option} FILE.")
+                raise InvalidRequest(f"no file {path}", hint=f"Give its path with {option} FILE.")
         self._script = script
         self._module = _imported(script)
         self.gold = gold

@@ -1,14 +1,13 @@
-"""Kernels of our own for torch's operators: which are right, which are faster, which stay with the
-library and why.
+"""Traced kernels for torch's operators: which are right, which are faster, which stay with torch.
 
-    python -m benchmarks.search.aten --count 160 --minutes 15 -o benchmarks/results/aten_cpu.md
+    python -m benchmarks.search.aten --count 160 --minutes 15
     python -m benchmarks.search.aten --cross --count 160 --minutes 40
 
-The operators are drawn by seed from those that `kernlore problem aten` makes problems with a real
-size of. Each gets the C++ kernel that is written from its traced graph, no search; it is checked on
-the operator's small and real size and timed on the real one, against the operator in eager mode.
+The operators are drawn by seed from those for which `kernlore problem aten` writes a problem with a
+real size. Each gets the C++ kernel written from its traced graph, without a search; it is checked
+on the operator's small and real size and timed on the real one, against eager mode.
 
-With `--cross` each gets its Triton kernels instead, for an MI300X that is not here: compiled for
+With `--cross` each gets its Triton kernels instead, cross-compiled for an MI300X: built for
 gfx942 at the same two sizes (a GPU's real size is larger), and checked on the small one in Triton's
 interpreter.
 """
@@ -85,7 +84,7 @@ def main() -> None:
 
 
 def run(options: argparse.Namespace) -> None:
-    warnings.simplefilter("ignore")  # torch's samples warn of what they are meant to try
+    warnings.simplefilter("ignore")  # torch's samples warn on purpose
     began = time.monotonic()
     until = began + 60 * options.minutes
     rows: list[Row] = []
@@ -105,7 +104,7 @@ def run(options: argparse.Namespace) -> None:
     where = "MI300X by cross-compiling, Triton" if options.cross else "x86-64, C++"
     write_result(
         options.output,
-        f"Kernels of our own for torch's operators, {where}",
+        f"Traced kernels for torch's operators, {where}",
         [*report(rows, untimed), f"Command: `python -m benchmarks.search.aten {count}`."],
     )
 
@@ -196,9 +195,9 @@ def _cross_outcome(made: AtenProblem, folder: Path) -> Row:
         replace(problem, cases=small), {TRITON.name: Place(AMD, toolchain)}, settings
     ) as bench:
         evaluation = bench.evaluate(Proposal(bundle, "traced"))
-    kept = f"torch keeps {', '.join(source.left)}." if source.left else ""
+    left = f"torch keeps {', '.join(source.left)}." if source.left else ""
     row = _row(made.operator, evaluation)
-    return replace(row, reason=kept) if row.outcome == RIGHT else row
+    return replace(row, reason=left) if row.outcome == RIGHT else row
 
 
 def _row(operator: str, evaluation: Evaluation) -> Row:
@@ -219,11 +218,10 @@ def report(rows: Sequence[Row], untimed: str = "the machine was busy") -> list[s
     begun = [row for row in rows if row.outcome != NOT_BEGUN]
     own = counts[FASTER] + counts[RIGHT]
     sentences = [
-        f"Operators: {len(rows)}, of which {len(begun)} were begun. A kernel of our own is right"
-        f" for {own} of them.",
+        f"Operators: {len(rows)}, {len(begun)} begun. A traced kernel is right for {own} of them.",
         f"Nothing was timed: {untimed}."
         if all(not row.speedup for row in begun)
-        else '"Faster" means that the whole interval of the speed-up over eager lies above 1; other'
+        else '"Faster" means that the whole interval of the speed-up over eager is above 1; other'
         " programs ran on the machine, so intervals are wide and some true gains are not counted.",
         "One kernel each, as it is written first: nothing was searched.",
     ]

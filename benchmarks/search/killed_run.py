@@ -1,9 +1,8 @@
-"""One real run, killed with SIGKILL at random moments and resumed each time: what is lost, what is
-done twice, what is left behind, and whether its stored evaluations give the same tree again.
+"""A run is killed with SIGKILL at random moments and resumed each time.
 
-The run's own process knows nothing of this: rows are read from its catalog, finished evaluations
-are counted by a trigger there, and orphans are handed to this process, which asks the kernel to be
-their reaper. Linux only.
+Counts lost rows, repeated evaluations and leftover processes, and checks that the stored
+evaluations give the same tree again. Rows are read from the run's catalog, finished evaluations are
+counted by a trigger there, and orphans are reparented to this process. Linux only.
 """
 
 from __future__ import annotations
@@ -59,13 +58,13 @@ Rows = list[tuple[int, str]]
 
 @dataclass(frozen=True)
 class Kill:
-    """after: seconds since its process began. nodes: stored then. kept: those before are there with
+    """after: seconds since its process began. nodes: stored then. unchanged: earlier ones have
     the same records. running: processes that it had started; left: those that outlived it for
     GONE_SECONDS; gone: seconds until the last one had ended. lock_free: of the device."""
 
     after: float
     nodes: int
-    kept: bool
+    unchanged: bool
     running: int
     left: int
     gone: float
@@ -74,9 +73,9 @@ class Kill:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What ten kills came to. twice: keys of evaluations that were finished again after they had a
+    """Result of all kills. twice: keys of evaluations that were finished again after they had a
     measured result. orphaned: keys of finished evaluations without a node. same: whether the replay
-    gives the same tree; told: where not, the first difference."""
+    gives the same tree; difference: the first difference, if not."""
 
     kills: tuple[Kill, ...]
     candidates: int
@@ -86,13 +85,13 @@ class Outcome:
     twice: tuple[str, ...]
     orphaned: tuple[str, ...]
     same: bool
-    told: str = ""
+    difference: str = ""
     seconds: float = 0.0
     refused: tuple[str, ...] = field(default=())
 
     @property
     def good(self) -> bool:
-        clean = all(kill.kept and not kill.left and kill.lock_free for kill in self.kills)
+        clean = all(kill.unchanged and not kill.left and kill.lock_free for kill in self.kills)
         return clean and self.same and not (self.twice or self.orphaned or self.refused)
 
 
@@ -264,7 +263,7 @@ def _outcome(
         twice=tuple(key for key, count in measured.items() if count > 1),
         orphaned=tuple(sorted({key for key, _ in counted} - known)),
         same=not difference,
-        told=difference,
+        difference=difference,
         seconds=round(seconds, 1),
         refused=refused,
     )
@@ -297,12 +296,12 @@ def _replayed(services: Any, row: RunRow, tree: Tree, folder: Path) -> Tree:
 
 class _Silent:
     def node(self, node: Node, tree: Tree) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
     def asking(self, asking: Asking) -> None: ...
 
     def log(self, message: str) -> None:
-        """Nobody listens."""
+        """Ignored."""
 
 
 def _difference(first: Tree, other: Tree) -> str:
@@ -326,7 +325,7 @@ def _parts(outcome: Outcome) -> list[str]:
             number,
             f"{kill.after:.1f} s",
             kill.nodes,
-            "yes" if kill.kept else "NO",
+            "yes" if kill.unchanged else "NO",
             kill.running,
             kill.left,
             f"{kill.gone:.2f} s",
@@ -338,7 +337,7 @@ def _parts(outcome: Outcome) -> list[str]:
         "kill",
         "after its start",
         "nodes stored",
-        "rows kept",
+        "rows unchanged",
         "processes it had",
         "left",
         "gone within",
@@ -351,7 +350,10 @@ def _parts(outcome: Outcome) -> list[str]:
         ("evaluations that were finished", outcome.evaluations),
         ("finished again after a measured result", len(outcome.twice)),
         ("finished and in no node", len(outcome.orphaned)),
-        ("replay from the stored evaluations", "the same tree" if outcome.same else outcome.told),
+        (
+            "replay from the stored evaluations",
+            "the same tree" if outcome.same else outcome.difference,
+        ),
         ("would not start or resume", len(outcome.refused)),
         ("seconds in all", f"{outcome.seconds:.0f}"),
     ]
@@ -375,7 +377,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     parser.add_argument("--problem", type=Path, default=SHIPPED / PROBLEM, help="of a test")
     parser.add_argument("--json", action="store_true", help="print the figures, write nothing")
-    parser.add_argument("--output", type=Path, default=Path("benchmarks/results/killed_run.md"))
+    parser.add_argument("--output", type=Path, help="Markdown file for the result")
     options = parser.parse_args(arguments)
     goal = Goal(
         language=LANGUAGE, candidates=options.candidates, knowledge=False, seed=options.seed

@@ -1,4 +1,4 @@
-"""What a search finds on a chip that nobody has seen, from its manual alone and without a model.
+"""Searches on drawn chips from their manual alone, without a model.
 
 The fictional chips of examples/new_chip: each is drawn from a seed, described by command templates,
 and its manual uploaded. Arms: the manual; the same manual with half the scratchpad stated (the chip
@@ -33,14 +33,14 @@ from optimizer.search.synthesizers.base import Asking, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree
 
-TITLE = "A chip that nobody has seen: what its manual alone is worth"
+TITLE = "Searches on a drawn chip from its manual alone"
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "new_chip"
 SEEDS = (2, 3, 5, 6, 7)
 LANGUAGE = "novac"
 ARMS = ("manual", "half the scratchpad", "without limits", "no manual")
 NOTE = (
     "Cycles are the simulator's (`simulator`); no wall time is among them. There is no reference on"
-    " such a chip, so gains are over the manual's own sample as it stands (where that breaks the"
+    " such a chip, so gains are over the manual's unchanged sample (where that breaks the"
     " stated limits, over the nearest variant that does not). The problem is"
     " `examples/new_chip/problems/matmul.py`, the only one that the manual has a sample of; for the"
     " other two nothing is proposed. Only constants of the sample change, never its structure: what"
@@ -56,7 +56,7 @@ NOTE = (
 
 @dataclass(frozen=True)
 class Row:
-    """One run. breaking: candidates beyond the drawn limits. asked: what was proposed, in order."""
+    """One run. breaking: candidates beyond the drawn limits. proposed: proposals in order."""
 
     seed: int
     arm: str
@@ -70,7 +70,7 @@ class Row:
     gain: float | None
     over: str
     ended: str
-    asked: list[str]
+    proposed: list[str]
 
 
 def chip_module() -> Any:
@@ -165,7 +165,7 @@ def row_of(finished: Finished, seed: int, arm: str, chip: Mapping[str, Any]) -> 
         gain=outcome.gain.value if outcome.gain is not None else None,
         over=outcome.over,
         ended=finished.run.ended,
-        asked=[_values_text(proposal.values) for proposal in proposals],
+        proposed=[_values_text(proposal.values) for proposal in proposals],
     )
 
 
@@ -179,7 +179,7 @@ def _values_text(values: Mapping[str, Any]) -> str:
 
 
 def report(rows: list[Row]) -> list[str]:
-    head = ["seed", "arm", "n", "verdicts", "beyond a limit", "cycles of what it is over",
+    head = ["seed", "arm", "n", "verdicts", "beyond a limit", "cycles of the baseline",
             "best cycles", "best (M N K pad)", "at node", "gain", "ended"]  # fmt: skip
     lines = [
         [r.seed, r.arm, r.candidates, json.dumps(r.verdicts), r.breaking, _base(r),
@@ -190,7 +190,7 @@ def report(rows: list[Row]) -> list[str]:
 
 
 def _base(row: Row) -> str:
-    """With a word where it is not the sample itself."""
+    """Marked if it is not the sample itself."""
     if row.sample_cycles is None:
         return ""
     return str(row.sample_cycles) + ("" if row.over == AS_IT_STANDS else " (nearest variant)")
@@ -212,7 +212,7 @@ def _beyond_half(row: Row) -> int:
     chip = chip_module().draw(row.seed)
     half = {**chip, "scratchpad_bytes": chip["scratchpad_bytes"] // 2}
     names = ("TILE_M", "TILE_N", "TILE_K", "PAD")
-    points = (dict(zip(names, map(int, text.split()), strict=True)) for text in row.asked)
+    points = (dict(zip(names, map(int, text.split()), strict=True)) for text in row.proposed)
     return sum(breaks_limits(values, half) for values in points)
 
 
@@ -236,15 +236,15 @@ def main() -> None:
 
     def run() -> None:
         options.folder.mkdir(parents=True, exist_ok=True)
-        kept = options.folder / "rows.jsonl"
-        rows = [Row(**json.loads(line)) for line in kept.open()] if kept.exists() else []
+        stored = options.folder / "rows.jsonl"
+        rows = [Row(**json.loads(line)) for line in stored.open()] if stored.exists() else []
         for seed in options.seed or SEEDS:
             for arm in ARMS:
                 if any((row.seed, row.arm) == (seed, arm) for row in rows):
                     continue
                 budget = options.candidates if arm == "manual" else options.candidates // 2
                 rows.append(searched(options.folder, seed, arm, budget))
-                with kept.open("a", encoding="utf-8") as stream:
+                with stored.open("a", encoding="utf-8") as stream:
                     stream.write(json.dumps(asdict(rows[-1])) + "\n")
                 say(f"nova-{seed}, {arm}: {rows[-1].gain} over {rows[-1].over}")
         command = (

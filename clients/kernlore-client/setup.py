@@ -1,6 +1,6 @@
-"""Builds `kernlore_client` from the repository's `retrieval/client.py`: there is no second copy.
+"""Builds `kernlore_client` from the repository's `retrieval/client.py`.
 
-In a source distribution, which has no repository around it, the module lies beside this file.
+A source distribution holds a copy of the module next to this file.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ ITEM_BYTES = {"float64": 8, "int64": 8, "float16": 2, "bfloat16": 2}
 
 
 class Trap(Exception):
-    """The kernel did what the chip does not allow. kind: of chip.json's errors."""
+    """A violation by the kernel. kind: one of chip.json's errors."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -23,7 +23,7 @@ class Trap(Exception):
 
 
 def decoded(array: Array, dtype: str) -> Array:
-    """As 32-bit floats; bfloat16 lies in 16-bit words."""
+    """As 32-bit floats; bfloat16 is stored in 16-bit words."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)

@@ -3,7 +3,7 @@
     python assembler.py SOURCE -o OUTPUT --chip chip.json [--entry NAME]
 
 Standard library only. Errors read `file:line: CODE text`; exit status 1. Words, signs and limits
-are those of chip.json; what an instruction does is the simulator's.
+are those of chip.json; the simulator defines the instructions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Line:
 
 @dataclass
 class Kernel:
-    """What a kernel declares and holds. code: operation, operands, line of each instruction."""
+    """Declarations and code of a kernel. code: operation, operands, line of each instruction."""
 
     name: str
     line: int
@@ -117,7 +117,7 @@ class Assembler:
                     raise Endless from None
 
     def _directive_of(self, line: Line) -> str:
-        """The directive of a line by its canonical name, "" where there is none."""
+        """The directive of a line by its canonical name, or ""."""
         leader = self.syntax["leader"]
         if not line.text.startswith(leader):
             return ""

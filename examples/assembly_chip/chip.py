@@ -42,7 +42,7 @@ FIELDS: Mapping[str, Sequence[str]] = {
     "cols": ("cols", "width", "n1", "inner"),
     "count": ("count", "total", "numel", "volume"),
 }
-# Sign or word -> what a chip may use for it.
+# Sign or word -> its variants on chips.
 SIGNS: Mapping[str, Sequence[str]] = {
     "comment": (";", "//", "#", "!"),
     "immediate": ("#", "$", "=", "&"),
@@ -110,7 +110,7 @@ def _resources(dice: random.Random) -> dict[str, int]:
 
 
 def _behaviour(dice: random.Random) -> dict[str, int | str]:
-    """Latencies, and what an instruction of the same meaning does otherwise on another chip."""
+    """Latencies, and differences of instructions with the same meaning between chips."""
     return {
         "scalar_latency": 1,
         "scalar_mul_latency": dice.randrange(2, 6),
@@ -134,7 +134,7 @@ def _behaviour(dice: random.Random) -> dict[str, int | str]:
 
 
 def _syntax(dice: random.Random) -> dict[str, str]:
-    """Signs that can be told apart where they meet."""
+    """Signs that stay distinguishable next to each other."""
     while True:
         drawn = {name: dice.choice(signs) for name, signs in SIGNS.items()}
         clash = drawn["comment"] in (drawn["immediate"], drawn["place"])

@@ -1,6 +1,6 @@
-"""How one chip writes what all chips of the family mean.
+"""The spelling of one chip for the common instructions of the family.
 
-Canonical text, in which kernels and examples are kept, has the destination first, registers `s0`
+Canonical text, the form of kernels and examples, has the destination first, registers `s0`
 (scalar), `v0` (vector), `a0` (accumulator) and `t0` (tag), immediates `#1`, addresses `[s0+8]`,
 places in arguments `x@s0`, labels `name:`, directives `.kernel` and comments `; words`. A number
 with the letter B counts bytes (`64B`), with VB whole vectors (`2VB`); both become address units.
@@ -13,7 +13,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-# Kinds of operands, by the letter that stands for them in instructions.toml.
+# Kinds of operands, by their letter in instructions.toml.
 KINDS: Mapping[str, str] = {
     "s": "scalar register",
     "S": "scalar register or integer immediate",
@@ -96,7 +96,7 @@ class Dialect:
         return text
 
     def instruction(self, operation: str, operands: Sequence[str] = ()) -> str:
-        """Operands stand in canonical order: written, read, last."""
+        """Operands in canonical order: written, read, last."""
         description = self.operations[operation]
         written, read = len(description["to"]), len(description["from"])
         drawn = [self.operand(text) for text in operands]
@@ -105,7 +105,7 @@ class Dialect:
         return f"{description['name']} {', '.join([*order, *drawn[written + read :]])}".rstrip()
 
     def line(self, text: str) -> str:
-        """One line of canonical text, its indentation kept."""
+        """One line of canonical text with its indentation."""
         code, semicolon, words = text.partition(";")
         indent = code[: len(code) - len(code.lstrip())]
         code = code.strip()

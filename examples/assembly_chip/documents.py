@@ -45,7 +45,7 @@ def documents(
 
 
 def conditions(chip: Mapping[str, Any]) -> set[str]:
-    """What holds for this chip, of the words that texts may ask for."""
+    """The conditions of texts that hold for this chip."""
     return {
         f"order_{chip['syntax']['order']}",
         f"unit_{_UNITS[chip['unit_bytes']][0]}",
@@ -58,7 +58,7 @@ def conditions(chip: Mapping[str, Any]) -> set[str]:
 
 
 def values(chip: Mapping[str, Any]) -> dict[str, Any]:
-    """What the texts may name."""
+    """Values that the texts may name."""
     clock, lanes, bits = chip["clock_hz"], chip["lanes"], chip["imm_bits"]
     unit = chip["unit_bytes"]
     name, reminder = _UNITS[unit]
@@ -105,7 +105,7 @@ def _size(count: int, unit: int) -> str:
 
 
 def _phrases(chip: Mapping[str, Any]) -> dict[str, str]:
-    """Sentences about what differs between chips beside numbers."""
+    """Sentences about differences between chips other than numbers."""
     first = chip["syntax"]["order"] == "first"
     two = chip["exp_base"] == "2"
     return {
@@ -171,8 +171,8 @@ class Writer:
         return text.rstrip() + "\n"
 
     def _lines(self, lines: Sequence[str], margin: int) -> list[str]:
-        """Without what holds for other chips; code in this chip's words, behind a margin; tables in
-        their places."""
+        """The text for this chip: other chips' parts removed, code indented in its words, tables
+        filled in."""
         kept: list[str] = []
         code: list[str] | None = None
         for line in lines:

@@ -205,7 +205,7 @@ def _scale(emit: Emit, rows: int, vectors: int) -> None:
 
 
 def _norm_block(source: Source, chip: Mapping[str, Any], rows: int, half: int) -> None:
-    """One block of rows that lies in x0 or x1, into y0 or y1."""
+    """One block of rows, from x0 or x1 into y0 or y1."""
     row, vectors = 4 * COLUMNS, COLUMNS // chip["lanes"]
     turn = 5 if vectors % 10 else 10
     inputs = [f"  set s{1 + r}, #x_{half}+{r * row}B" for r in range(rows)]

@@ -26,7 +26,7 @@ BANK_NAMES = {bank: KINDS[bank] for bank in BANKS}
 
 
 class Problem(Exception):
-    """What the chip does not accept. kind: of chip.json's errors."""
+    """An operand that the chip refuses. kind: one of chip.json's errors."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -73,7 +73,7 @@ class Operands:
             }[syntax["address"]]
         )
 
-    # -- what a text is
+    # -- parsing
 
     def is_name(self, text: str) -> bool:
         return bool(_NAME.fullmatch(text))
@@ -91,7 +91,7 @@ class Operands:
         return Register(self._banks[match[1]], int(match[2])) if match else None
 
     def kind(self, text: str) -> str:
-        """What the text looks like, for a message."""
+        """A description of the text for a message."""
         register = self.register(text)
         if register:
             return BANK_NAMES[register.bank]

@@ -3,7 +3,7 @@
     python simulator.py OBJECT --chip chip.json --manifest manifest.json [--report report.json]
 
 Standard library and numpy. A trap reads `file:line: CODE text`; exit status 3. One instruction is
-issued a cycle, in order, once its operands are there; transfers run beside the instructions.
+issued a cycle, in order, once its operands are ready; transfers run concurrently.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Machine:
     # -- decoding
 
     def _slot(self, kind: str, operand: Any) -> int:
-        """Where the value of an operand lies; what is no register gets a slot of its own."""
+        """The slot of an operand's value; each value outside of registers gets its own slot."""
         if kind in "sva":
             return self.first[kind] + int(operand)
         if kind == "m":

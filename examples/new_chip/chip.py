@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 DATE = "2026-11-21"
 PUBLISHER = "Nova Devices (fictional)"
 
-# canonical operation -> names it may have on one chip; no name stands in two rows
+# canonical operation -> names it may have on one chip; no name occurs in two rows
 OPCODES: Mapping[str, Sequence[str]] = {
     "load": ("dmain", "fetch", "tld", "pull"),
     "store": ("dmaout", "flush", "tst", "push"),
@@ -56,7 +56,7 @@ COMPILE_ERRORS = (
     "entry",
 )
 TRAPS = ("bounds", "misaligned", "argument")
-ENTRY = "kernlore_run"  # what the manual calls a kernel
+ENTRY = "kernlore_run"  # the manual's word for a kernel
 
 INTERFACE = """\
 The simulator runs the kernel once, on one core. `kernel {entry}(in A[R][C], ..., out B[R][C])`
@@ -77,7 +77,7 @@ kernel {entry}(in X[16][128], out Y[16][128]) {{
   }}
 }}
 """
-# What the simulator's own counters mean: id, condition, signal, title, why
+# Meaning of the simulator's counters: id, condition, signal, title, why
 RULES: Sequence[tuple[str, str, str, str, str]] = (
     (
         "nova-waits-on-memory",
@@ -239,7 +239,7 @@ def manual(chip: Mapping[str, Any]) -> str:
 
 
 def words(chip: Mapping[str, Any]) -> dict[str, Any]:
-    """What the templates of manual and kernels may name."""
+    """Values that the templates of manual and kernels may name."""
     plain = {key: value for key, value in chip.items() if isinstance(value, int | str)}
     clock, lanes = chip["clock_hz"], chip["lanes"]
     return {

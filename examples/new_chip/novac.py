@@ -399,7 +399,7 @@ def main() -> int:
     try:
         kernel = compiler.file(asked.entry)
     except Stop:
-        pass  # what was found until then is in `errors`
+        pass  # errors up to here are in `errors`
     except RecursionError:
         compiler.errors.append(f"error {chip['errors']['syntax']}: syntax error: nested too deeply")
     if compiler.errors or kernel is None:

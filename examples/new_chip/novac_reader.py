@@ -1,5 +1,5 @@
-"""What the Nova compiler reads with: tokens, error messages, and integer expressions of which it
-knows what values they can take.
+"""The reader of the Nova compiler: tokens, error messages, and integer expressions with the range
+of their values.
 
 Knows no statement and no instruction. Standard library only.
 """
@@ -37,7 +37,7 @@ class Stop(Exception):
 
 @dataclass(frozen=True)
 class Span:
-    """What a number may be: every value lies in low..high and is base plus a multiple of stride."""
+    """The values of an expression: in low..high, and base plus a multiple of stride."""
 
     low: int
     high: int
@@ -66,7 +66,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Number:
-    """An integer expression: `code` for the simulator, `span` where it is known now."""
+    """An integer expression: `code` for the simulator, `span` if it is known."""
 
     code: Any
     span: Span | None

@@ -3,8 +3,8 @@
     python novasim.py OBJECT --chip chip.json --manifest manifest.json [--report report.json]
 
 Standard library and numpy. A trap reads `novasim: FILE:LINE: trap CODE: text`; exit status 3.
-Transfers between memory and scratchpad run beside the vector unit; an instruction waits for the
-tiles that it names. Everything else is in order, one instruction at a time.
+Transfers between memory and scratchpad run concurrently with the vector unit; an instruction waits
+for its tiles. Everything else is in order, one instruction at a time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 FORMAT = "nova-object-1"
-# Cycles: to issue anything, of one loop turn, of one vector operation beside its work.
+# Cycles: to issue anything, of one loop turn, of one vector operation in addition to its work.
 ISSUE, LOOP, PIPELINE = 1, 2, 4
 Array = npt.NDArray[Any]
 
@@ -59,7 +59,7 @@ SPECIAL = {"div", "exp", "log", "sqrt", "rcp", "tanh"}
 
 
 class Trap(Exception):
-    """The kernel did what the chip does not allow. kind: of chip.json's traps."""
+    """A violation by the kernel. kind: one of chip.json's traps."""
 
     def __init__(self, kind: str, text: str) -> None:
         super().__init__(text)
@@ -279,7 +279,7 @@ class Machine:
 
 
 def decoded(array: Array, dtype: str) -> Array:
-    """As 32-bit floats; bfloat16 lies in 16-bit words."""
+    """As 32-bit floats; bfloat16 is stored in 16-bit words."""
     if dtype == "bfloat16":
         return (array.astype(np.uint32) << 16).view(np.float32)
     return array.astype(np.float32)

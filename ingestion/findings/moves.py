@@ -7,28 +7,15 @@ Knows nothing about the catalog or about which signals exist.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
+from kb.catalog.knowledge.moves import DocumentMove
 from kb.errors import InvalidKnowledge
 from kb.moves_vocabulary import DIRECTIONS, ROLES
 from kb.predicates import compile_predicate
 
 
-@dataclass(frozen=True)
-class Move:
-    """A remedy as data. `section` is the heading in the document that argues for it."""
-
-    name: str
-    when: str
-    signals: tuple[str, ...]
-    change: Mapping[str, Any]
-    limit: str | None
-    section: str
-    why: str
-
-
-def moves_of(front_matter: Mapping[str, Any]) -> list[Move]:
+def moves_of(front_matter: Mapping[str, Any]) -> list[DocumentMove]:
     """The moves of a document; an unusable one is an error that says which and why."""
     listed = front_matter.get("moves") or []
     if not isinstance(listed, list):
@@ -38,7 +25,7 @@ def moves_of(front_matter: Mapping[str, Any]) -> list[Move]:
     return [_move(entry, number) for number, entry in enumerate(listed)]
 
 
-def _move(entry: Any, number: int) -> Move:
+def _move(entry: Any, number: int) -> DocumentMove:
     where = f"moves[{number}]"
     if not isinstance(entry, Mapping):
         raise InvalidKnowledge(f"{where} is not a mapping", hint="See hw_manuals/FORMAT.md.")
@@ -55,7 +42,7 @@ def _move(entry: Any, number: int) -> Move:
             f"{where} has no known direction", hint=f"Use one of {', '.join(sorted(DIRECTIONS))}."
         )
     predicate = compile_predicate(str(entry["when"]))
-    return Move(
+    return DocumentMove(
         name=str(entry["id"]),
         when=str(entry["when"]),
         signals=tuple(sorted(predicate.names().signals)),

@@ -12,7 +12,7 @@ from typing import Any
 
 from ingestion.findings.facts import LocatedFact, ProposedFact
 from ingestion.findings.subjects import DocumentSubjects, Subject
-from kb.catalog.hardware import Fact
+from kb.catalog.facts import Fact
 from kb.hardware.spec import HardwareSpec
 from kb.headings import below_title
 from kb.ids import derived_id

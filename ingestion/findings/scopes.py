@@ -15,8 +15,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from kb.hardware import lineage
-from kb.hardware.lineage import Registry
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex, Registry
 from kb.hardware.spec import HardwareSpec
 
 _COMPARES = re.compile(

@@ -17,8 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from kb.hardware.facts import SubjectKind
-from kb.hardware.lineage import Registry, find, lineage
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex, Registry, find, lineage
 from kb.hardware.spec import HardwareSpec
 
 MAX_SHOWN = 120  # characters of what names a subject

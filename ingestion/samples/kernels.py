@@ -12,11 +12,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestion.passages import Section
-from ingestion.symbols.cards import Card
 from ingestion.symbols.context import FOREIGN_FENCES
 from ingestion.symbols.drafts import word_set
 from ingestion.symbols.names import tokens_in
-from kb.catalog.knowledge.samples import Status
+from kb.catalog.knowledge.samples import KernelSample
+from kb.catalog.knowledge.symbols import Card
 from kb.problem_terms import canonical_op, problem_terms
 
 MAX_KERNEL = 20_000  # characters
@@ -78,27 +78,6 @@ NO_ENTRY = (
     "no entry is seen in it, and it is short. Begin it with a label (`name:`) or a directive such"
     f" as `.entry name`, or show all of it: {OWN_LINES} lines with {OWN_SYMBOLS} different names"
 )
-
-
-@dataclass(frozen=True)
-class KernelSample:
-    """A whole kernel in a manual.
-
-    `operator` is canonical and empty where nothing names it; `title` is the section's; `language`
-    that of the fence, or the only one that the document can be about; `shapes` are arguments as
-    the entry writes them, such as `A[64][64]`. `section` is an index, `code` is verbatim, and
-    `symbols` are the names of cards in it, in order of first use. `status` and `evidence` are
-    stated for built-in samples only."""
-
-    operator: str
-    title: str
-    language: str
-    shapes: tuple[str, ...]
-    section: int
-    code: str
-    symbols: tuple[str, ...]
-    status: Status = "untried"
-    evidence: str = ""
 
 
 def kernels_of(

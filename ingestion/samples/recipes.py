@@ -28,6 +28,7 @@ from ingestion.samples.limits import (
     constraints_of,
     read_manual,
 )
+from kb.catalog.knowledge.samples import ProposedRecipe
 
 FORMAT = 1
 MAX_SAMPLE = 20_000  # characters
@@ -35,20 +36,6 @@ MAX_SAMPLES = 50  # of a manual
 MAX_TEXT = 200_000  # characters of all its samples
 STEPS = 3  # powers of two to either side of the sample's value
 LARGEST_DOMAIN = 4096
-
-
-@dataclass(frozen=True)
-class ProposedRecipe:
-    """A code sample as a template with parameters. `name` is made of the section's title or the
-    entry, `hardware` are the chips that it is for, `section` is its heading path, `body` is JSON as
-    `body_of` describes it."""
-
-    name: str
-    language: str
-    hardware: tuple[str, ...]
-    section: tuple[str, ...]
-    code: str
-    body: Mapping[str, Any]
 
 
 @dataclass(frozen=True)

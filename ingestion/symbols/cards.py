@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
 from ingestion.passages import Section
 from ingestion.symbols.drafts import (
@@ -19,7 +18,6 @@ from ingestion.symbols.drafts import (
     MAX_LIMITS,
     MAX_MEANING,
     Draft,
-    Kind,
     bounded,
     cut,
 )
@@ -36,35 +34,12 @@ from ingestion.symbols.names import is_error_code, is_type_name, looks_coded
 from ingestion.symbols.signed import signed_drafts
 from ingestion.symbols.tables import Place, table_drafts
 from ingestion.symbols.usage import CodeLines, bounding, limits_for
-
-__all__ = ["MAX_CARDS", "Card", "Kind", "cards_of", "kind_by_shape"]
+from kb.catalog.knowledge.symbols import Card, CardKind
 
 _HOSTS = ("python", "py", "c", "cpp", "c++")  # languages that others are written inside of
 MAX_CARDS = 2_000  # of one document
 MAX_DRAFTS = 10_000
 TITLE_LENGTH = 50  # characters; what is shorter is a title and no sentence
-
-
-@dataclass(frozen=True)
-class Card:
-    """A named part of a chip's languages: instruction, function, directive, type, register, error
-    code.
-
-    `name` is as code writes it; `signature`, `operands` (each with its meaning), `meaning`,
-    `limits` and `example` are verbatim and empty where the document gives none. `language` is that
-    of the code block or the toolchain where it is known. `section` is the index of the section that
-    defines it. `further` are other cells of its row as "Header: value"."""
-
-    name: str
-    kind: Kind
-    signature: str
-    operands: tuple[tuple[str, str], ...]
-    meaning: str
-    limits: tuple[str, ...]
-    example: str
-    language: str
-    section: int
-    further: tuple[str, ...]
 
 
 def cards_of(sections: Sequence[Section], languages: Collection[str] = ()) -> list[Card]:
@@ -155,7 +130,7 @@ def _meaning(ranked: Sequence[Draft]) -> str:
     return cut(f"{meanings[0].rstrip('.')}. {more}", MAX_MEANING) if more else meanings[0]
 
 
-def _kind(name: str, ranked: Sequence[Draft], code: CodeLines) -> Kind:
+def _kind(name: str, ranked: Sequence[Draft], code: CodeLines) -> CardKind:
     """As the best place states it, or by the shape of the name and its use."""
     called = name in code.called or any("(" in draft.signature for draft in ranked)
     stated = next((draft.kind for draft in ranked if draft.kind), None)
@@ -166,7 +141,7 @@ def _kind(name: str, ranked: Sequence[Draft], code: CodeLines) -> Kind:
     return kind_by_shape(name, called, name in code.leading)
 
 
-def _fits(name: str, kind: Kind, called: bool) -> bool:
+def _fits(name: str, kind: CardKind, called: bool) -> bool:
     if kind == "error":
         coded = is_error_code(name) or "_" in name or name.isupper()
         return coded or ("error" in name.lower() and looks_coded(name))
@@ -175,7 +150,7 @@ def _fits(name: str, kind: Kind, called: bool) -> bool:
     return True
 
 
-def kind_by_shape(name: str, called: bool, leading: bool) -> Kind:
+def kind_by_shape(name: str, called: bool, leading: bool) -> CardKind:
     """The kind of a name by its shape, and by whether code calls it or begins statements with
     it."""
     if name[0] in ".#@":

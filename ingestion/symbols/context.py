@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from ingestion.symbols.drafts import Kind, word_set
+from ingestion.symbols.drafts import word_set
+from kb.catalog.knowledge.symbols import CardKind
 
 _WORD = re.compile(r"[A-Za-z]+")
 
-_WORDS_BY_KIND: dict[Kind, str] = {
+_WORDS_BY_KIND: dict[CardKind, str] = {
     "instruction": "instruction insn mnemonic opcode",
     "function": "function intrinsic api routine builtin method primitive subroutine",
     "directive": "directive pragma pseudo decorator",
@@ -21,7 +22,7 @@ _WORDS_BY_KIND: dict[Kind, str] = {
     "error": "error exception trap fault diagnostic",
     "constant": "constant macro enum enumerator",
 }
-KIND_WORDS: dict[str, Kind] = {
+KIND_WORDS: dict[str, CardKind] = {
     word: kind for kind, words in _WORDS_BY_KIND.items() for word in words.split()
 }
 # Of a name these say nothing: the kind is for the shape of the name to tell.
@@ -62,7 +63,7 @@ def singular(word: str) -> str:
     return word
 
 
-def kind_in(texts: Iterable[str]) -> Kind | None:
+def kind_in(texts: Iterable[str]) -> CardKind | None:
     """The kind that the nearest of these texts names: by the noun of a heading, by a plural in a
     sentence or caption."""
     for text in texts:

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
 
-Kind = Literal[
-    "instruction", "function", "directive", "type", "register", "error", "constant", "keyword"
-]
+from kb.catalog.knowledge.symbols import CardKind
 
 MAX_NAME = 80  # characters
 MAX_SIGNATURE = 500
@@ -31,7 +28,7 @@ class Draft:
 
     name: str
     section: int
-    kind: Kind | None = None
+    kind: CardKind | None = None
     signature: str = ""
     operands: tuple[tuple[str, str], ...] = ()
     meaning: str = ""

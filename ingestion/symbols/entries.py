@@ -23,7 +23,6 @@ from ingestion.symbols.drafts import (
     MAX_OPERANDS,
     MAX_SIGNATURE,
     Draft,
-    Kind,
     cut,
     word_set,
 )
@@ -46,6 +45,7 @@ from ingestion.symbols.names import (
 )
 from ingestion.symbols.sentences import items_of, opening, sentences_of
 from ingestion.symbols.tables import Place
+from kb.catalog.knowledge.symbols import CardKind
 
 MAX_HEADING = 200
 
@@ -206,7 +206,7 @@ def _description(text: str) -> str:
     return plain if words > 1 and words > plain.count("\n") + 1 else ""
 
 
-def _kind(name: str, around: Sequence[str]) -> Kind | None:
+def _kind(name: str, around: Sequence[str]) -> CardKind | None:
     stated = kind_in(around)
     if stated == "error":
         return "error" if is_error_code(name) or "_" in name or name.isupper() else None

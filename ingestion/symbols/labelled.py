@@ -13,10 +13,11 @@ from collections.abc import Collection, Iterator, Sequence
 from ingestion.elements import Element
 from ingestion.passages import Section
 from ingestion.symbols.context import kind_in
-from ingestion.symbols.drafts import MAX_MEANING, MAX_NAME, MAX_SIGNATURE, Draft, Kind, cut
+from ingestion.symbols.drafts import MAX_MEANING, MAX_NAME, MAX_SIGNATURE, Draft, cut
 from ingestion.symbols.names import EMPTY_WORDS, is_name, without_ticks
 from ingestion.symbols.sentences import items_of, opening
 from ingestion.symbols.tables import operands_of
+from kb.catalog.knowledge.symbols import CardKind
 
 MAX_ELEMENTS = 12  # of a section that are read
 _MARK = r"(?:\*{1,3}|_{1,3}|`{1,2})?"
@@ -158,7 +159,7 @@ def _token(line: str, name: str) -> str:
     return next((token for token in tokens if token.lower() == name.lower()), "")
 
 
-def _kind(section: Section, rest: str) -> Kind | None:
+def _kind(section: Section, rest: str) -> CardKind | None:
     """As the headings say; a name with operands and no bracket is an instruction."""
     stated = kind_in((section.title, *reversed(section.path[-3:-1])))
     return stated or (None if rest.startswith("(") else "instruction")

@@ -1,7 +1,7 @@
 """Cards that a language model proposes for sections whose structure gave none.
 
 What a model writes is never taken as it is: each field must stand in the section word for word
-(`kb.catalog.knowledge.proposed_symbols.checked`), and a person decides about what is left. Reading
+(`kb.catalog.knowledge.symbols.check_proposal`), and a person decides about what is left. Reading
 documents stays offline and without a model; this works on what was read. Knows no provider: `Model`
 is whatever answers messages.
 """
@@ -25,7 +25,6 @@ from ingestion.symbols.drafts import (
     MAX_OPERAND,
     MAX_OPERANDS,
     MAX_SIGNATURE,
-    Kind,
     bounded,
     cut,
 )
@@ -35,16 +34,16 @@ from ingestion.symbols.usage import MAX_EXAMPLE
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import section_texts, symbols
-from kb.catalog.knowledge.proposed_symbols import STRUCTURE, ProposedCard, checked
+from kb.catalog.knowledge.symbols import STRUCTURE, CardKind, ProposedCard, check_proposal
 from kb.catalog.knowledge.verbatim import Source
+from kb.data_dir import private_folder
 from kb.errors import KernloreError
 from kb.ids import sha256
-from kb.private import private_folder
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 
 MAX_SECTION = 24_000  # characters that a model is sent
 MAX_CARDS = 60  # of one section
-KINDS: tuple[Kind, ...] = get_args(Kind)
+KINDS: tuple[CardKind, ...] = get_args(CardKind)
 
 _TEXT = {"type": "string"}
 CARD_SCHEMA: Mapping[str, Any] = {
@@ -292,7 +291,7 @@ def _cards(
         if reason:
             report.refused[reason] += 1
             continue
-        result = checked(card, source)
+        result = check_proposal(card, source)
         if result.card is None:
             report.refused[result.reason] += 1
             continue

@@ -29,7 +29,6 @@ from ingestion.symbols.drafts import (
     MAX_OPERANDS,
     MAX_SIGNATURE,
     Draft,
-    Kind,
     bounded,
     cut,
     message_and,
@@ -46,6 +45,7 @@ from ingestion.symbols.names import (
     without_links,
     without_ticks,
 )
+from kb.catalog.knowledge.symbols import CardKind
 
 MAX_ROWS = 1_000
 MAX_COLUMNS = 24
@@ -85,7 +85,7 @@ class Place:
 @dataclass(frozen=True)
 class _Columns:
     names: int
-    kind: Kind | None
+    kind: CardKind | None
     signature: int | None
     operands: int | None
     meaning: int | None
@@ -165,7 +165,7 @@ def _written(cell: str) -> str:
 class _Naming:
     """Why a column may hold names. `trusted`: its header says so outright."""
 
-    kind: Kind | None
+    kind: CardKind | None
     trusted: bool
 
 

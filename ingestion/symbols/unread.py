@@ -18,8 +18,8 @@ from ingestion.symbols.context import FOREIGN_FENCES
 from ingestion.symbols.names import CODE, EMPTY_WORDS, is_name, looks_coded, mention_of
 from ingestion.symbols.usage import CodeLines
 from kb.catalog.knowledge.passages import Passage
-from kb.catalog.knowledge.proposed_symbols import section_text
 from kb.catalog.knowledge.section_texts import WholeSection
+from kb.catalog.knowledge.symbols import proposal_source_text
 
 MAX_NAMES = 40  # shown of one section
 _WORD = re.compile(r"[\w.@%$#:]+")
@@ -79,7 +79,7 @@ def _unread(section: WholeSection, names: Sequence[str]) -> UnreadSection:
     return UnreadSection(
         section.id,
         section.path,
-        section_text(section.path, ((p.lead, p.text) for p in section.passages)),
+        proposal_source_text(section.path, ((p.lead, p.text) for p in section.passages)),
         tuple(names[:MAX_NAMES]),
         tuple((p.language, p.text) for p in section.passages if p.language),
     )

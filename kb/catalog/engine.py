@@ -6,27 +6,23 @@ table by name."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+import secrets
+from collections.abc import Hashable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection, Engine, event
 
-from kb.catalog.database import Database
-from kb.catalog.dialect import driver_sql
-from kb.catalog.faults import damaged, store_fault
+from kb.catalog.database import NAME, Database, PostgresServer, SqliteFile, damaged, store_fault
 from kb.catalog.kept import Kept, attach, begin
-from kb.catalog.postgres import PostgresServer
+from kb.catalog.meta import STORE_ID, get, put
 from kb.catalog.schema import SchemaState, check_writable, migrate, state_of
-from kb.catalog.sqlite_file import NAME, SqliteFile
+from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, StoreError
-from kb.private import private_folder
 
 MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
-_MAX_PARAMETERS = 500  # SQLite bounds the parameters of one statement
-T = TypeVar("T")
 
 
 class Catalog:
@@ -143,6 +139,20 @@ class Catalog:
         """What is wrong with it, "ok" where that is nothing."""
         return self._database.check(self._engine, None)
 
+    def store_id(self) -> str:
+        """Names this catalog on servers that hold data of several: twelve hex digits, stored when
+        they are first needed.
+        """
+        with self.read() as connection:
+            known = get(connection, STORE_ID)
+        if known is None:
+            with self.write() as connection:
+                known = get(connection, STORE_ID)  # another process may have made it
+                if known is None:
+                    known = secrets.token_hex(6)
+                    put(connection, STORE_ID, known)
+        return str(known)
+
     def empty_log(self) -> bool:
         """Move the log of writes into the catalog and empty its file, so that no page stands there
         as it was before a deletion. False where a reader still needs it after a second. A server's
@@ -210,18 +220,3 @@ def sqlite_path(url: str) -> Path:
 
 def _keeping(kept: Kept) -> Any:
     return lambda connection, record: attach(record.info, kept)
-
-
-def portions(values: Sequence[T]) -> list[Sequence[T]]:
-    """The values in portions that fit into one statement's IN list."""
-    return [values[n : n + _MAX_PARAMETERS] for n in range(0, len(values), _MAX_PARAMETERS)]
-
-
-def rows_of(connection: Connection, statement: str, values: Sequence[str]) -> Iterator[Any]:
-    """The rows of a statement that ends in `IN`, for these values. As text: what requests read over
-    and over takes less time than a statement that is built.
-    """
-    statement, mark = driver_sql(connection, statement), driver_sql(connection, "?")
-    for part in portions(values):
-        marks = ",".join([mark] * len(part))
-        yield from connection.exec_driver_sql(f"{statement} ({marks})", tuple(part)).all()

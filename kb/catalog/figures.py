@@ -12,9 +12,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.engine import Catalog
-from kb.catalog.tables.jobs import jobs
-from kb.catalog.tables.search import evaluations, runs
-from kb.catalog.tables.skills import outcomes, skills
+from kb.catalog.tables import evaluations, outcomes, runs, skills, work
 
 _HELPED = {1: "yes", 0: "no", None: "not_known"}
 
@@ -38,9 +36,11 @@ def figures_of(catalog: Catalog) -> Figures:
     """The figures now, of one moment."""
     with catalog.read() as connection:
         # One that is queued again waits since then.
-        queued_at = sa.func.coalesce(jobs.c.heartbeat_at, jobs.c.created_at)
+        queued_at = sa.func.coalesce(work.c.heartbeat_at, work.c.created_at)
         oldest = connection.execute(
-            sa.select(sa.func.min(queued_at)).where(jobs.c.state == "queued")
+            sa.select(sa.func.min(queued_at)).where(
+                work.c.kind == "ingest", work.c.state == "queued"
+            )
         ).scalar()
         cost = connection.execute(sa.select(sa.func.sum(runs.c.cost_usd))).scalar()
         return Figures(

@@ -8,6 +8,7 @@ Proposed facts are not valid until somebody accepts them."""
 from __future__ import annotations
 
 import threading
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -16,23 +17,32 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog import meta, read_facts, visible
+from kb.catalog import meta, visible
+from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
-from kb.catalog.hardware_removal import REMOVED, count_change
+from kb.catalog.facts import (
+    _FACT_COLUMNS,
+    Fact,
+    FactStatus,
+    Outdated,
+    add,
+    as_read,
+    keeping_what_was_read,
+    outdated,
+    replace_outdated,
+)
 from kb.catalog.kept import look_up
-from kb.catalog.read_facts import Outdated
-from kb.catalog.tables.hardware import facts, hardware
+from kb.catalog.knowledge.documents import owe_erasure
+from kb.catalog.tables import api_keys, facts, hardware
 from kb.errors import Forbidden, InvalidKnowledge, InvalidRequest, NotFound, UnknownHardware
 from kb.hardware import lineage as lines
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec
-from kb.hardware.writer import dump_hardware
 from kb.ids import derived_id
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 PutOutcome = Literal["created", "updated", "unchanged"]
-FactStatus = Literal["accepted", "proposed", "rejected"]
 # A table is checked cell by cell; a sentence may have a context that no rule sees.
 _ORIGIN_RANK = {"person": 0, "spec": 1, "table": 2, "sentence": 3}
 _KIND_RANK = {"datasheet": 0, "measured": 1, "derived": 2}
@@ -40,55 +50,6 @@ _RESERVED = {
     ANY: "means no hardware in particular",
     "builtin": "begins the source keys of built-in documents",
 }
-
-
-@dataclass(frozen=True)
-class Fact:
-    """`number` is in `unit`; `text` is the value as its source writes it. `hardware_id` is the
-    owner.
-
-    `subject` is what names the subject of a value that was read from a document, `subject_kind`
-    whether that is the owner itself, a family above it, or not clear; None where nobody looked.
-    """
-
-    id: str
-    hardware_id: str
-    key: str
-    number: float | None
-    text: str
-    unit: str
-    kind: str
-    status: str
-    origin: str
-    title: str
-    publisher: str
-    locator: str
-    url: str | None
-    date: str | None
-    note: str | None
-    formula: str | None
-    subject: str | None
-    document_id: str | None
-    version_id: str | None
-    page_index: int | None
-    page_label: str | None
-    cell: Mapping[str, Any] | None
-    actor: str | None
-    subject_kind: str | None = None
-
-    @property
-    def holds_for_owner(self) -> bool:
-        """False where the value is about a variant ("PCIe") or its subject is not clear."""
-        known = self.subject_kind in ("chip", "family")
-        return known or not self.subject or self.origin == "person"
-
-    @property
-    def value(self) -> float | str:
-        """The number in `unit`, or the text of a fact that has none."""
-        return self.number if self.number is not None else self.text
-
-
-_FACT_COLUMNS = [facts.c[name] for name in Fact.__dataclass_fields__]
 
 
 class HardwareRegistry:
@@ -330,7 +291,7 @@ class HardwareRegistry:
         """
         names = Fact.__dataclass_fields__
         rows = [{name: getattr(proposal, name) for name in names} for proposal in proposals]
-        return read_facts.add(connection, rows)
+        return add(connection, rows)
 
     def outdated(self, name: str) -> list[Outdated]:
         """The accepted facts of exactly this hardware that stand on a replaced version of their
@@ -338,12 +299,12 @@ class HardwareRegistry:
         """
         with self._catalog.read() as connection:
             hardware_id = self.resolve(name)
-            return read_facts.outdated(connection, hardware_id=hardware_id, access=self._access)
+            return outdated(connection, hardware_id=hardware_id, access=self._access)
 
     def all_outdated(self) -> list[Outdated]:
         """Those of every hardware."""
         with self._catalog.read() as connection:
-            return read_facts.outdated(connection, access=self._access)
+            return outdated(connection, access=self._access)
 
     def set_status(self, fact_ids: Sequence[str], status: FactStatus, actor: str) -> list[Fact]:
         """Decide about many facts at once, all of them or, where an id is unknown, none. Raises
@@ -362,7 +323,7 @@ class HardwareRegistry:
             if unknown:
                 raise _no_fact(unknown[0])
             if status == "accepted":
-                read_facts.replace_outdated(connection, wanted)
+                replace_outdated(connection, wanted)
             meta.bump_revision(connection)
             rows = [
                 connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
@@ -402,16 +363,16 @@ class HardwareRegistry:
         with self._catalog.write() as connection:
             self._check_facts(connection, [fact_id])
             if withdraw:
-                changes |= read_facts.as_read(connection, fact_id)
+                changes |= as_read(connection, fact_id)
             elif "origin" in changes:
-                changes |= read_facts.keeping_what_was_read(connection, fact_id)
+                changes |= keeping_what_was_read(connection, fact_id)
             changed = connection.execute(
                 facts.update().where(facts.c.id == fact_id).values(**changes)
             )
             if changed.rowcount != 1:
                 raise _no_fact(fact_id)
             if changes.get("status") == "accepted":
-                read_facts.replace_outdated(connection, [fact_id])
+                replace_outdated(connection, [fact_id])
             meta.bump_revision(connection)
             row = connection.execute(sa.select(*_FACT_COLUMNS).where(facts.c.id == fact_id)).one()
             return Fact(**row._mapping)
@@ -483,3 +444,184 @@ def _fact_row(hardware_id: str, number: int, fact: FactSpec) -> dict[str, Any]:
         "origin": "spec",
         "created_at": clock.now(),
     }
+
+
+# -- hardware removal: What stands on a chip in the catalog, and taking the chip out of it.
+
+REMOVED = "removed"  # the origin of an emptied row
+_IN_USE = ("active", "suspect")
+
+
+@dataclass(frozen=True)
+class Use:
+    """What stands on a chip, by id or name. `documents` are about it alone, `shared` about other
+    chips too; `reading` are of either, and in work; `skills` are in use and hold for it alone;
+    `keys` are valid and restricted to it; `runs` have not ended.
+    """
+
+    children: tuple[str, ...]
+    documents: tuple[str, ...]
+    shared: tuple[str, ...]
+    reading: tuple[str, ...]
+    skills: tuple[str, ...]
+    keys: tuple[str, ...]
+    runs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Removed:
+    """How many facts went with a chip, how many of these a person had entered or accepted, and how
+    many runs on it stay.
+    """
+
+    facts: int
+    decided: int
+    runs: int
+
+
+def use_of(connection: Connection, hardware_id: str) -> Use:
+    """What stands on this chip."""
+    about = _documents(connection, hardware_id)
+    children = sa.select(hardware.c.id).where(
+        hardware.c.parent_id == hardware_id, hardware.c.origin != REMOVED
+    )
+    runs = t.runs
+    running = sa.select(runs.c.id).where(
+        runs.c.hardware_id == hardware_id, runs.c.finished_at.is_(None), runs.c.state == "running"
+    )
+    return Use(
+        tuple(connection.execute(children.order_by(hardware.c.id)).scalars()),
+        tuple(sorted(document for document, alone in about.items() if alone)),
+        tuple(sorted(document for document, alone in about.items() if not alone)),
+        tuple(_in_work(connection, hardware_id, about)),
+        tuple(_skills(connection, hardware_id)),
+        tuple(_keys(connection, hardware_id)),
+        tuple(connection.execute(running.order_by(runs.c.id)).scalars()),
+    )
+
+
+def remove(connection: Connection, hardware_id: str, shared: Sequence[str]) -> Removed:
+    """Take the chip out of the catalog with its facts, and out of the scopes of the documents that
+    are about other chips too.
+    """
+    for document_id in shared:
+        _leave(connection, document_id, hardware_id)
+    mine = facts.c.hardware_id == hardware_id
+    # The description's own facts are nobody's decision.
+    stated = connection.execute(
+        sa.select(facts.c.origin, facts.c.status).where(mine, facts.c.origin != "spec")
+    ).all()
+    connection.execute(facts.delete().where(mine))
+    connection.execute(
+        hardware.update()
+        .where(hardware.c.id == hardware_id)
+        .values(
+            name=hardware_id,
+            vendor=None,
+            parent_id=None,
+            summary="",
+            aliases=[],
+            languages=[],
+            signatures=[],
+            toolchains={},
+            spec="",
+            origin=REMOVED,
+            updated_at=clock.now(),
+        )
+    )
+    count_change(connection)
+    owe_erasure(connection, ())
+    runs = connection.execute(
+        sa.select(sa.func.count()).select_from(t.runs).where(t.runs.c.hardware_id == hardware_id)
+    ).scalar_one()
+    decided = sum(row.status == "accepted" or row.origin == "person" for row in stated)
+    return Removed(len(stated), decided, runs)
+
+
+def count_change(connection: Connection) -> None:
+    """The registered hardware is another now: whoever remembers it reads it again."""
+    revision = int(meta.get(connection, "hardware_revision") or 0)
+    meta.put(connection, "hardware_revision", revision + 1)
+    meta.bump_revision(connection)
+
+
+def _documents(connection: Connection, hardware_id: str) -> dict[str, bool]:
+    """The documents about the chip, also those of which only some version was declared to be;
+    whether they are about it alone.
+    """
+    about: dict[str, set[str]] = {}
+    scopes, versions = t.document_scopes, t.document_versions
+    for document_id, value in connection.execute(
+        sa.select(scopes.c.document_id, scopes.c.value).where(scopes.c.kind == "hardware")
+    ):
+        about.setdefault(document_id, set()).add(value)
+    found = {
+        document_id: len(chips) == 1 for document_id, chips in about.items() if hardware_id in chips
+    }
+    for document_id, declared in connection.execute(
+        sa.select(versions.c.document_id, versions.c.declared)
+    ):
+        if hardware_id in (declared.get("hardware") or ()):
+            found.setdefault(document_id, False)
+    return found
+
+
+def _in_work(connection: Connection, hardware_id: str, about: dict[str, bool]) -> list[str]:
+    unfinished = sa.select(t.work.c.subject_id).where(t.work.c.state.in_(("queued", "running")))
+    return sorted(about.keys() & set(connection.execute(unfinished).scalars()))
+
+
+def _skills(connection: Connection, hardware_id: str) -> list[str]:
+    scopes = t.skill_scopes
+    rows = connection.execute(
+        sa.select(t.skills.c.name, scopes.c.value)
+        .join(scopes, scopes.c.skill_id == t.skills.c.id)
+        .where(scopes.c.kind == "hardware", t.skills.c.state.in_(_IN_USE))
+    ).all()
+    chips = Counter(row.name for row in rows)
+    return sorted(row.name for row in rows if row.value == hardware_id and chips[row.name] == 1)
+
+
+def _keys(connection: Connection, hardware_id: str) -> list[str]:
+    now = clock.now()
+    rows = connection.execute(
+        sa.select(api_keys.c.id, api_keys.c.hardware).where(
+            api_keys.c.revoked_at.is_(None),
+            sa.or_(api_keys.c.expires_at.is_(None), api_keys.c.expires_at > now),
+        )
+    )
+    return sorted(row.id for row in rows if hardware_id in row.hardware)
+
+
+def _leave(connection: Connection, document_id: str, hardware_id: str) -> None:
+    """The document is no longer about the chip. What is about this chip alone stays so, a passage
+    or a version: without a chip it would be about every one.
+    """
+    scopes, versions = t.document_scopes, t.document_versions
+    connection.execute(
+        scopes.delete().where(
+            scopes.c.document_id == document_id,
+            scopes.c.kind == "hardware",
+            scopes.c.value == hardware_id,
+        )
+    )
+    for row in connection.execute(
+        sa.select(versions.c.id, versions.c.declared).where(versions.c.document_id == document_id)
+    ).all():
+        chips = [chip for chip in row.declared.get("hardware") or () if chip != hardware_id]
+        if chips:
+            connection.execute(
+                versions.update()
+                .where(versions.c.id == row.id)
+                .values(declared={**row.declared, "hardware": chips})
+            )
+    about, other = t.passage_hardware, t.passage_hardware.alias()
+    of_document = sa.select(t.passages.c.id).where(t.passages.c.document_id == document_id)
+    elsewhere = sa.select(other.c.passage_id).where(other.c.hardware_id != hardware_id)
+    connection.execute(
+        about.delete().where(
+            about.c.hardware_id == hardware_id,
+            about.c.passage_id.in_(of_document),
+            about.c.passage_id.in_(elsewhere),
+        )
+    )

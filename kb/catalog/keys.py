@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import secrets
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
@@ -22,8 +22,10 @@ from sqlalchemy.exc import OperationalError
 
 from kb import clock
 from kb.catalog import meta
+from kb.catalog.dialect import insert_new
 from kb.catalog.engine import Catalog
-from kb.catalog.tables.keys import api_keys, key_sessions
+from kb.catalog.tables import api_keys, key_sessions
+from kb.catalog.tables import request_counts as t
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import KeyId, new_id, sha256
 
@@ -277,3 +279,40 @@ def _changed(connection: Connection) -> None:
 def _key(row: Any) -> Key:
     values = {name: getattr(row, name) for name in Key.__dataclass_fields__}
     return Key(**{**values, "hardware": tuple(row.hardware)})
+
+
+# -- request counts: How many requests each caller has sent to all replicas together: totals that
+
+FORGOTTEN_SECONDS = 3_600.0  # after a caller's last request
+
+Counts = Mapping[tuple[str, str], int]  # by caller and kind of request
+
+
+class RequestCounts:
+    """The totals in one catalog."""
+
+    def __init__(self, catalog: Catalog) -> None:
+        self._catalog = catalog
+
+    def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
+        """Add a replica's own requests since it last did; the totals of whoever sent any within so
+        many seconds, those included.
+        """
+        if own:
+            with self._catalog.write(rows_only=True) as connection:
+                self._add(connection, own)
+        with self._catalog.read() as connection:
+            rows = connection.execute(sa.select(t).where(t.c.at >= clock.after(-recent_seconds)))
+            return {(row.who, row.kind): row.sent for row in rows}
+
+    @staticmethod
+    def _add(connection: Connection, own: Counts) -> None:
+        for (who, kind), count in sorted(own.items()):  # in one order: nobody waits in a circle
+            row = {"who": who, "kind": kind, "sent": 0, "at": clock.now()}
+            connection.execute(insert_new(connection, t), [row])
+            connection.execute(
+                t.update()
+                .where(t.c.who == who, t.c.kind == kind)
+                .values(sent=t.c.sent + count, at=clock.now())
+            )
+        connection.execute(t.delete().where(t.c.at < clock.after(-FORGOTTEN_SECONDS)))

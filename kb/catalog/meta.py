@@ -9,9 +9,10 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog.tables.jobs import meta
+from kb.catalog.tables import meta
 
 _SKILLS = "skills_revision"
+STORE_ID = "store_id"  # see `Catalog.store_id`
 
 
 def get(connection: Connection, key: str) -> Any:

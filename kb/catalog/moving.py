@@ -13,7 +13,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import dialect, meta, schema, store_id
+from kb.catalog import dialect, meta, schema
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import lexical
 from kb.catalog.tables import metadata
@@ -48,7 +48,7 @@ def copy_catalog(
             progress(f"{name}: {counts[name]:,} rows")
         if meta.revision(writing) != meta.revision(reading):
             raise StoreError(f"{target.name} is not at the revision of {source.name}")
-        store_id.forget(writing)
+        meta.remove(writing, meta.STORE_ID)
     return counts
 
 

@@ -19,7 +19,7 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb.catalog.meta import get, put
-from kb.catalog.tables.jobs import meta
+from kb.catalog.tables import meta
 from kb.errors import StoreError, Unavailable
 
 OLDEST_CODE = "oldest_code"  # of the catalog's named values

@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 
-from kb.catalog.tables import hardware as hardware_tables
-from kb.catalog.tables import jobs as job_tables
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables import search, skills
+from kb.catalog import tables as t
 from kb.scope import AccessScope
 
 Condition = sa.ColumnElement[bool]
@@ -56,7 +53,7 @@ def passages(access: AccessScope) -> Condition:
 
 def facts(access: AccessScope) -> Condition:
     """Of facts: none of other hardware, and none of a document that the caller may not see."""
-    c = hardware_tables.facts.c
+    c = t.facts.c
     if access.hardware is None:
         return sa.true()
     hidden = sa.select(t.documents.c.id).where(sa.not_(documents(access)))
@@ -67,9 +64,9 @@ def facts(access: AccessScope) -> Condition:
 
 
 def jobs(access: AccessScope) -> Condition:
-    """Of jobs: by the document that they read."""
-    c = job_tables.jobs.c
-    mine = c.access_scope == access.owner
+    """Of jobs of documents: by the document."""
+    c = t.work.c
+    mine = sa.and_(c.kind == "ingest", c.access_scope == access.owner)
     if access.hardware is None:
         return mine
     return sa.and_(mine, c.subject_id.in_(_document_ids(access)))
@@ -80,7 +77,7 @@ def in_skills(table: sa.FromClause, access: AccessScope) -> Condition:
     mine: Condition = table.c.access_scope == access.owner
     if access.hardware is None:
         return mine
-    scopes = skills.skill_scopes.alias()
+    scopes = t.skill_scopes.alias()
     about = sa.select(scopes.c.skill_id).where(scopes.c.kind == "hardware")
     visible = about.where(scopes.c.value.in_(sorted(access.hardware)))
     return sa.and_(mine, sa.or_(table.c.id.not_in(about), table.c.id.in_(visible)))
@@ -88,21 +85,21 @@ def in_skills(table: sa.FromClause, access: AccessScope) -> Condition:
 
 def evidence(access: AccessScope) -> Condition:
     """Of measurements that back a skill."""
-    return _on_hardware(skills.evidence, skills.evidence.c.hardware_id, access)
+    return _on_hardware(t.evidence, t.evidence.c.hardware_id, access)
 
 
 def runs(access: AccessScope) -> Condition:
     """Of runs."""
-    return _on_hardware(search.runs, search.runs.c.hardware_id, access)
+    return _on_hardware(t.runs, t.runs.c.hardware_id, access)
 
 
 def evaluations(access: AccessScope) -> Condition:
     """Of evaluations: by the hardware of their cases."""
-    c = search.evaluations.c
+    c = t.evaluations.c
     mine = c.access_scope == access.owner
     if access.hardware is None:
         return mine
-    cases = search.evaluation_cases.alias()
+    cases = t.evaluation_cases.alias()
     visible = sa.select(cases.c.evaluation_id).where(
         cases.c.hardware_id.in_(sorted(access.hardware))
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
@@ -148,3 +149,11 @@ class HardwareSpec:
     rules: tuple[RuleSpec, ...] = ()
     metrics: Mapping[str, MetricAlias] = field(default_factory=lambda: MappingProxyType({}))
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=lambda: MappingProxyType({}))
+
+
+# -- shipped: Which chips are built in: those with a description in the folder of the built-in kno
+
+
+def is_shipped(hardware_id: str, knowledge_dir: Path) -> bool:
+    """Whether every start registers this chip."""
+    return (knowledge_dir / "hardware" / hardware_id / "hardware.toml").is_file()

@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import candidates, lexical
 from kb.index import near
-from kb.process_memory import give_back, settle, share_arenas
+from kb.memory import collect_once_and_freeze, give_back, share_arenas
 
 LOOK_SECONDS = 1.0  # between two looks at the tables; still for so long, they are read
 
@@ -69,7 +69,7 @@ class KeptInMemory:
                     state = candidates.state(connection)
                     made = state == last and self._keep(connection)
                 if made:
-                    settle()
+                    collect_once_and_freeze()
                     give_back()  # making it takes twice what stays
                 if state == last:
                     self._follow()

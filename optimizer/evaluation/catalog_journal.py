@@ -17,14 +17,8 @@ import sqlalchemy as sa
 from kb import clock
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
-from kb.catalog.search.evaluations import (
-    CandidateRow,
-    CaseFigures,
-    CaseRow,
-    Evaluations,
-    ProblemRow,
-)
-from kb.catalog.tables.hardware import devices
+from kb.catalog.evaluations import CandidateRow, CaseFigures, CaseRow, Evaluations, ProblemRow
+from kb.catalog.tables import devices
 from kb.ids import derived_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import Signature

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, Literal
 
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, Unavailable, UnknownHardware, nearest
 from kb.hardware.detection import DetectedDevice, Resolver, probe
 from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec

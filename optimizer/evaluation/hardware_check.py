@@ -15,7 +15,8 @@ from typing import Literal
 
 import torch
 
-from kb.catalog.knowledge import proposed_recipes, samples
+from kb.catalog.knowledge import samples
+from kb.catalog.knowledge.samples import list_recipes
 from kb.errors import KernloreError
 from kb.hardware.spec import SampleArgument, ToolchainSpec
 from kb.scope import ALL_ACCESS
@@ -303,7 +304,7 @@ def _known_parts(base: KnowledgeBase, hardware: str, language: str) -> list[Chec
         for document in base.documents.find(hardware=place, category="hardware")
     }
     with base.catalog.read() as connection:
-        listed = proposed_recipes.listed(connection, lineage, statuses=("proposed", "accepted"))
+        listed = list_recipes(connection, lineage, statuses=("proposed", "accepted"))
         cards = own_symbols(connection, lineage, language, ALL_ACCESS)
         kernels = samples.listed(connection, lineage)
     recipes = [recipe.name for recipe in listed if recipe.language == language]

@@ -1,7 +1,7 @@
 """Evaluations that were sent over HTTP: one after the other, each as a `kernlore evaluate` in a
 process of its own, so that nothing that was sent can end, hold up or read the service.
 
-What was sent is rows (`kb.catalog.search.submissions`), so every replica of a service shows it, and
+What was sent is rows (`kb.catalog.evaluations`), so every replica of a service shows it, and
 where the process that accepted it is killed, another that can evaluate it does. What was measured
 is in the catalog for good, under the evaluation's key. These are not the jobs of documents: the
 service is not ready while one of those waits.
@@ -17,19 +17,19 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Literal, Protocol
+from typing import IO, TYPE_CHECKING, Any, Literal, Protocol, cast
 
 import structlog
 
-from kb import jobs, telemetry
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.submissions import StoredSubmission, Submissions
+from kb import telemetry
+from kb.catalog.evaluations import Evaluations, SentEvaluations
+from kb.catalog.work import Job
 from kb.errors import Conflict, InternalError, KernloreError, NotFound, Unavailable, error_json
 from kb.ids import new_id
-from kb.jobs import ROOT, ChildProcess, WorkerThread, keep_lease
 from kb.plain import plain
 from kb.scope import ALL_ACCESS, AccessScope
 from kb.settings import Settings
+from kb.workers import ROOT, ChildProcess, WorkerThread, keep_lease
 from optimizer.evaluation.isolation.launch import AVAILABLE, PreparedProcess, PreparedProcesses
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -41,6 +41,8 @@ WAITING = 32  # more would wait for many minutes
 ATTEMPTS = 3  # of services that end while they carry one out
 SECONDS = 1800.0  # for one evaluation, whose own deadlines do not cover the problem's code
 STOP_SECONDS = 10.0
+
+EvaluationState = Literal["queued", "running", "ready", "failed"]
 
 log = structlog.get_logger(__name__)
 
@@ -145,7 +147,7 @@ class EvaluationJob:
     """
 
     id: str
-    state: Literal["queued", "running", "ready", "failed"]
+    state: EvaluationState
     created_at: str
     started_at: str | None = None
     finished_at: str | None = None
@@ -160,7 +162,7 @@ class EvaluationQueue:
         """`processes` are closed with the queue."""
         self._base = base
         self._processes = processes
-        self._rows = Submissions(base.catalog)
+        self._rows = SentEvaluations(base.catalog)
         self._owner = new_id(f"evaluator{os.getpid()}")
         self._lease = base.settings.lease_seconds
         self._changing = threading.Lock()  # protects _child and _renewing
@@ -180,7 +182,9 @@ class EvaluationQueue:
         """Queue it. Raises Unavailable where too many wait already."""
         identity = new_id("evj")
         self._keep_leases()
-        waiting = self._rows.add(identity, submission.as_json(), self._owner, self._lease, WAITING)
+        waiting = self._rows.accept(
+            identity, submission.as_json(), self._owner, self._lease, WAITING
+        )
         if waiting is not None:
             raise Unavailable(
                 f"{waiting} evaluations are waiting already",
@@ -223,7 +227,7 @@ class EvaluationQueue:
         self._processes.close()
         if renewing is not None:
             renewing.close()
-            self._rows.release(self._owner)
+            self._rows.give_back(self._owner)
 
     def _keep_leases(self) -> None:
         """Renew the leases of what is this queue's, from now on."""
@@ -239,36 +243,39 @@ class EvaluationQueue:
 
     def _work(self) -> bool:
         """Carry out the oldest submission; False where none waits."""
-        self._rows.requeue(self._owner)  # what could not be ended when the catalog was away
         stored = self._rows.claim(self._owner, self._lease) or self._taken_over()
         if stored is None:
             self._processes.rest()
             return False
         if stored.attempts > ATTEMPTS:
-            self._rows.end(stored.id, self._owner, "failed", error=error_json(_deadly(stored.id)))
+            self._rows.end_one(
+                stored.id, self._owner, "failed", error=error_json(_deadly(stored.id))
+            )
             return True
         self._keep_leases()
         try:
-            result = self._evaluated(submission_from_json(stored.submission))
+            result = self._evaluated(submission_from_json(stored.payload))
         except KernloreError as error:
             if self._worker.stopped:  # `close` leaves it to the next
                 return False
-            self._rows.end(stored.id, self._owner, "failed", error=error_json(error))
+            self._rows.end_one(stored.id, self._owner, "failed", error=error_json(error))
         except Exception:  # the job boundary: recorded, never swallowed
             if self._worker.stopped:  # the catalog is being closed
                 return False
             log.exception("evaluation failed", job=stored.id)
-            self._rows.end(stored.id, self._owner, "failed", error=error_json(_defect(stored.id)))
+            self._rows.end_one(
+                stored.id, self._owner, "failed", error=error_json(_defect(stored.id))
+            )
         else:
-            if not self._rows.end(stored.id, self._owner, "ready", result=result):
+            if not self._rows.end_one(stored.id, self._owner, "ready", result=result):
                 log.warning("evaluation lost", job=stored.id, reason="its lease ran out")
         return True
 
-    def _taken_over(self) -> StoredSubmission | None:
+    def _taken_over(self) -> Job | None:
         """The oldest that another process has left and this machine can evaluate."""
         if not self._takes_over:
             return None
-        possible = (left for left in self._rows.left() if self._is_possible(left.submission))
+        possible = (left for left in self._rows.left() if self._is_possible(left.payload))
         taken = (self._rows.take_over(left.id, self._owner, self._lease) for left in possible)
         return next((stored for stored in taken if stored is not None), None)
 
@@ -333,14 +340,15 @@ class EvaluationQueue:
                 child.end()
 
 
-def _job(stored: StoredSubmission) -> EvaluationJob:
+def _job(stored: Job) -> EvaluationJob:
+    queued = stored.state == "queued"  # again, where it has a start
     return EvaluationJob(
         stored.id,
-        stored.state,
+        cast(EvaluationState, stored.state),
         stored.created_at,
-        stored.started_at,
+        None if queued else stored.started_at,
         stored.finished_at,
-        stored.result,
+        stored.result or None,
         stored.error,
     )
 

@@ -1,61 +1,75 @@
-"""A skill's text from a change: what an engineer needs to apply it, without a model.
+"""A skill's text from a change, without a model: when the change applies, its steps, code, figures
+and conditions.
 
-`wording` writes the sentences. A model may write them instead (`drafter`); code, conditions,
-figures and sources stay the curator's.
+It contains nothing that a proposer wrote but code: sentences come from `roles.toml`, names from the
+trajectory, and every figure is a reference to an evidence row. A model may rewrite the sentences
+(`drafter`) and nothing else. A kernel that is right and faster but cannot become a recipe is
+drafted as a text with its key lines.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
 from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from optimizer.evaluation.problem.spec import SIZES
-from skills.curator.contrast import rule_named
+from retrieval.diagnose.signals import load_signals
+from skills.curator.comparison import kernel_key
+from skills.curator.contrast import contrast, matching_rules, rule_named, rules_in
 from skills.curator.evidence import render
-from skills.curator.records import Change, ParameterChange
-from skills.curator.wording import (
-    Words,
-    effect_lines,
-    leading_signals,
-    reason_for,
-    required_signals,
-    snippet,
-    sources_of_change,
-    words_of,
-)
-from skills.format.schema import MAX_NAME, advice, sources_of
-from skills.format.skillfile import content_sha256
-from skills.trajectories.records import Trajectory
+from skills.curator.gate import GatePass
+from skills.curator.records import UNNAMED, WRITTEN, KernelChange, ParameterChange, Roles
+from skills.format.schema import MAX_NAME, TEXT, sources_of
+from skills.format.skillfile import with_content_hash
+from skills.trajectories.records import Trajectory, TrajectoryStep
 
 WHEN = {"use": "When to use", "avoid": "When it hurts"}
 MOST_SIGNALS = 3
-MOST_CASES = 6  # named in the text; all are evidence
+MOST_CASES = 6  # named in the text; all of them are evidence
 MOST_LINES = 24  # of each side of a snippet
-# A skill is offered for sizes this many times smaller or larger than measured: whoever uses it
-# measures again, and the text says what was measured.
+# A skill is offered for sizes this many times smaller or larger than measured: the text states the
+# measured ones, and its user measures again.
 TESTED_MARGIN = 4.0
 COMPARE = (
     "Correctness on each case against the reference, then the time with and without the change in"
     " the same session."
 )
 CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hip": "cpp"}
+WRITERS = frozenset({"llm", "external"})  # origins of kernels that a model or a person wrote
+AROUND = 1  # lines shown before and after one that a rule names
+CHANGED = "change-kernel"
 
 
 @dataclass(frozen=True)
-class Draft:
+class SkillSentences:
+    """The sentences of a skill, without code; figures are references."""
+
+    description: str
+    when: tuple[str, ...]
+    when_not: tuple[str, ...]
+    steps: tuple[str, ...]
+    check: tuple[str, ...]
+    failure_signs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class DraftedSkill:
     """A skill before it is stored. `before` and `after` are lines of code or of parameters,
-    `sources` the entries of the last section. `kind` is set where it is no transformation (see
-    `skills.format.schema`)."""
+    `sources` the entries of the last section. `kind` is set for a skill that is not a
+    transformation (see `skills.format.schema`)."""
 
     name: str
     transformation: str
     polarity: str
-    words: Words
+    words: SkillSentences
     before: tuple[str, ...]
     after: tuple[str, ...]
     code: str
@@ -124,7 +138,7 @@ class Draft:
             origin_run_id=self.run_id,
             toolchain_id=self.toolchain_id,
         )
-        return replace(draft, content_sha256=content_sha256(advice(draft)))
+        return with_content_hash(draft)
 
 
 def _listed(lines: Sequence[str]) -> str:
@@ -135,45 +149,47 @@ def _fenced(code: str, lines: Sequence[str]) -> str:
     return "\n".join([f"```{code}", *lines, "```"]) if lines else ""
 
 
-def compose(trajectory: Trajectory, change: Change, evidence: Sequence[EvidenceRow]) -> Draft:
-    """The draft that needs no model, of a change with at least one evidence row."""
-    subject, kernel = trajectory.subject, change.step.proposal.bundle
+def compose(
+    trajectory: Trajectory, change: KernelChange, evidence: Sequence[EvidenceRow]
+) -> DraftedSkill:
+    """The draft of a change with at least one evidence row, without a model."""
+    subject = trajectory.subject
     evaluation = change.step.child.evaluation
     assert evaluation is not None  # the gate passes no other
     scopes = SkillScopes(
         hardware=(trajectory.hardware,),
-        languages=(kernel.language,),
+        languages=(change.language,),
         ops=(canonical_op(subject.op),),
         dtypes=(canonical_dtype(subject.dtype),) if subject.dtype else (),
-        signals=tuple(sorted(leading_signals(change))),
+        signals=tuple(sorted(_leading_signals(change))),
     )
-    predicate = predicate_of(scopes.ops, required_signals(change), evidence)
+    predicate = predicate_of(scopes.ops, _required_signals(change), evidence)
     name = slug(trajectory.hardware, change.transformation, subject.op, change.polarity)
-    before, after, code = snippet(change)
-    return Draft(
+    before, after, code = _snippet(change)
+    return DraftedSkill(
         name=name,
         transformation=change.transformation,
         polarity=change.polarity,
-        words=words_of(trajectory, change),
+        words=_sentences(trajectory, change),
         before=before,
         after=after,
         code=code,
-        effect=effect_lines(change, evidence),
+        effect=_effect_lines(change, evidence),
         scopes=scopes,
         predicate=predicate,
         moves=_moves(change, predicate),
-        sources=sources_of_change(trajectory, change),
-        compatibility="; ".join([kernel.language, trajectory.hardware, *scopes.dtypes]),
+        sources=_sources(trajectory, change),
+        compatibility="; ".join([change.language, trajectory.hardware, *scopes.dtypes]),
         evidence=tuple(evidence),
         family=subject.family,
-        language=kernel.language,
+        language=change.language,
         run_id=trajectory.id,
         toolchain_id=evaluation.toolchain or None,
     )
 
 
 def slug(hardware: str, transformation: str, op: str, polarity: str = "use") -> str:
-    """`<hardware>-<transformation>-<op>` in the letters that a skill's name may have."""
+    """`<hardware>-<transformation>-<op>` in the characters of a skill's name."""
     avoid = "avoid-" if polarity == "avoid" else ""
     text = f"{hardware}-{avoid}{transformation}-{canonical_op(op)}".lower()
     words = "".join(c if c.isascii() and c.isalnum() else "-" for c in text).split("-")
@@ -183,10 +199,23 @@ def slug(hardware: str, transformation: str, op: str, polarity: str = "use") -> 
 # -- conditions
 
 
+def _leading_signals(change: KernelChange) -> tuple[str, ...]:
+    """Registered signals of the parent's verdict, the leading ones first."""
+    known = load_signals()
+    signals = tuple(s for s in dict.fromkeys(change.before) if s in known)
+    return signals if change.adopted else signals[:MOST_SIGNALS]
+
+
+def _required_signals(change: KernelChange) -> tuple[str, ...]:
+    """Signals without which the change is not offered. A recipe has none: a search begins with it,
+    whatever the verdict."""
+    return () if change.adopted else _leading_signals(change)
+
+
 def predicate_of(
     ops: Sequence[str], signals: Sequence[str], evidence: Sequence[EvidenceRow]
 ) -> str:
-    """Where a skill is offered: operators, signals of the parent, sizes near those measured."""
+    """The precondition: operators, signals of the parent, sizes near the measured ones."""
     listed = ", ".join(f"'{op}'" for op in sorted(ops))
     parts = [f"problem.op in [{listed}]"]
     named = [f"signals.{name}" for name in sorted(signals)]
@@ -200,10 +229,9 @@ def predicate_of(
 
 
 def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
-    """The range (lowest, highest) of each quantity over the rows that have it; only quantities that
-    predicates know. Rows and their lengths are left out: bytes and the terms of a sum bound what
-    was measured, and with both a claim would hold for one shape alone.
-    """
+    """The range (lowest, highest) of each quantity of predicates over the rows that have it. Row
+    counts and lengths are left out: bytes and the terms of a sum bound the claim well enough, and
+    with all of them it would hold for one shape alone."""
     ranges = {}
     for name in sorted(problem_terms().quantities.keys() - SIZES):
         values = [row.details.get("sizes", {}).get(name) for row in evidence]
@@ -213,13 +241,13 @@ def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
     return ranges
 
 
-def _moves(change: Change, predicate: str) -> tuple[Mapping[str, Any], ...]:
-    """The change as data. A failure gives none: moves say what to do."""
+def _moves(change: KernelChange, predicate: str) -> tuple[Mapping[str, Any], ...]:
+    """The change as moves. A failure gives none, as moves say what to do."""
     if change.polarity == "avoid":
         return ()
     if change.parameters:
         return tuple(_move(p, predicate) for p in change.parameters)
-    rule = rule_named(change.transformation, change.step.proposal.bundle.language)
+    rule = rule_named(change.transformation, change.language)
     if rule is None or not rule.role:
         return ()
     moved = {"role": rule.role, "direction": rule.direction}
@@ -239,3 +267,282 @@ def _move(parameter: ParameterChange, predicate: str) -> Mapping[str, Any]:
         "change": changed,
         "why": reason_for(parameter.role, direction),
     }
+
+
+# -- sentences
+
+
+@lru_cache(maxsize=1)
+def roles() -> Mapping[str, Mapping[str, str]]:
+    """The sentences about each parameter role."""
+    path = Path(__file__).with_name("roles.toml")
+    sentences: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
+    return sentences
+
+
+def reason_for(role: str, direction: str) -> str:
+    """Why a parameter role is moved in a direction (`roles.toml`)."""
+    key = {"add": "increase", "remove": "decrease", "swap": "set"}.get(direction, direction)
+    return roles()[role][key]
+
+
+def _sentences(trajectory: Trajectory, change: KernelChange) -> SkillSentences:
+    subject, recipe = trajectory.subject, change.step.proposal.recipe
+    place = place_of(trajectory, change)
+    instance = (
+        (f"It is an instance of the recipe `{recipe}`.",) if change.parameters and recipe else ()
+    )
+    required = _required_signals(change)
+    titles = [load_signals().get(signal).title for signal in required]
+    verdict = " or ".join(_low(title) for title in titles)
+    seen = f" whose verdict is: {verdict}" if verdict else ""
+    dtype = f", {canonical_dtype(subject.dtype)}" if subject.dtype else ""
+    sizes = "Sizes, element types and hardware near those under Expected effect."
+    far = "Sizes, element types or hardware far from those measured: measure first."
+    signals = [
+        f"Its verdict names `{signal}`: {_low(title)}."
+        for signal, title in zip(required, titles, strict=True)
+    ]
+    none = ("The verdict names none of these signals.",) if signals else ()
+    steps, check, signs = _advice(change)
+    if change.polarity == "use":
+        signs = (*signs, "The time does not fall beyond noise: take the change back.")
+    return SkillSentences(
+        description=_description(change, place, seen),
+        when=(f"The kernel is {place}{dtype}.", *instance, *signals, sizes),
+        when_not=(far, *none),
+        steps=steps,
+        check=(*check, COMPARE),
+        failure_signs=signs,
+    )
+
+
+def place_of(trajectory: Trajectory, change: KernelChange) -> str:
+    """The kernel of a change in words: `a softmax kernel in cpp on x86-64`."""
+    op = canonical_op(trajectory.subject.op).replace("_", " ")
+    article = "an" if op[0] in "aeiou" else "a"
+    return f"{article} {op} kernel in {change.language} on {trajectory.hardware}"
+
+
+def _low(title: str) -> str:
+    return title[:1].lower() + title[1:]
+
+
+def _description(change: KernelChange, place: str, seen: str) -> str:
+    what = _phrase(change)
+    if change.polarity == "use":
+        return (
+            f"Use when tuning {place}{seen}. {what[:1].upper()}{what[1:]}. Measured in one search;"
+            " do not use for sizes, element types or hardware far from those measured."
+        )
+    fate = "slower" if change.gain is not None else _fate(change)
+    return (
+        f"Avoid on {place}{seen}: to {what} made the kernel {fate}. Measured in one search; it says"
+        " nothing about other sizes, element types or hardware."
+    )
+
+
+def _fate(change: KernelChange) -> str:
+    evaluation = change.step.child.evaluation
+    validity = evaluation.validity if evaluation is not None else ""
+    return {"not_compiled": "fail to compile", "incorrect": "incorrect"}.get(validity, "fail")
+
+
+def _phrase(change: KernelChange) -> str:
+    """The change in words."""
+    if change.parameters:
+        return " and ".join(
+            f"{direction_of(p.before, p.after)} the {roles()[p.role]['knob']} (`{p.name}`)"
+            for p in change.parameters
+        )
+    if change.adopted:
+        return f"use the recipe {change.adopted}"
+    return change.transformation.replace("-", " ")
+
+
+def _advice(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]]:
+    """Steps, checks, failure signs."""
+    last = "Leave everything else as it is, build, and compare with the kernel before."
+    used = [roles()[p.role] for p in change.parameters]
+    checks, signs = tuple(r["check"] for r in used), tuple(r["sign"] for r in used)
+    if change.polarity == "avoid":
+        steps = [
+            f"Keep {_value(p.name, p.before)}; {_value(p.name, p.after)} is what failed here."
+            for p in change.parameters
+        ]
+        return tuple(steps), checks, signs
+    if change.parameters:
+        steps = [
+            f"Change {_value(p.name, p.before)} to {_value(p.name, p.after)}."
+            f" {reason_for(p.role, direction_of(p.before, p.after))}"
+            for p in change.parameters
+        ]
+        return (*steps, last), checks, signs
+    if change.adopted:
+        first = f"Instantiate the recipe `{change.adopted}` with the values under After."
+        return (first, "Then tune one value at a time."), (), ()
+    rule = rule_named(change.transformation, change.language)
+    first = f"Apply {change.transformation.replace('-', ' ')} as shown under After."
+    if rule is None or not rule.role:
+        return (first, last), (), ()
+    role = roles()[rule.role]
+    why = reason_for(rule.role, rule.direction)
+    return (f"{first} {why}", last), (role["check"],), (role["sign"],)
+
+
+def _value(name: str, value: Any) -> str:
+    return f"`{name}`" if value is None else f"`{name} = {value}`"
+
+
+# -- code, figures, sources
+
+
+def _snippet(change: KernelChange) -> tuple[tuple[str, ...], tuple[str, ...], str]:
+    """Lines before and after the change, and the language of their code block."""
+    if change.parameters:
+        before = [f"{p.name} = {p.before}" for p in change.parameters if p.before is not None]
+        return tuple(before), tuple(f"{p.name} = {p.after}" for p in change.parameters), "text"
+    if change.adopted:
+        values = sorted(change.step.proposal.values.items())
+        return (), tuple(f"{name} = {value}" for name, value in values), "text"
+    gone = [line[1:] for line in change.pattern if line.startswith("-")]
+    return _cut(gone), _cut(change.came), CODE.get(change.language, "text")
+
+
+def _cut(lines: Sequence[str]) -> tuple[str, ...]:
+    """At most MOST_LINES lines, without their common indentation."""
+    depth = min(map(_depth, lines), default=0)
+    shown = [line[depth:] for line in lines[:MOST_LINES]]
+    return (*shown, "...") if len(lines) > MOST_LINES else tuple(shown)
+
+
+def _effect_lines(change: KernelChange, evidence: Sequence[EvidenceRow]) -> tuple[str, ...]:
+    """The lines of `Expected effect`, with figures as references to evidence rows."""
+    if change.gain is None:
+        return (
+            "The kernel was {{ev:1.validity}} after the change on {{ev:1.hardware_id}}; its parent"
+            " was correct.",
+        )
+    clock = "Cycles of a simulator, no wall time" if evidence[0].kind == "simulator" else "Measured"
+    slower = ", slower than before" if change.polarity == "avoid" else ""
+    lines = [
+        f"{clock} as one pair of kernels{slower}; whether the advice helps elsewhere is not yet"
+        " measured. Speed over the kernel before, with its interval:",
+        "",
+    ]
+    for n in range(1, min(len(evidence), MOST_CASES) + 1):
+        ref = f"ev:{n}."
+        lines.append(
+            f"- {{{{{ref}case_id}}}} on {{{{{ref}hardware_id}}}} ({{{{{ref}sizes}}}}):"
+            f" {{{{{ref}speedup}}}}, from {{{{{ref}speedup_low}}}} to {{{{{ref}speedup_high}}}},"
+            f" {{{{{ref}n}}}} pairs of blocks"
+        )
+    if len(evidence) > 1:
+        bounds = "from {{ev:all.speedup_low}} to {{ev:all.speedup_high}}"
+        lines += ["", f"Over all cases the bounds run {bounds}."]
+    return tuple(lines)
+
+
+def _sources(trajectory: Trajectory, change: KernelChange) -> tuple[str, ...]:
+    """The run and the evaluations that a change was measured in."""
+    parent, child = change.step.parent, change.step.child
+    lines = [f"run {trajectory.id}, node {child.number} against node {parent.number}"]
+    for kernel in (child, parent):
+        if kernel.evaluation is not None and kernel.evaluation.key:
+            lines.append(f"evaluation {kernel.evaluation.key}")
+    return tuple(lines)
+
+
+# -- a kernel as text
+
+
+def text_node(passed: Iterable[tuple[TrajectoryStep, GatePass]], roles: Roles) -> int | None:
+    """The node whose kernel a run may teach as text, or None. Of the changes that passed the gate
+    with a kernel that a model or a person wrote and no rule names, it is the certainly fastest: a
+    text for each would say nearly the same."""
+    merits = []
+    for step, gate_pass in passed:
+        change = contrast(step, gate_pass, roles)[0]
+        if change is not None and is_written(change) and step.child.speedup is not None:
+            merits.append((step.child.speedup.low, step.child.number))
+    return max(merits, key=lambda merit: merit[0])[1] if merits else None
+
+
+def is_written(change: KernelChange) -> bool:
+    """Whether a model or a person wrote the faster kernel, and no rule or recipe names the
+    change."""
+    unnamed = change.transformation in (WRITTEN, UNNAMED)
+    return unnamed and change.polarity == "use" and change.step.proposal.origin in WRITERS
+
+
+def as_text(trajectory: Trajectory, change: KernelChange, draft: DraftedSkill) -> DraftedSkill:
+    """The draft of a kernel that cannot become a recipe: its key lines, and the named structures
+    that its parent lacks."""
+    kernel, parent = change.step.proposal.bundle, change.step.parent.bundle
+    whole = change.transformation == WRITTEN
+    compared = "its parent" if parent is not None else "the reference"
+    moves = rules_in(kernel, None if whole else parent)
+    transformation = f"{WRITTEN if whole else CHANGED}-{kernel_key(kernel)[:6]}"
+    description = (
+        f"Use when writing {place_of(trajectory, change)}. Key lines of a kernel that was right and"
+        f" faster than {compared} in one search; it is no recipe. Do not use for sizes, element"
+        " types or hardware far from those measured."
+    )
+    dtype = trajectory.subject.dtype or "the element type of the problem"
+    limits = (
+        f"Right in the cases under Expected effect and in {dtype} on"
+        f" {trajectory.hardware}; nothing is known of others."
+    )
+    words = replace(
+        draft.words,
+        description=description,
+        when_not=(*draft.words.when_not, limits),
+        steps=_text_steps(moves, compared, kernel.language),
+    )
+    return replace(
+        draft,
+        name=slug(trajectory.hardware, transformation, trajectory.subject.op),
+        transformation=transformation,
+        words=words,
+        before=() if whole else draft.before,
+        after=key_lines(change) if whole else draft.after,
+        code=CODE.get(kernel.language, "text"),
+        kind=TEXT,
+    )
+
+
+def _text_steps(moves: Sequence[str], compared: str, language: str) -> tuple[str, ...]:
+    """The named structures, each with the reason that its rule gives."""
+    named = ", ".join(f"`{name}`" for name in moves)
+    first = (
+        f"Read the lines under After. Structures of the kernel that {compared} has not: {named}."
+        if moves
+        else f"Read the lines under After. No rule here has a name for what {compared} has not."
+    )
+    rules = [rule_named(name, language) for name in moves]
+    reasons = [f"`{r.name}`: {reason_for(r.role, r.direction)}" for r in rules if r and r.role]
+    return (first, *reasons, "Take over what differs for your own shapes, build, and compare.")
+
+
+def key_lines(change: KernelChange) -> tuple[str, ...]:
+    """At most MOST_LINES lines of a whole kernel in order, with `...` for gaps: those that a rule
+    names with their neighbours, then the most deeply nested ones, where its time goes."""
+    lines = change.came
+    chosen: dict[int, None] = {}
+    for number, line in enumerate(lines):
+        if matching_rules(line, "", change.language):
+            near = range(max(0, number - AROUND), min(len(lines), number + AROUND + 1))
+            chosen |= dict.fromkeys(near)
+    deepest = sorted(range(len(lines)), key=lambda n: (-_depth(lines[n]), n))
+    chosen |= dict.fromkeys(deepest)
+    numbers = sorted(list(chosen)[:MOST_LINES])
+    depth = min((_depth(lines[n]) for n in numbers), default=0)
+    shown: list[str] = []
+    for before, number in zip([-1, *numbers], numbers, strict=False):
+        shown += ["..."] if number != before + 1 else []
+        shown.append(lines[number][depth:])
+    return (*shown, "...") if numbers and numbers[-1] + 1 < len(lines) else tuple(shown)
+
+
+def _depth(line: str) -> int:
+    return len(line) - len(line.lstrip())

@@ -1,8 +1,5 @@
-"""What a language model may say about a change: one typed delta, checked strictly, never a whole
-library.
-
-The texts that a model is sent, the schema and the checks are here. Code, conditions, figures and
-sources of a skill are never a model's.
+"""The drafting model: the prompt about one change, and the strict checks of its answer, one typed
+delta of the library. Code, conditions, figures and sources of a skill are never a model's.
 """
 
 from __future__ import annotations
@@ -25,15 +22,14 @@ from optimizer.search.synthesizers.llm.asker import (
     load,
 )
 from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, models_from
-from skills.curator.contrast import UNNAMED
-from skills.curator.draft import Draft
+from skills.curator.draft import DraftedSkill, SkillSentences
 from skills.curator.evidence import FIELDS
-from skills.curator.records import OPERATIONS, Change, Operation
-from skills.curator.wording import Words
+from skills.curator.records import OPERATIONS, UNNAMED, KernelChange, Operation
 from skills.format.lint import sentences
 
 MOST_ITEMS, MOST_CHARS = 8, 600
 MOST_ANSWER = 20_000  # characters
+OUTPUT_TOKENS = 4_000
 NEEDS_SKILL: frozenset[str] = frozenset({"ADD_EVIDENCE", "REFINE", "CONTRADICT", "DEPRECATE"})
 NEEDS_TEXT: frozenset[str] = frozenset({"ADD", "REFINE"})
 _LISTS = ("when", "when_not", "steps", "check", "failure_signs")
@@ -43,7 +39,7 @@ _ITEMS = {
     "maxItems": MOST_ITEMS,
     "items": {"type": "string", "minLength": 1, "maxLength": MOST_CHARS},
 }
-# JSON Schema (2020-12) of an answer; `answer_from` checks the same without a library.
+# JSON Schema (2020-12) of an answer, as the model is sent it; `parse_delta` checks the same.
 DELTA_SCHEMA: Mapping[str, Any] = {
     "type": "object",
     "additionalProperties": False,
@@ -64,23 +60,23 @@ DELTA_SCHEMA: Mapping[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Answer:
-    """A checked answer. `skill` names the one that it is about; `words` are those of ADD and
-    REFINE."""
+class ModelDelta:
+    """A checked answer. `skill` names the skill that it is about; ADD and REFINE have `words`."""
 
     operation: Operation
     skill: str = ""
     reason: str = ""
     transformation: str = ""
-    words: Words | None = None
+    words: SkillSentences | None = None
 
 
 @dataclass(frozen=True)
-class Task:
-    """What a model is sent. `problem` says why the answer before was refused; empty at first."""
+class DraftTask:
+    """The prompt of one change. `problem` is the reason why the answer `refused` was refused, empty
+    at first."""
 
-    change: Change
-    draft: Draft
+    change: KernelChange
+    draft: DraftedSkill
     nearest: tuple[SkillRow, ...]
     problem: str = ""
     refused: str = ""
@@ -93,10 +89,10 @@ class Task:
     @property
     def message(self) -> str:
         """The change as data between marks, in a fixed order."""
-        task = json.dumps(_told(self), indent=1, ensure_ascii=False, sort_keys=True)
+        task = json.dumps(_task_data(self), indent=1, ensure_ascii=False, sort_keys=True)
         parts = [f"<data>\n{task.replace('</data', '< /data')}\n</data>"]
         if self.problem:
-            # Why it was refused quotes what was refused, so it stands between the marks too.
+            # The reason quotes the refused answer, so it is between the marks too.
             refused = {"why": self.problem, "answer": self.refused[:MOST_ANSWER]}
             quoted = json.dumps(refused, indent=1, ensure_ascii=False).replace("</data", "< /data")
             parts.append(f"Your answer was refused:\n<data>\n{quoted}\n</data>")
@@ -104,17 +100,17 @@ class Task:
 
 
 class Drafter(Protocol):
-    """Writes the sentences of skills: a language model, or its recorded answers. An answer is text
-    that may hold anything; it is checked here."""
+    """Writes the sentences of skills: a language model, or its recorded answers. Answers are
+    untrusted text."""
 
     @property
     def name(self) -> str: ...
 
-    def propose(self, task: Task) -> str: ...
+    def propose(self, task: DraftTask) -> str: ...
 
 
 class BadDelta(ValueError):
-    """An answer that is no delta; the message says why, so that it can be mended."""
+    """An answer that is not a valid delta; the message says why, for the repair."""
 
 
 @lru_cache(maxsize=1)
@@ -122,7 +118,7 @@ def _instructions() -> str:
     return (Path(__file__).parent / "prompts" / "draft.md").read_text(encoding="utf-8")
 
 
-def _told(task: Task) -> dict[str, Any]:
+def _task_data(task: DraftTask) -> dict[str, Any]:
     change, draft = task.change, task.draft
     return {
         "transformation": change.transformation or "to be named by you",
@@ -152,7 +148,7 @@ def _told(task: Task) -> dict[str, Any]:
 
 
 def effect(row: EvidenceRow) -> str:
-    """The effect on one case in words: what is good for all cases together may be bad for one."""
+    """The effect on one case, which may differ from that on all cases together."""
     if row.speedup_low is not None and row.speedup_low > 1:
         return "faster than its parent"
     if row.speedup_high is not None and row.speedup_high < 1:
@@ -160,8 +156,8 @@ def effect(row: EvidenceRow) -> str:
     return "not certainly faster or slower"
 
 
-def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Answer:
-    """What an answer says. Raises BadDelta."""
+def parse_delta(answer: str, change: KernelChange, nearest: Sequence[SkillRow]) -> ModelDelta:
+    """The delta of an answer. Raises BadDelta."""
     raw = _object(answer)
     unknown = sorted(raw.keys() - DELTA_SCHEMA["properties"].keys())
     if unknown:
@@ -172,20 +168,17 @@ def answer_from(answer: str, change: Change, nearest: Sequence[SkillRow]) -> Ans
     skill = _line(raw, "skill", needed=operation in NEEDS_SKILL)
     if skill and skill not in {row.name for row in nearest}:
         raise BadDelta(f"{skill[:64]!r} is none of the nearest skills")
-    transformation = _line(raw, "transformation", needed=_must_name(operation, change))
+    unnamed = operation == "ADD" and change.transformation == UNNAMED
+    transformation = _line(raw, "transformation", needed=unnamed)
     if transformation and not _is_slug(transformation):
         raise BadDelta("transformation is lower-case words with hyphens, at most 40 characters")
-    return Answer(
+    return ModelDelta(
         cast(Operation, operation),
         skill,
         _line(raw, "reason", needed=operation == "DEPRECATE"),
         transformation,
         _words(raw) if operation in NEEDS_TEXT else None,
     )
-
-
-def _must_name(operation: str, change: Change) -> bool:
-    return operation == "ADD" and change.transformation == UNNAMED
 
 
 def _is_slug(text: str) -> bool:
@@ -214,8 +207,8 @@ def _line(raw: Mapping[str, Any], key: str, *, needed: bool) -> str:
     return " ".join(value.split())
 
 
-def _words(raw: Mapping[str, Any]) -> Words:
-    return Words(
+def _words(raw: Mapping[str, Any]) -> SkillSentences:
+    return SkillSentences(
         description=_line(raw, "description", needed=True),
         **{name: _items(raw, name) for name in _LISTS},
     )
@@ -233,7 +226,7 @@ def _items(raw: Mapping[str, Any], key: str) -> tuple[str, ...]:
     return tuple(" ".join(item.split()) for item in value)
 
 
-OUTPUT_TOKENS = 4_000
+# -- models
 
 
 @dataclass(frozen=True)
@@ -243,9 +236,8 @@ class ModelDrafter:
     name: str
     asker: LitellmAsker
 
-    def propose(self, task: Task) -> str:
-        """The model's answer. Raises Unavailable where the model cannot be called: nothing is
-        stored then."""
+    def propose(self, task: DraftTask) -> str:
+        """The model's answer. Raises Unavailable if the model cannot be called."""
         messages = [
             {"role": "system", "content": task.system},
             {"role": "user", "content": task.message},
@@ -254,13 +246,13 @@ class ModelDrafter:
             return _bare(self.asker.ask(messages, ()).content)
         except (CallFailed, ContextOverflow) as problem:
             raise Unavailable(
-                f"the drafter could not be asked: {problem}",
+                f"the drafting model could not be called: {problem}",
                 hint="Check the model's name and key, or leave --model out: drafting needs none.",
             ) from problem
 
 
 def model_drafter(name: str) -> ModelDrafter:
-    """The drafter of a litellm model name. Raises Unavailable where litellm is not installed."""
+    """The drafter of a litellm model name. Raises Unavailable without litellm."""
     load()
     settings = LlmSettings(models_from(name), temperature=0.0, max_output_tokens=OUTPUT_TOKENS)
     chosen = settings.models[0].name
@@ -271,7 +263,7 @@ def model_drafter(name: str) -> ModelDrafter:
 
 
 def _bare(text: str) -> str:
-    """Without the fence that models like to put around JSON."""
+    """The text without a fence around it."""
     lines = text.strip().splitlines()
     if len(lines) > 2 and lines[0].startswith("```") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])
@@ -279,14 +271,13 @@ def _bare(text: str) -> str:
 
 
 @dataclass
-class Replayed:
-    """A drafter that repeats recorded answers. `answers` are by node: the first one, and the
-    repair."""
+class ReplayedDrafter:
+    """A drafter that repeats recorded answers: by node the first one, and the repair."""
 
     name: str
     answers: Mapping[str, tuple[str, ...]]
 
-    def propose(self, task: Task) -> str:
+    def propose(self, task: DraftTask) -> str:
         """The recorded answer to a task."""
-        answers = self.answers[str(task.change.step.child.number)]
+        answers = self.answers[str(task.change.node)]
         return answers[1 if task.problem else 0]

@@ -1,7 +1,7 @@
-"""A change's measurements as evidence rows, and the figures of a text as references to them.
+"""The measurements of a change as evidence rows, and the figures of a text as references to them.
 
 `{{ev:2.speedup_low}}` is a field of the second row, `{{ev:all.speedup_low}}` the lowest bound of
-all. A text is stored rendered, its template beside it. Bounds are rounded outwards.
+all rows. Texts are stored rendered, with their template. Bounds are rounded outwards.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 from kb.catalog.skills import EvidenceRow
@@ -18,52 +17,32 @@ from kb.ids import derived_id
 from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.records import CaseTiming, Interval
 from skills.curator.gate import gain_of
-from skills.curator.records import Change
-from skills.trajectories.records import Side, Subject, Trajectory
+from skills.curator.records import KernelChange
+from skills.trajectories.records import Trajectory, TrajectoryProblem
 
 EvidenceKind = Literal["pair", "simulator"]
 REFERENCE = re.compile(r"\{\{ev:([A-Za-z0-9]+)\.([a-z_]+)\}\}")
 _ANY_REFERENCE = re.compile(r"\{\{[^}]*\}\}")
 
 
-def rows_of(trajectory: Trajectory, change: Change, kind: EvidenceKind) -> tuple[EvidenceRow, ...]:
-    """One row for each case that both sides were timed on; else one for the whole.
-
-    created_at is empty: whoever stores the rows dates them.
-    """
-    child = change.step.child.evaluation
-    assert child is not None
-    gains = [(timing, _case_gain(change, timing)) for timing in child.timings]
-    rows = tuple(
-        _row(trajectory, change, kind, timing, gain) for timing, gain in gains if gain is not None
-    )
-    return rows or (_row(trajectory, change, kind, None, change.gain),)
-
-
-def _case_gain(change: Change, timing: CaseTiming) -> Interval | None:
+def rows_of(
+    trajectory: Trajectory, change: KernelChange, kind: EvidenceKind
+) -> tuple[EvidenceRow, ...]:
+    """One row for each case that both kernels were timed on; otherwise one for the whole change.
+    created_at is empty until the rows are stored."""
     parent, child = change.step.parent, change.step.child
-    if timing.speedup is None:
-        return None
-    return gain_of(_only(parent, timing.case), _only(child, timing.case))
-
-
-def _only(side: Side, case: str) -> Side:
-    """The side as if the case were all that was timed."""
-    if side.evaluation is None:
-        return side
-    timing = _timing_of(side, case)
-    speedup = timing.speedup if timing is not None else None
-    return replace(side, evaluation=replace(side.evaluation, speedup=speedup))
-
-
-def _timing_of(side: Side, case: str) -> CaseTiming | None:
-    timings = side.evaluation.timings if side.evaluation is not None else ()
-    return next((timing for timing in timings if timing.case == case), None)
+    assert child.evaluation is not None
+    rows = []
+    for timing in child.evaluation.cases:
+        gain = gain_of(parent, child, timing.case)
+        if gain is not None:
+            rows.append(_row(trajectory, change, kind, timing, gain))
+    return tuple(rows) or (_row(trajectory, change, kind, None, change.gain),)
 
 
 def _row(
     trajectory: Trajectory,
-    change: Change,
+    change: KernelChange,
     kind: EvidenceKind,
     timing: CaseTiming | None,
     gain: Interval | None,
@@ -83,12 +62,12 @@ def _row(
         "problem": subject.name,
         "op": canonical_op(subject.op),
         "dtype": canonical_dtype(subject.dtype) if subject.dtype else None,
-        "language": proposal.bundle.language,
+        "language": change.language,
         "recipe": proposal.recipe if change.parameters else None,
         "sizes": dict(subject.sizes.get(name or _only_case(subject), {})),
         "synthesizer": proposal.synthesizer,
         "origin": proposal.origin,
-        **({"reviewed": child.reviewed} if child.reviewed else {}),
+        **({"reviewed": evaluation.reviewed} if evaluation.reviewed else {}),
     }
     return EvidenceRow(
         id=derived_id("ev", trajectory.id, child.number, name, evaluation.key),
@@ -110,20 +89,19 @@ def _row(
     )
 
 
-def _only_case(subject: Subject) -> str:
-    """A failure names no case; where only one is searched, it was that."""
+def _only_case(subject: TrajectoryProblem) -> str:
+    """The searched case if there is one alone: a failure names no case."""
     searched = subject.cases.get("searched", ())
     return searched[0] if len(searched) == 1 else ""
 
 
-def _before(change: Change, timing: CaseTiming | None) -> float | None:
-    """Time of the parent on the case, in microseconds; of the reference where that is the
-    parent."""
+def _before(change: KernelChange, timing: CaseTiming | None) -> float | None:
+    """The parent's time on the case in microseconds; the parent may be the reference."""
     if timing is None:
         return None
     if change.step.parent.proposal is None:
         return timing.baseline_us
-    own = _timing_of(change.step.parent, timing.case)
+    own = change.step.parent.timing(timing.case)
     return own.candidate_us if own is not None else None
 
 
@@ -160,7 +138,7 @@ FIELDS = tuple(_FIELDS)
 
 
 def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
-    """References of a text that lead to no figure."""
+    """References of a text that have no figure."""
     missing = []
     for match in _ANY_REFERENCE.finditer(template):
         exact = REFERENCE.fullmatch(match.group())
@@ -170,7 +148,8 @@ def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
 
 
 def render(template: str, evidence: Sequence[EvidenceRow]) -> str:
-    """The text with its figures put in. Raises InvalidKnowledge for one that nobody measured."""
+    """The text with figures in place of references. Raises InvalidKnowledge for a reference without
+    one."""
 
     def put(match: re.Match[str]) -> str:
         value = _value(match.group(1), match.group(2), evidence)
@@ -193,7 +172,7 @@ def _value(row: str, name: str, evidence: Sequence[EvidenceRow]) -> str | None:
 
 
 def _over_all(name: str, evidence: Sequence[EvidenceRow]) -> str | None:
-    """What can be said of all rows together without averaging: bounds and counts."""
+    """Bounds and counts over all rows; figures are never averaged."""
     lows = [row.speedup_low for row in evidence if row.speedup_low is not None]
     highs = [row.speedup_high for row in evidence if row.speedup_high is not None]
     if name == "speedup_low" and lows:

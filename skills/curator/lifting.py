@@ -1,14 +1,14 @@
-"""A kernel becomes a recipe, so that a search can begin with it: a whole kernel that was written
-freely, or the winner of a search that tuned a recipe.
+"""Kernels that become recipes, so that a search can begin with them: whole kernels, and the winner
+of a search that tuned a recipe.
 
-Of a whole kernel the named constants become typed parameters and the tensors are the problem's. It
-is believed only when instances of it are right on cases that nobody searched and with other values
-of its parameters; those values are its domain.
+In a whole kernel the named constants become typed parameters, and its tensors are the problem's. It
+is accepted only if instances are correct on cases that no search used and with other values of the
+parameters; those values are its domain.
 
-A tuned recipe is the same template with the winner's values as its defaults. No step of the tree
-may say so, where several values changed one after the other on the way. So the first instance of
-the recipe is compared with the winner, as one composed step that passes the gate like any other:
-its two sides were measured, the gain follows from their figures.
+A tuned recipe is the same template with the winner's values as defaults. Several values may have
+changed one after the other, so no single step of the tree shows the gain. The first instance of the
+recipe is therefore compared with the winner as one composed step, which passes the gate like any
+other: both were measured, and the gain follows from their figures.
 """
 
 from __future__ import annotations
@@ -20,11 +20,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kb.errors import KernloreError
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import LocalBench, problem_view
 from optimizer.search.records import Proposal
 from optimizer.search.runs.knowledge import RecipeSource
@@ -43,9 +42,9 @@ from optimizer.search.synthesizers.recipe.recipe import (
 )
 from optimizer.search.synthesizers.recipe.synthesizer import fit
 from skills.curator.contrast import constant_role
-from skills.curator.records import Change, Lift, Lifted
-from skills.trajectories.records import Side, Step, Trajectory
-from skills.trials.held_out import held_out_cases
+from skills.curator.records import KernelChange, Lift, LiftedRecipe
+from skills.trajectories.records import Trajectory, TrajectoryStep
+from skills.trials.trial import held_out_cases
 
 HELD_OUT_CASES = 3
 OTHER_VALUES = 2
@@ -61,12 +60,12 @@ _CONSTANT = {
 
 
 class NotLifted(Exception):
-    """Why a kernel cannot become a recipe; the message says it in words."""
+    """A kernel cannot become a recipe; the message is the reason."""
 
 
 @dataclass(frozen=True)
-class Constant:
-    """A named number of the source. `start` and `end` are the places where the number stands."""
+class NamedConstant:
+    """A named number of the source. `start` and `end` are its offsets in the text."""
 
     name: str
     role: str
@@ -76,7 +75,7 @@ class Constant:
 
     @property
     def others(self) -> tuple[int, ...]:
-        """Values to try it with beside its own: a step of two either way where it is a power."""
+        """Other values to try: twice and half of a power of two."""
         if self.value & (self.value - 1) or self.value < 1:
             return ()
         return tuple(v for v in (2 * self.value, self.value // 2) if v >= 1)
@@ -84,16 +83,16 @@ class Constant:
 
 @dataclass(frozen=True)
 class KernelLifter:
-    """Lifts whole kernels of one problem. `bench` opens a bench for a problem on the device at
-    hand, where instances of the recipe are tried."""
+    """Lifts whole kernels of one problem. `bench` opens a bench for a problem on the device, where
+    instances of the recipe are tried."""
 
     problem: Problem
     device: str
     bench: Callable[[Problem], AbstractContextManager[LocalBench]]
     seed: int = 0
 
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
-        """The kernel of a change as a recipe with the values that were tested, or why not."""
+    def lift(self, trajectory: Trajectory, change: KernelChange) -> LiftedRecipe | str:
+        """The kernel of a change as a recipe with the tested values, or the reason why not."""
         kernel = change.step.proposal.bundle
         try:
             view = problem_view(self.problem, self.device)
@@ -106,8 +105,8 @@ class KernelLifter:
         except KernloreError as problem:
             return problem.message
 
-    def _tested(self, lifted: Lifted, constants: Sequence[Constant]) -> Lifted:
-        """With the domains that were tested. Raises NotLifted for a wrong instance."""
+    def _tested(self, lifted: LiftedRecipe, constants: Sequence[NamedConstant]) -> LiftedRecipe:
+        """The recipe with the tested domains. Raises NotLifted for a wrong instance."""
         recipe = recipe_from(lifted)
         cases = held_out_cases(self.problem, self.device, HELD_OUT_CASES, self.seed)
         if len(cases) < HELD_OUT_CASES:
@@ -116,15 +115,15 @@ class KernelLifter:
             )
         for target in cases:
             with self.bench(target.problem) as bench:
-                self._right(bench, recipe, recipe.defaults, f"on {target.case.name}")
+                self._check(bench, recipe, recipe.defaults, f"on {target.case.name}")
         good: dict[str, list[Value]] = {c.name: [c.value] for c in constants}
         with self.bench(self.problem) as bench:
-            for constant, value in _other_values(constants):
+            for constant, value in ((c, value) for c in constants for value in c.others):
                 values = {**recipe.defaults, constant.name: value}
                 try:
-                    self._right(bench, recipe, values, f"with {constant.name} = {value}")
+                    self._check(bench, recipe, values, f"with {constant.name} = {value}")
                 except NotLifted:
-                    continue  # outside of what the kernel can do: not in its domain
+                    continue  # not in its domain
                 good[constant.name].append(value)
         tried = sum(len(values) - 1 for values in good.values())
         if constants and tried < OTHER_VALUES:
@@ -136,10 +135,10 @@ class KernelLifter:
         ]
         return replace(lifted, recipe=body)
 
-    def _right(
+    def _check(
         self, bench: LocalBench, recipe: Recipe, values: Mapping[str, Value], where: str
     ) -> None:
-        """Raises NotLifted where the instance is wrong on what the bench measures."""
+        """Raise NotLifted if the instance is wrong on the bench's problem."""
         view = problem_view(bench.problem, self.device)
         fitting = fit(recipe, view, {})
         if fitting is None:
@@ -153,17 +152,17 @@ class KernelLifter:
             )
 
 
-def constants_of(kernel: Bundle) -> list[Constant]:
-    """Named numbers whose role is known, each defined once; in the order of the source."""
+def constants_of(kernel: Bundle) -> list[NamedConstant]:
+    """Named numbers of a known role that are defined once, in the order of the source."""
     text, python = kernel.files[kernel.main], kernel.language not in C_LIKE
-    by_name: dict[str, list[Constant]] = {}
+    by_name: dict[str, list[NamedConstant]] = {}
     for match in _CONSTANT[python].finditer(text):
         groups = match.groupdict()
         name = groups["name"] or groups.get("macro") or ""
         role = constant_role(name)
         if role is not None:
             start, end = match.span("value")
-            constant = Constant(name, role, int(groups["value"]), start, end)
+            constant = NamedConstant(name, role, int(groups["value"]), start, end)
             by_name.setdefault(name, []).append(constant)
     # A name that is defined twice may mean two things.
     single = [c for c in by_name.values() if len(c) == 1]
@@ -171,8 +170,8 @@ def constants_of(kernel: Bundle) -> list[Constant]:
 
 
 def lifted_from(
-    name: str, kernel: Bundle, view: ProblemView, constants: Sequence[Constant]
-) -> Lifted:
+    name: str, kernel: Bundle, view: ProblemView, constants: Sequence[NamedConstant]
+) -> LiftedRecipe:
     """The kernel's text with placeholders for its constants. Raises NotLifted."""
     if len(kernel.files) != 1:
         raise NotLifted(f"it has {len(kernel.files)} files, and a template is one")
@@ -182,7 +181,7 @@ def lifted_from(
     if kernel.language in PYTHON and not _RUN.search(text):
         raise NotLifted("it is a module of its own, and a recipe in Python is a function `run`")
     if PLACEHOLDER.search(text):
-        raise NotLifted("its text has what looks like a placeholder of a template")
+        raise NotLifted("its text has a placeholder like those of a template")
     for constant in sorted(constants, key=lambda c: -c.start):
         text = f"{text[: constant.start]}@{{{constant.name}}}{text[constant.end :]}"
     suffix = kernel.main.rsplit(".", 1)[-1]
@@ -203,13 +202,13 @@ def lifted_from(
             for c in constants
         ],
     }
-    lifted = Lifted(name, body, {path: text})
+    lifted = LiftedRecipe(name, body, {path: text})
     recipe_from(lifted)
     return lifted
 
 
-def recipe_from(lifted: Lifted) -> Recipe:
-    """The recipe that was lifted. Raises InvalidKnowledge where it is none."""
+def recipe_from(lifted: LiftedRecipe) -> Recipe:
+    """The parsed recipe. Raises InvalidKnowledge for an invalid one."""
     problems = Problems(f"recipe {lifted.name}")
     recipe = parse_recipe(lifted.name, lifted.recipe, lifted.files, problems)
     problems.raise_if_any()
@@ -228,7 +227,7 @@ def _tensors(view: ProblemView) -> Iterator[dict[str, Any]]:
             sizes = tuple(case.signature.tensors[number].shape[axis] for case in same)
             dims.append(names.setdefault(sizes, f"d{len(names)}"))
         yield {
-            "name": _identifier(tensor.name, number),
+            "name": f"t{number}_" + re.sub(r"\W", "_", tensor.name),
             "role": ROLE_OF[tensor.role],
             "dtypes": [tensor.dtype],
             "dims": dims,
@@ -236,7 +235,7 @@ def _tensors(view: ProblemView) -> Iterator[dict[str, Any]]:
 
 
 def _alike(case: CaseView, main: CaseView) -> bool:
-    """Whether it has the same tensors but for their sizes."""
+    """Whether two cases differ only in the sizes of their tensors."""
     ours, theirs = case.signature.tensors, main.signature.tensors
     return len(ours) == len(theirs) and all(map(_same_kind, ours, theirs))
 
@@ -245,137 +244,91 @@ def _same_kind(ours: TensorSpec, theirs: TensorSpec) -> bool:
     return len(ours.shape) == len(theirs.shape) and ours.dtype == theirs.dtype
 
 
-def _identifier(name: str, number: int) -> str:
-    return f"t{number}_" + re.sub(r"\W", "_", name)
-
-
-def _other_values(constants: Sequence[Constant]) -> Iterator[tuple[Constant, int]]:
-    for constant in constants:
-        for value in constant.others:
-            yield constant, value
-
+# -- tuned recipes
 
 COMPOSED = "composed"  # synthesizer of the composed step
 
 
 @dataclass(frozen=True)
-class Tuned:
-    """The composed step of a tuned recipe, as a trajectory of its own, and the recipe that it
-    teaches."""
+class TunedRecipe:
+    """The recipe that a search tuned, and the trajectory of its composed step."""
 
     trajectory: Trajectory
-    lifted: Lifted
+    lifted: LiftedRecipe
 
 
-@dataclass(frozen=True)
-class Instance:
-    """A correct candidate with its figures."""
-
-    step: Step
-    proposal: Proposal
-    evaluation: Evaluation
-
-    @property
-    def number(self) -> int:
-        """Number of its node."""
-        return self.step.child.number
-
-    @property
-    def merit(self) -> float:
-        """Lower bound of the speed-up over the reference; 0 without a figure."""
-        return self.evaluation.speedup.low if self.evaluation.speedup is not None else 0.0
-
-
-def tuned_instance(trajectory: Trajectory, recipes: Mapping[str, RecipeSource]) -> Tuned | str:
-    """The recipe that a trajectory tuned, from the candidate that is certainly fastest; a text says
-    why there is none. `recipes` are those of the library, by name."""
-    best = _best(trajectory)
+def tuned_instance(
+    trajectory: Trajectory, recipes: Mapping[str, RecipeSource]
+) -> TunedRecipe | str:
+    """The recipe that a trajectory tuned, from its certainly fastest candidate, or the reason why
+    there is none. `recipes` are those of the library, by name."""
+    correct = [step for step in trajectory.steps if _is_correct(step)]
+    faster = [step for step in correct if _merit(step) > 0]
+    best = max(faster, key=lambda step: (_merit(step), -step.child.number), default=None)
     if best is None:
         return "no candidate is correct and measured"
-    recipe = best.proposal.recipe
-    if recipe is None:
-        return f"the winner, node {best.number}, is no instance of a recipe"
-    if recipe not in recipes:
-        return f"no skill in use has the recipe {recipe}"
-    source = recipes[recipe]
+    winner, number = best.proposal, best.child.number
+    if winner.recipe is None:
+        return f"the winner, node {number}, is no instance of a recipe"
+    if winner.recipe not in recipes:
+        return f"no skill in use has the recipe {winner.recipe}"
+    source = recipes[winner.recipe]
     changed = {
         name: value
-        for name, value in best.proposal.values.items()
+        for name, value in winner.values.items()
         if name in source.defaults and source.defaults[name] != value
     }
     if not changed:
-        return f"the winner, node {best.number}, has the values of {recipe} itself"
-    instances = _instances(trajectory, recipe)
-    if instances[0].number == best.number:
-        return f"{recipe} was begun with the winner's values: nothing to compare them with"
-    name = _name(recipe, changed)
-    body, signals = _body(source, best.proposal, instances), _signals(trajectory, source)
-    lifted = Lifted(name, body, _template(source), signals)
+        return f"the winner, node {number}, has the values of {winner.recipe} itself"
+    instances = [step for step in correct if step.proposal.recipe == winner.recipe]
+    if instances[0].child.number == number:
+        return f"{winner.recipe} was begun with the winner's values: nothing to compare them with"
+    parts = [f"{name}{value}" for name, value in sorted(changed.items())]
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join([winner.recipe, *parts]).lower()).strip("-")
     composed = replace(
-        best.proposal,
+        winner,
         synthesizer=COMPOSED,
-        plan=f"The values that {recipe} was tuned to.",
+        plan=f"The values that {winner.recipe} was tuned to.",
         recipe=name,
         claimed=(),
         attributed=(),
     )
-    step = Step(
-        parent=instances[0].step.child,
-        child=replace(best.step.child, proposal=composed),
+    step = TrajectoryStep(
+        parent=instances[0].child,
+        child=replace(best.child, proposal=composed),
         shown={"excerpts": (), "moves": (), "skills": ()},
     )
-    return Tuned(replace(trajectory, steps=(step,)), lifted)
+    template = source.body["template"]
+    lifted = LiftedRecipe(
+        name,
+        _tuned_body(source, winner, [step.proposal for step in instances]),
+        {template: source.files[template]},
+        _signals(trajectory, source),
+    )
+    return TunedRecipe(replace(trajectory, steps=(step,)), lifted)
 
 
-@dataclass(frozen=True)
-class Lifting:
-    """Lifting of both kinds: tuned instances by the name of their recipe, whole kernels by `whole`.
-    `absent` says why whole kernels cannot be lifted here."""
-
-    tuned: Mapping[str, Lifted]
-    whole: Lift | None = None
-    absent: str = "there is no device here to try instances of it on"
-
-    def lift(self, trajectory: Trajectory, change: Change) -> Lifted | str:
-        """The recipe of a change's kernel, or why there is none."""
-        recipe = change.step.proposal.recipe
-        if recipe is not None:
-            return self.tuned.get(recipe) or f"no skill has the recipe {recipe}"
-        return self.absent if self.whole is None else self.whole(trajectory, change)
+def _is_correct(step: TrajectoryStep) -> bool:
+    evaluation = step.child.evaluation
+    if step.child.proposal is None or evaluation is None or evaluation.rejected:
+        return False
+    return evaluation.correct and evaluation.checks[0] == evaluation.checks[1]
 
 
-def _best(trajectory: Trajectory) -> Instance | None:
-    faster = [instance for instance in _candidates(trajectory) if instance.merit > 0]
-    return max(faster, key=lambda instance: (instance.merit, -instance.number), default=None)
+def _merit(step: TrajectoryStep) -> float:
+    """Lower bound of the speed-up over the reference; 0 without a figure."""
+    return step.child.speedup.low if step.child.speedup is not None else 0.0
 
 
-def _instances(trajectory: Trajectory, recipe: str) -> list[Instance]:
-    """The correct instances of a recipe, in their order."""
-    return [i for i in _candidates(trajectory) if i.proposal.recipe == recipe]
-
-
-def _candidates(trajectory: Trajectory) -> list[Instance]:
-    correct = map(_correct, trajectory.steps)
-    return [instance for instance in correct if instance is not None]
-
-
-def _correct(step: Step) -> Instance | None:
-    side: Side = step.child
-    if side.proposal is None or side.evaluation is None or side.rejected:
-        return None
-    passed, count = side.checks
-    if not side.evaluation.correct or passed != count:
-        return None
-    return Instance(step, side.proposal, side.evaluation)
-
-
-def _body(source: RecipeSource, winner: Proposal, instances: Sequence[Instance]) -> dict[str, Any]:
-    """The recipe's JSON with the winner's values as defaults. tested: values of correct candidates,
-    in the order of the domain."""
+def _tuned_body(
+    source: RecipeSource, winner: Proposal, instances: Sequence[Proposal]
+) -> dict[str, Any]:
+    """The recipe's JSON with the winner's values as defaults, and as `tested` the values of correct
+    candidates."""
     parameters = []
     for parameter in source.body["parameters"]:
         name = parameter["name"]
-        tried = [*parameter.get("tested", ()), *(i.proposal.values.get(name) for i in instances)]
+        tried = [*parameter.get("tested", ()), *(i.values.get(name) for i in instances)]
         default = winner.values.get(name, source.defaults[name])
         tested = [value for value in parameter["values"] if value in tried]
         parameters.append({**parameter, "default": default, "tested": tested})
@@ -383,19 +336,24 @@ def _body(source: RecipeSource, winner: Proposal, instances: Sequence[Instance])
 
 
 def _signals(trajectory: Trajectory, source: RecipeSource) -> tuple[str, ...]:
-    """Signals that a search sees with nothing but the reference, then those of the recipe's skill:
-    the verdict of an instance is only seen after the recipe was used."""
+    """The signals of the reference, then those of the recipe's skill. The verdict of an instance
+    does not count: it is known only once the recipe was used."""
     references = (step.parent for step in trajectory.steps if step.parent.proposal is None)
-    seen = next((side.signals for side in references if side.evaluation is not None), ())
+    seen = next((kernel.signals for kernel in references if kernel.evaluation is not None), ())
     return tuple(dict.fromkeys((*seen, *source.signals)))
 
 
-def _template(source: RecipeSource) -> dict[str, str]:
-    path = source.body["template"]
-    return {path: source.files[path]}
+@dataclass(frozen=True)
+class RecipeLifter:
+    """Lifting of tuned recipes, by name, and of whole kernels. `whole` may be the reason why these
+    cannot be lifted here."""
 
+    tuned: Mapping[str, LiftedRecipe]
+    whole: Lift | str = "there is no device here to try instances of it on"
 
-def _name(recipe: str, changed: Mapping[str, Value]) -> str:
-    """The recipe with what differs, as `cpp-fused-row-softmax-rows4`."""
-    parts = [f"{name}{value}" for name, value in sorted(changed.items())]
-    return re.sub(r"[^a-z0-9]+", "-", "-".join([recipe, *parts]).lower()).strip("-")
+    def lift(self, trajectory: Trajectory, change: KernelChange) -> LiftedRecipe | str:
+        """The recipe of a change's kernel, or the reason why there is none."""
+        recipe = change.step.proposal.recipe
+        if recipe is not None:
+            return self.tuned.get(recipe) or f"no skill has the recipe {recipe}"
+        return self.whole if isinstance(self.whole, str) else self.whole(trajectory, change)

@@ -1,8 +1,8 @@
-"""Whether a draft says what the library says already: the same text, the same claim about the same
-situation, or the same in other words. And what sets two skills of opposite effect apart.
+"""Whether the library already has a draft: the same text, the same claim about the same situation,
+or the same in other words; and what separates two skills of opposite effect.
 
-Decides over a snapshot of the library, so the same snapshot gives the same answer. Figures of two
-skills are never averaged: what differs narrows both.
+Decides over a snapshot of the library, so equal snapshots give equal answers. Figures of two skills
+are never averaged: a difference narrows both.
 """
 
 from __future__ import annotations
@@ -10,54 +10,28 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Literal
 
-from kb.catalog.engine import Catalog
-from kb.catalog.knowledge import embeddings
 from kb.catalog.skills import EvidenceRow, SkillRow
-from kb.embedding import Embedder, Vectors
-from kb.ids import sha256
+from kb.embedding import Embedder
 from kb.moves_vocabulary import changes_named
 from kb.problem_terms import op_family
 from kb.tokens import tokenize
-from skills.curator.draft import Draft, tested
-from skills.curator.texts import body_key, prose
-from skills.uses import Part
+from skills.curator.comparison import body_key, prose
+from skills.curator.draft import DraftedSkill, tested
+from skills.curator.records import KnownSkill, Lineages
+from skills.uses import ScopePart
 
 # Chosen with the default embedding model on planted paraphrases (least 0.73 and 0.62) and near
 # misses (none above both; most 0.75 with 0.39, and 0.55 with 0.56): tests/skills/curator.
 ALIKE_COSINE = 0.70
 ALIKE_OVERLAP = 0.58
-# How far apart two ranges of sizes must be to say that the size made the difference.
-APART = 1.5
+# How far apart two ranges of sizes must be for the size to explain opposite effects.
+LEAST_GAP = 1.5
 
 PAIRS = ("pair", "simulator")
 
 Tier = Literal["content", "key", "words", "attributed", "applied", "named"]
-Lineages = Mapping[str, Sequence[str]]
-
-
-@dataclass(frozen=True)
-class Known:
-    """A skill of the library with its measurements."""
-
-    row: SkillRow
-    evidence: tuple[EvidenceRow, ...] = ()
-
-    @cached_property
-    def body_key(self) -> str:
-        """What its text is recognised by; worked out once, however many drafts are compared."""
-        return body_key(_text(self.row))
-
-
-def backing(known: Known) -> list[EvidenceRow]:
-    """The pairs that support a skill; what contradicts it is kept beside them."""
-    return [
-        row
-        for row in known.evidence
-        if row.kind in PAIRS and row.details.get("polarity") == known.row.polarity
-    ]
 
 
 @dataclass(frozen=True)
@@ -71,30 +45,30 @@ class Similarity:
 
 @dataclass(frozen=True)
 class Match:
-    """The skill that a draft repeats or contradicts. `tier` says by what it was recognised;
-    `opposite`, that it makes the same claim with the other effect."""
+    """The skill that a draft repeats or contradicts. `tier` says how it was recognised; `opposite`
+    means the same claim with the other effect."""
 
-    known: Known
+    known: KnownSkill
     tier: Tier
     opposite: bool
     similarity: Similarity | None = None
 
 
 @dataclass(frozen=True)
-class Apart:
-    """What separates a draft from the skill of opposite effect. `ours` is the condition that the
-    draft gets, `theirs` the one that the skill gets, and `parts` are those of the skill's scope
-    that it loses by that. All are empty where the scopes separate them already."""
+class Separation:
+    """The `quality` in which a draft differs from the skill of opposite effect. `ours` is the
+    condition that the draft gets, `theirs` that of the skill, and `parts` those of the skill's
+    scope that it loses. They are empty if the scopes separate the two already."""
 
-    what: str
+    quality: str
     ours: str = ""
     theirs: str = ""
-    parts: tuple[Part, ...] = ()
+    parts: tuple[ScopePart, ...] = ()
 
 
 @dataclass
-class Texts:
-    """Similarity of texts; every text is embedded once."""
+class TextSimilarity:
+    """Compares texts; each is embedded once."""
 
     embedder: Embedder | None = None
     _vectors: dict[str, Sequence[float]] = field(default_factory=dict)
@@ -110,8 +84,8 @@ class Texts:
     def _vector(self, text: str) -> Sequence[float]:
         assert self.embedder is not None
         if text not in self._vectors:
-            vector = self.embedder.encode_query(text)  # cut to the window; passages are refused
-            self._vectors[text] = [float(value) for value in vector]
+            # As a query: these are cut to the model's window, passages are refused.
+            self._vectors[text] = [float(value) for value in self.embedder.encode_query(text)]
         return self._vectors[text]
 
 
@@ -122,89 +96,93 @@ def overlap(text: str, other: str) -> float:
     return len(sets[0] & sets[1]) / smaller if smaller else 0.0
 
 
-def match(draft: Draft, library: Sequence[Known], texts: Texts, lineages: Lineages) -> Match | None:
-    """The skill that the draft repeats or contradicts, None where the library says nothing of it;
-    the surest tier decides, then the name. `lineages` holds the lineage of each hardware."""
+def match(
+    draft: DraftedSkill, library: Sequence[KnownSkill], texts: TextSimilarity, lineages: Lineages
+) -> Match | None:
+    """The skill that the draft repeats or contradicts, or None. The surest tier decides, then the
+    name."""
     near = [known for known in library if comparable(draft, known, lineages)]
     claims = [known for known in near if _same_claim(draft, known)]
-    contested = [known for known in claims if _contested(draft, known)]
-    if contested:
-        return Match(contested[0], "key", True)
+    for known in claims:
+        # The opposite was measured in the same situation: that precedes any agreement.
+        if _opposite(draft, known) and separation(draft, known) is None:
+            return Match(known, "key", True)
     key = body_key(draft.template())
     for known in near:
         same = known.body_key == key and same_moves(draft, known.row)
-        if same and known.row.polarity == draft.polarity:
+        if same and not _opposite(draft, known):
             return Match(known, "content", False)
     claims.sort(key=lambda known: _opposite(draft, known))
     if claims:
         return Match(claims[0], "key", _opposite(draft, claims[0]))
-    return _in_other_words(draft, near, texts)
+    return _paraphrase(draft, near, texts)
 
 
-def nearest(draft: Draft, library: Sequence[Known], texts: Texts, count: int = 3) -> list[Known]:
-    """The skills of the same op family and language whose words come closest."""
-    ours = spoken(draft)
+def nearest(
+    draft: DraftedSkill, library: Sequence[KnownSkill], texts: TextSimilarity, count: int = 3
+) -> list[KnownSkill]:
+    """The skills of the same op family and language with the most similar words."""
+    ours = draft_words(draft)
     scored = []
     for known in library:
         if _same_subject(draft, known.row):
-            similarity = texts.similarity(ours, _spoken(known.row))
+            similarity = texts.similarity(ours, _skill_words(known))
             scored.append((-(similarity.cosine or 0.0) - similarity.overlap, known.row.name, known))
     return [known for _, _, known in sorted(scored, key=lambda entry: entry[:2])[:count]]
 
 
-def spoken(draft: Draft) -> str:
-    """What of a skill is compared as words: what it does, without where it was measured."""
-    return _words_of(draft.transformation, draft.words.description, draft.template())
+def draft_words(draft: DraftedSkill) -> str:
+    """The words by which skills are compared: what it does, without where it was measured."""
+    return _words(draft.transformation, draft.words.description, draft.template())
 
 
-def _spoken(row: SkillRow) -> str:
-    return _words_of(row.transformation, row.description, _text(row))
+def _skill_words(known: KnownSkill) -> str:
+    return _words(known.row.transformation, known.row.description, known.text)
 
 
-def _words_of(transformation: str, description: str, body: str) -> str:
-    plain = prose(body)
-    steps = plain.partition("## steps")[2].partition("## ")[0]
+def _words(transformation: str, description: str, body: str) -> str:
+    steps = prose(body).partition("## steps")[2].partition("## ")[0]
     return prose(f"{transformation.replace('-', ' ')}. {description} {steps}")
 
 
-def _text(row: SkillRow) -> str:
-    drafted: Mapping[str, str] = row.metadata.get("curator", {})
-    return drafted.get("template", row.body)
+def supporting_pairs(known: KnownSkill) -> list[EvidenceRow]:
+    """The measured pairs that support a skill; those that contradict it are left out."""
+    return [
+        row
+        for row in known.evidence
+        if row.kind in PAIRS and row.details.get("polarity") == known.row.polarity
+    ]
 
 
 # -- tiers
 
 
-def _same_subject(draft: Draft, row: SkillRow) -> bool:
+def comparable(draft: DraftedSkill, known: KnownSkill, lineages: Lineages) -> bool:
+    """Whether a skill is about the draft's op family, language, recipe and hardware family."""
+    hardware = known.row.scopes.hardware
+    if not _same_subject(draft, known.row) or not _same_recipe(draft, known):
+        return False
+    ours = _hardware_families(draft.scopes.hardware, lineages)
+    return not hardware or bool(_hardware_families(hardware, lineages) & ours)
+
+
+def _same_subject(draft: DraftedSkill, row: SkillRow) -> bool:
     ops, languages = row.scopes.ops, row.scopes.languages
     return (not ops or draft.family in {op_family(op) for op in ops}) and (
         not languages or draft.language in languages
     )
 
 
-def comparable(draft: Draft, known: Known, lineages: Lineages) -> bool:
-    """Whether a skill is about the draft's op family, language, recipe and hardware family."""
-    row = known.row
-    if not _same_subject(draft, row) or not _same_recipe(draft, known):
-        return False
-    return (
-        _hardware_family(row.scopes.hardware, lineages)
-        & _hardware_family(draft.scopes.hardware, lineages)
-        != frozenset()
-        or not row.scopes.hardware
-    )
-
-
-def _same_recipe(draft: Draft, known: Known) -> bool:
-    """A knob of one recipe is not that of another, whatever both are called."""
+def _same_recipe(draft: DraftedSkill, known: KnownSkill) -> bool:
+    """Parameters of two recipes differ, even under one name."""
     ours = {row.details.get("recipe") for row in draft.evidence} - {None}
-    theirs = {row.details.get("recipe") for row in backing(known)} - {None}
+    theirs = {row.details.get("recipe") for row in supporting_pairs(known)} - {None}
     return not ours or not theirs or bool(ours & theirs)
 
 
-def _hardware_family(hardware: Sequence[str], lineages: Lineages) -> frozenset[str]:
-    """The chip's generation: what stands right above it, itself where nothing does. A scope that
-    names the generation counts as it."""
+def _hardware_families(hardware: Sequence[str], lineages: Lineages) -> frozenset[str]:
+    """The generation of each chip: its parent, or the chip without one. A generation counts as
+    itself."""
     families = set()
     for name in hardware:
         line = [above for above in lineages.get(name, (name,)) if above != "any"]
@@ -212,9 +190,9 @@ def _hardware_family(hardware: Sequence[str], lineages: Lineages) -> frozenset[s
     return frozenset(families)
 
 
-def _same_claim(draft: Draft, known: Known) -> bool:
-    """Op family, language, hardware family, transformation, signals; the element type and the chip
-    may differ: then the scope widens, or explains the opposite effect."""
+def _same_claim(draft: DraftedSkill, known: KnownSkill) -> bool:
+    """Op family, language, hardware family, transformation, signals. Element type and chip may
+    differ: then the scope widens, or they explain the opposite effect."""
     row = known.row
     if not row.scopes.hardware or not row.scopes.ops:
         return False
@@ -224,39 +202,36 @@ def _same_claim(draft: Draft, known: Known) -> bool:
     )
 
 
-def _opposite(draft: Draft, known: Known) -> bool:
+def _opposite(draft: DraftedSkill, known: KnownSkill) -> bool:
     return known.row.polarity != draft.polarity
 
 
-def _contested(draft: Draft, known: Known) -> bool:
-    """The opposite was measured in the same situation: that comes before any agreement."""
-    return _opposite(draft, known) and apart(draft, known) is None
-
-
-def _in_other_words(draft: Draft, near: Sequence[Known], texts: Texts) -> Match | None:
-    ours, best = spoken(draft), None
+def _paraphrase(
+    draft: DraftedSkill, near: Sequence[KnownSkill], texts: TextSimilarity
+) -> Match | None:
+    """The skill that says the same in other words."""
+    ours = draft_words(draft)
+    best: tuple[float, Match] | None = None
     for known in near:
-        if not same_moves(draft, known.row) or (draft.recipe and known.row.recipe):
+        row = known.row
+        if not same_moves(draft, row) or (draft.recipe and row.recipe):
             continue  # two recipes are two kernels, however alike they read
-        if draft.kind or known.row.metadata.get("kind"):
-            continue  # a kernel as text is that kernel, an error is that error
-        similarity = texts.similarity(ours, _spoken(known.row))
-        if (
-            similarity.cosine is None
-            or similarity.cosine < ALIKE_COSINE
-            or similarity.overlap < ALIKE_OVERLAP
-        ):
+        if draft.kind or row.metadata.get("kind"):
+            continue  # a text of a kernel, or of an error, is about that one alone
+        similarity = texts.similarity(ours, _skill_words(known))
+        cosine = similarity.cosine
+        if cosine is None or cosine < ALIKE_COSINE or similarity.overlap < ALIKE_OVERLAP:
             continue
-        if best is None or similarity.cosine > (best.similarity or similarity).cosine:  # type: ignore[operator]
-            best = Match(known, "words", known.row.polarity != draft.polarity, similarity)
-    return best
+        if best is None or cosine > best[0]:
+            best = cosine, Match(known, "words", _opposite(draft, known), similarity)
+    return best[1] if best is not None else None
 
 
-def same_moves(draft: Draft, row: SkillRow) -> bool:
-    """Two texts that move different knobs are different, however alike they read. What to avoid
-    has no moves: there the transformation names the knobs."""
+def same_moves(draft: DraftedSkill, row: SkillRow) -> bool:
+    """Whether two skills move the same parameter roles, as far as both are known. A skill to avoid
+    has no moves: its transformation names the roles."""
 
-    def knobs(moves: Sequence[Mapping[str, object]], named: str) -> frozenset[tuple[str, str]]:
+    def moved(moves: Sequence[Mapping[str, object]], named: str) -> frozenset[tuple[str, str]]:
         changes = [move.get("change") for move in moves]
         return frozenset(
             (str(change.get("role")), str(change.get("direction")))
@@ -264,92 +239,49 @@ def same_moves(draft: Draft, row: SkillRow) -> bool:
             if isinstance(change, Mapping)
         ) or frozenset(changes_named(named))
 
-    ours = knobs(draft.moves, draft.transformation)
-    theirs = knobs(row.moves, row.transformation)
+    ours = moved(draft.moves, draft.transformation)
+    theirs = moved(row.moves, row.transformation)
     return not ours or not theirs or ours == theirs
 
 
 # -- opposite effects
 
 
-def apart(draft: Draft, known: Known) -> Apart | None:
+def separation(draft: DraftedSkill, known: KnownSkill) -> Separation | None:
     """What differs between the measurements of two skills: operator, element type, hardware, or
-    sizes. None: nothing does, and the effect is contested."""
+    sizes; None if nothing does, so that the effect is contested."""
+    pairs = supporting_pairs(known)
     for name, title in (("op", "operator"), ("dtype", "element type")):
         ours = {str(row.details.get(name)) for row in draft.evidence} - {"None"}
-        theirs = {str(row.details.get(name)) for row in backing(known)} - {"None"}
+        theirs = {str(row.details.get(name)) for row in pairs} - {"None"}
         theirs = theirs or set(known.row.scopes.ops if name == "op" else known.row.scopes.dtypes)
         if ours and theirs and not ours & theirs:
-            return _values_apart(title, name, ours)
+            listed = ", ".join(f"'{value}'" for value in sorted(ours))
+            parts = tuple(ScopePart(name, value) for value in sorted(ours))
+            term = f"problem.{name}"
+            return Separation(title, f"{term} in [{listed}]", f"{term} not in [{listed}]", parts)
     ours, theirs = set(draft.scopes.hardware), set(known.row.scopes.hardware)
     if ours and theirs and not ours & theirs:
-        return Apart("hardware")
-    return _sizes_apart(draft.evidence, backing(known))
+        return Separation("hardware")
+    return _separated_sizes(draft.evidence, pairs)
 
 
-def _values_apart(title: str, name: str, ours: set[str]) -> Apart:
-    listed = ", ".join(f"'{value}'" for value in sorted(ours))
-    parts = tuple(Part(name, value) for value in sorted(ours))
-    field_ = f"problem.{name}"
-    return Apart(title, f"{field_} in [{listed}]", f"{field_} not in [{listed}]", parts)
-
-
-def _sizes_apart(ours: Sequence[EvidenceRow], theirs: Sequence[EvidenceRow]) -> Apart | None:
-    """The quantity whose two ranges lie furthest apart, cut at their geometric middle."""
+def _separated_sizes(
+    ours: Sequence[EvidenceRow], theirs: Sequence[EvidenceRow]
+) -> Separation | None:
+    """The quantity whose two ranges are furthest apart, cut at the geometric mean of the gap."""
     mine, other = tested(ours), tested(theirs)
-    best: tuple[float, Apart] | None = None
+    best: tuple[float, Separation] | None = None
     for name in sorted(mine.keys() & other.keys()):
         (low, high), (their_low, their_high) = mine[name], other[name]
         above = low > their_high
         gap = low / their_high if above else their_low / high
-        if gap < APART or (best is not None and gap <= best[0]):
+        if gap < LEAST_GAP or (best is not None and gap <= best[0]):
             continue
         # Rounded, so that the condition and the part are the same number.
         cut = float(f"{math.sqrt(low * their_high if above else their_low * high):.6g}")
         larger, smaller = f"problem.{name} >= {cut!r}", f"problem.{name} < {cut!r}"
-        part = Part(name, at_least=cut) if above else Part(name, below=cut)
+        part = ScopePart(name, at_least=cut) if above else ScopePart(name, below=cut)
         sides = (larger, smaller) if above else (smaller, larger)
-        best = (gap, Apart(name.replace("_", " "), *sides, (part,)))
+        best = (gap, Separation(name.replace("_", " "), *sides, (part,)))
     return best[1] if best else None
-
-
-class KeptVectors:
-    """Embeds through another embedder and keeps vectors in the catalog, so that a skill's text is
-    embedded once and not with every distillation.
-
-    Only single texts are kept (`encode_query`, which is what skills are compared by). Vectors of
-    two models never mix: they are kept by the model's fingerprint.
-    """
-
-    def __init__(self, catalog: Catalog, embedder: Embedder) -> None:
-        self._catalog = catalog
-        self._embedder = embedder
-
-    @property
-    def fingerprint(self) -> str:
-        return self._embedder.fingerprint
-
-    @property
-    def dimension(self) -> int:
-        return self._embedder.dimension
-
-    @property
-    def window(self) -> int:
-        return self._embedder.window
-
-    def count_tokens(self, text: str) -> int:
-        return self._embedder.count_tokens(text)
-
-    def encode(self, texts: Sequence[str]) -> Vectors:
-        return self._embedder.encode(texts)
-
-    def encode_query(self, text: str) -> Vectors:
-        key, model = sha256(text), self.fingerprint
-        with self._catalog.read() as connection:
-            known = embeddings.of_text(connection, model, key)
-        if known is not None:
-            return known
-        vector = self._embedder.encode_query(text)
-        with self._catalog.write() as connection:
-            embeddings.put(connection, model, {key: vector})
-        return vector

@@ -1,49 +1,97 @@
 """From a trajectory to deltas of the library: gate, contrast, draft, lint, normalise, match.
 
-`propose_deltas` is a function of the trajectory, a snapshot of the library and the answers of the
-model and of lifting: the same ones give the same decisions. It stores nothing;
-`skills.curator.distil` takes the snapshot and stores.
+`propose_deltas` is a function of the trajectory, a snapshot of the library, and the answers of the
+model and of lifting; equal inputs give equal decisions. It stores nothing. A delta is a new skill,
+more evidence for one, or a contradiction of two. Figures of two skills are never averaged. The
+scope of a candidate may widen to new measurements; a skill in use keeps its claim until it is
+verified.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
 from kb.embedding import Embedder
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
+from kb.ids import SkillId, derived_id
 from optimizer.search.runs.skill_moves import skill_of
-from skills.curator import changes, sentences
-from skills.curator.changes import CuratorRun, checked
-from skills.curator.contrast import ADOPTED, UNNAMED, WRITTEN, contrast
-from skills.curator.distillation import CuratorContext, Distillation, Library, recorded_from
-from skills.curator.draft import Draft, compose
-from skills.curator.drafter import Drafter, Replayed
-from skills.curator.evidence import rows_of
-from skills.curator.gate import gate
-from skills.curator.kernel_text import as_text, is_written, text_node
-from skills.curator.match import Match, Texts, match
-from skills.curator.records import Change, Lift, Lifted, Operation
-from skills.curator.texts import APPLIED, Shown, body_key, kernel_key
+from skills.curator.comparison import APPLIED, ShownTexts, body_key, kernel_key, strip
+from skills.curator.contrast import contrast
+from skills.curator.draft import (
+    WHEN,
+    DraftedSkill,
+    SkillSentences,
+    as_text,
+    compose,
+    is_written,
+    predicate_of,
+    slug,
+    text_node,
+)
+from skills.curator.drafter import (
+    BadDelta,
+    Drafter,
+    DraftTask,
+    ModelDelta,
+    ReplayedDrafter,
+    parse_delta,
+)
+from skills.curator.evidence import dangling, render, rows_of
+from skills.curator.gate import GatePass, gate
+from skills.curator.match import (
+    Match,
+    Separation,
+    TextSimilarity,
+    comparable,
+    match,
+    nearest,
+    same_moves,
+    separation,
+    supporting_pairs,
+)
+from skills.curator.records import (
+    ADOPTED,
+    UNNAMED,
+    WRITTEN,
+    CuratorContext,
+    Decision,
+    Delta,
+    Distillation,
+    KernelChange,
+    KnownSkill,
+    LibrarySnapshot,
+    Lift,
+    LiftedRecipe,
+    Narrowing,
+    Operation,
+    inputs_from_json,
+)
+from skills.format.lint import Allowed, lint, unsafe
 from skills.format.schema import MAX_NAME, TEXT
-from skills.trajectories.records import Step, Trajectory
+from skills.format.skillfile import with_content_hash
+from skills.trajectories.records import Trajectory, TrajectoryStep
 
-GONE = frozenset({"quarantined"})  # a person took it out: it is not learned again
+REMOVED = frozenset({"quarantined"})  # states of skills that are not learned again
+TRIES = 2  # of the drafting model: an answer and one repair
+# A list of sentences with a larger share of copied words says nothing new.
+MOST_COPIED = 0.5
 
 
 def propose_deltas(
     trajectory: Trajectory,
-    library: Library,
+    library: LibrarySnapshot,
     context: CuratorContext,
     *,
     drafter: Drafter | None = None,
     lift: Lift | None = None,
 ) -> Distillation:
-    """What a trajectory teaches this library, as deltas with the decisions behind them.
+    """The deltas that a trajectory proposes for this library, with all decisions.
 
     `drafter` may write the sentences of skills; `lift` makes recipes of kernels. Without them,
-    drafts have the curator's own sentences and whole kernels teach nothing. Stores nothing.
+    drafts have the curator's sentences, and whole kernels become text skills at most.
     """
     run = CuratorRun(
         trajectory,
@@ -52,12 +100,21 @@ def propose_deltas(
         set(library.taken),
         drafter,
         lift,
-        Texts(context.embedder),
+        TextSimilarity(context.embedder),
         NameIndex(context.names),
     )
-    run.text_node = text_node(trajectory, context.roles)
+    seen: dict[str, int] = {}  # code of earlier candidates -> node
+    gated: list[tuple[TrajectoryStep, GatePass | None, Decision]] = []
     for step in trajectory.steps:
-        _step(run, step)
+        gated.append((step, *gate(trajectory, step, seen)))
+        if step.child.bundle is not None:
+            seen.setdefault(kernel_key(step.child.bundle), step.child.number)
+    passed = [(step, gate_pass) for step, gate_pass, _ in gated if gate_pass is not None]
+    run.text_node = text_node(passed, context.roles)
+    for step, gate_pass, decision in gated:
+        run.decisions.append(decision)
+        if gate_pass is not None:
+            _judge(run, step, gate_pass)
     return Distillation(
         trajectory=trajectory,
         library=library,
@@ -67,7 +124,7 @@ def propose_deltas(
         drafter=drafter.name if drafter is not None else "",
         answers=run.answers,
         lifted=run.lifted,
-        after=Library(tuple(run.known.values()), frozenset(run.taken)),
+        after=LibrarySnapshot(tuple(run.known.values()), frozenset(run.taken)),
     )
 
 
@@ -76,136 +133,190 @@ def replay(
     embedder: Embedder | None = None,
     lifted: Mapping[str, Any] | None = None,
 ) -> Distillation:
-    """Judge a stored distillation again, with the answers that were recorded.
+    """Judge a stored distillation again, with the recorded answers.
 
-    `embedder` must be the one that it was made with. `lifted` is what lifting answered, by node;
-    None where nothing could be lifted. Raises InvalidKnowledge for another format or embedder.
+    `embedder` must be the one that it was made with. `lifted` holds the recorded results of lifting
+    by node; None without lifting. Raises InvalidKnowledge for another format or embedder.
     """
-    recorded = recorded_from(record, embedder)
+    inputs = inputs_from_json(record, embedder)
+
+    def recorded_lift(trajectory: Trajectory, change: KernelChange) -> LiftedRecipe | str:
+        answer = (lifted or {}).get(str(change.node), "the record has no answer")
+        if isinstance(answer, str):
+            return answer
+        return LiftedRecipe(**{**answer, "signals": tuple(answer.get("signals", ()))})
+
     return propose_deltas(
-        recorded.trajectory,
-        recorded.library,
-        recorded.context,
-        drafter=Replayed(recorded.drafter, recorded.answers) if recorded.drafter else None,
-        lift=recorded_lift(lifted) if lifted is not None else None,
+        inputs.trajectory,
+        inputs.library,
+        inputs.context,
+        drafter=ReplayedDrafter(inputs.drafter, inputs.answers) if inputs.drafter else None,
+        lift=recorded_lift if lifted is not None else None,
     )
 
 
-def recorded_lift(lifted: Mapping[str, Any]) -> Lift:
-    """Lifting that repeats recorded answers, by node."""
+@dataclass
+class CuratorRun:
+    """The state of one pass over a trajectory.
 
-    def lift(trajectory: Trajectory, change: Change) -> Lifted | str:
-        answer = lifted.get(str(change.step.child.number), "the record has no answer")
-        if isinstance(answer, str):
-            return answer
-        return Lifted(**{**answer, "signals": tuple(answer.get("signals", ()))})
+    `known` grows by the deltas of the pass, so that a later step meets them. `answers` are the
+    drafter's and `lifted` the results of lifting, by node. `text_node` is the node that may be
+    taught as text.
+    """
 
-    return lift
+    trajectory: Trajectory
+    context: CuratorContext
+    known: dict[str, KnownSkill]
+    taken: set[str]
+    drafter: Drafter | None
+    lift: Lift | None
+    texts: TextSimilarity
+    names: NameIndex
+    decisions: list[Decision] = field(default_factory=list)
+    deltas: list[Delta] = field(default_factory=list)
+    answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    lifted: dict[str, Any] = field(default_factory=dict)
+    text_node: int | None = None
+
+    def decide(self, stage: str, node: int, passed: bool, reason: str, **details: Any) -> None:
+        """Record a decision."""
+        self.decisions.append(Decision(stage, node, passed, reason, details))
+
+    def add(self, delta: Delta, known: KnownSkill) -> None:
+        """Record a delta, and the skill as it is afterwards."""
+        self.deltas.append(delta)
+        self.known[known.row.name] = known
+        self.taken.add(known.row.name)
 
 
-def _step(run: CuratorRun, step: Step) -> None:
-    passed, decision = gate(run.trajectory, step, run.seen)
-    run.decisions.append(decision)
-    if step.child.bundle is not None:
-        run.seen.setdefault(kernel_key(step.child.bundle), step.child.number)
-    if passed is None:
-        return
+def _judge(run: CuratorRun, step: TrajectoryStep, gate_pass: GatePass) -> None:
+    """The steps after the gate."""
     cause = _attributed(run, step)
-    change, decision = contrast(step, passed, run.context.roles, attributed=cause is not None)
+    change, decision = contrast(step, gate_pass, run.context.roles, attributed=cause is not None)
     run.decisions.append(decision)
     if change is None:
         return
-    evidence = rows_of(run.trajectory, change, passed.evidence)
+    evidence = rows_of(run.trajectory, change, gate_pass.evidence)
     draft = compose(run.trajectory, change, evidence)
     matched = cause or _applied(run, change)
     if matched is not None:
-        _match_decided(run, change, draft, matched)
+        _add_to_match(run, change, draft, matched)
         return
     lifted = _lifted(run, change, draft)
-    if lifted is None:
-        return
-    _learn(run, change, lifted)
+    if lifted is not None:
+        _learn(run, change, lifted)
 
 
-def _learn(run: CuratorRun, change: Change, draft: Draft) -> None:
-    written = sentences.ask(run, change, draft)
-    draft, node = written.draft, change.step.child.number
+def _learn(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> None:
+    reply = _reply(run, change, draft)
+    draft = reply.draft if reply is not None else draft
+    operation = reply.operation if reply is not None else None
     unnamed = draft.transformation == UNNAMED
-    if unnamed and written.operation not in ("ADD_EVIDENCE", "REFINE"):
-        run.decide("draft", node, False, "no rule and nobody names what the new lines do")
+    if unnamed and operation not in ("ADD_EVIDENCE", "REFINE"):
+        reason = "no rule and nobody names what the new lines do"
+        run.decide("draft", change.node, False, reason)
         return
-    if not written.asked:
-        run.decide("draft", node, True, "drafted without a model", name=draft.name)
-    if not checked(run, change, draft):
+    if run.drafter is None:
+        run.decide("draft", change.node, True, "drafted without a model", name=draft.name)
+    problems = draft_findings(run, change, draft)
+    reason = "; ".join(problems[:3]) if problems else "clean"
+    run.decide("lint", change.node, not problems, reason, findings=problems)
+    if problems:
         return
-    draft = _normalised(run, node, draft)
-    matched = sentences.agreed(run, written, draft)
+    draft = _normalised(run, change.node, draft)
+    matched = None
+    if reply is not None and operation != "ADD":
+        matched = _named_match(run, change.node, reply, draft)
     if matched is None and unnamed:
-        return  # `agreed` recorded why the skill that was named does not match
+        return  # `_named_match` recorded why the skill that the model named does not match
     if matched is None:
         matched = match(draft, list(run.known.values()), run.texts, run.context.lineages)
     if matched is None:
-        run.decide("match", node, True, "nothing in the library says this", name=draft.name)
-        changes.add(run, node, draft)
+        run.decide("match", change.node, True, "nothing in the library says this", name=draft.name)
+        _add_skill(run, change.node, draft)
         return
-    refine = written.operation == "REFINE" and matched.tier == "named"
-    _match_decided(run, change, draft, matched, refine=refine)
+    refine = operation == "REFINE" and matched.tier == "named"
+    _add_to_match(run, change, draft, matched, refine=refine)
 
 
-def _match_decided(
-    run: CuratorRun, change: Change, draft: Draft, matched: Match, *, refine: bool = False
+def _normalised(run: CuratorRun, node: int, draft: DraftedSkill) -> DraftedSkill:
+    """The draft under a free name."""
+    name, number = draft.name, 2
+    while name in run.taken:
+        suffix = f"-{number}"
+        name = draft.name[: MAX_NAME - len(suffix)].rstrip("-") + suffix
+        number += 1
+    draft = replace(draft, name=name)
+    run.decide("normalise", node, True, name, body=body_key(draft.template()))
+    return draft
+
+
+def _add_to_match(
+    run: CuratorRun,
+    change: KernelChange,
+    draft: DraftedSkill,
+    matched: Match,
+    *,
+    refine: bool = False,
 ) -> None:
-    node, name = change.step.child.number, matched.known.row.name
+    row = matched.known.row
     similar = vars(matched.similarity) if matched.similarity is not None else {}
-    if matched.known.row.state in GONE:
-        run.decide("match", node, False, f"{name} says this, and a person took it out")
+    if row.state in REMOVED:
+        reason = f"{row.name} says this, and a person took it out"
+        run.decide("match", change.node, False, reason)
         return
     if matched.opposite and matched.tier != "attributed":
-        changes.contradict(run, node, draft, matched)
+        _contradict(run, change.node, draft, matched)
         return
     operation: Operation = "REFINE" if refine else "ADD_EVIDENCE"
-    reason = f"{name} says this already ({matched.tier})"
-    run.decide("match", node, True, reason, operation=operation, **similar)
-    changes.support(run, node, draft, matched, refine=refine)
+    reason = f"{row.name} says this already ({matched.tier})"
+    run.decide("match", change.node, True, reason, operation=operation, **similar)
+    _support(run, change.node, draft, matched, refine=refine)
 
 
-# -- what is known already
+# -- skills that a step used
 
 
-def _attributed(run: CuratorRun, step: Step) -> Match | None:
-    """The skill that made the change for certain."""
-    by_id = {known.row.id: known for known in run.known.values()}
-    for id_ in step.proposal.attributed:
-        name = skill_of(id_)
-        known = run.known.get(name) or by_id.get(id_)  # type: ignore[call-overload]
+def _attributed(run: CuratorRun, step: TrajectoryStep) -> Match | None:
+    """The skill that certainly made the change."""
+    by_id: dict[str, KnownSkill] = {known.row.id: known for known in run.known.values()}
+    for identity in step.proposal.attributed:
+        known = run.known.get(skill_of(identity)) or by_id.get(identity)
         if known is not None:
             return Match(known, "attributed", False)
     return None
 
 
-def _applied(run: CuratorRun, change: Change) -> Match | None:
-    """The skill whose text is most of what the change added: the change is its use."""
-    added = "\n".join(line[1:] for line in change.pattern if line.startswith("+"))
-    names = [n for n in change.step.shown.get("skills", ()) if n in run.known]
+def _applied(run: CuratorRun, change: KernelChange) -> Match | None:
+    """The shown skill whose text has most of the lines that came: the change is its use."""
     texts = {}
-    for name in names:
-        row = run.known[name].row
-        files = row.metadata.get("files", {})
-        texts[name] = "\n".join([row.body, *(files[key] for key in sorted(files))])
-    name, share = Shown(texts).source_of(added)
+    for name in change.step.shown.get("skills", ()):
+        if name in run.known:
+            row = run.known[name].row
+            files = row.metadata.get("files", {})
+            texts[name] = "\n".join([row.body, *(files[key] for key in sorted(files))])
+    name, share = ShownTexts(texts).source_of("\n".join(change.came))
     if not name or share < APPLIED:
         return None
     known = run.known[name]
     return Match(known, "applied", known.row.polarity != change.polarity)
 
 
-# -- drafts
+# -- whole kernels
 
 
-def _lifted(run: CuratorRun, change: Change, draft: Draft) -> Draft | None:
-    """A whole kernel is knowledge only as a recipe; anything else is as it was."""
-    node = change.step.child.number
-    if change.transformation != WRITTEN and not _foreign_recipe(run, change):
+def _lifted(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill | None:
+    """The draft of a whole kernel as a recipe or as text, or None; any other draft as it is."""
+    node = change.node
+    recipe = change.step.proposal.recipe
+    # Lifting may have the template of a recipe that is not in the library.
+    foreign = (
+        run.lift is not None
+        and bool(change.adopted)
+        and recipe is not None
+        and recipe not in run.taken
+    )
+    if change.transformation != WRITTEN and not foreign:
         if is_written(change) and run.drafter is None and node == run.text_node:
             draft = as_text(run.trajectory, change, draft)
             reason = "no rule names what the new lines do; drafted as a text skill"
@@ -218,17 +329,19 @@ def _lifted(run: CuratorRun, change: Change, draft: Draft) -> Draft | None:
     run.lifted[str(node)] = lifted if isinstance(lifted, str) else lifted.as_json()
     if isinstance(lifted, str):
         return _as_text(run, change, draft, f"it cannot be lifted to a recipe: {lifted}")
-    transformation = ADOPTED + lifted.name
     before = tuple(lifted.signals) or change.before
-    adopted = replace(change, transformation=transformation, pattern=(), before=before)
-    again = compose(run.trajectory, adopted, draft.evidence)
+    adopted = replace(change, transformation=ADOPTED + lifted.name, pattern=(), before=before)
     run.decide("draft", node, True, f"lifted to the recipe {lifted.name}")
-    return replace(again, recipe=lifted.recipe, files=lifted.files)
+    composed = compose(run.trajectory, adopted, draft.evidence)
+    return replace(composed, recipe=lifted.recipe, files=lifted.files)
 
 
-def _as_text(run: CuratorRun, change: Change, draft: Draft, reason: str) -> Draft | None:
-    """The kernel as text, where a model or a person wrote it and it is the run's fastest."""
-    node = change.step.child.number
+def _as_text(
+    run: CuratorRun, change: KernelChange, draft: DraftedSkill, reason: str
+) -> DraftedSkill | None:
+    """The kernel as text, if a model or a person wrote it and it is the run's fastest. `reason`
+    says why it is no recipe."""
+    node = change.node
     if not is_written(change):
         run.decide("draft", node, False, reason)
         return None
@@ -236,38 +349,304 @@ def _as_text(run: CuratorRun, change: Change, draft: Draft, reason: str) -> Draf
         reason = f"{reason}; as text, this run teaches node {run.text_node}, which is faster"
         run.decide("draft", node, False, reason)
         return None
-    text = as_text(run.trajectory, change, draft)
     run.decide("draft", node, True, f"{reason}; drafted as a text skill", kind=TEXT)
-    return text
+    return as_text(run.trajectory, change, draft)
 
 
-def _foreign_recipe(run: CuratorRun, change: Change) -> bool:
-    """An instance of a recipe that is none of the library's: lifting may have its template."""
-    if run.lift is None or not change.transformation.startswith(ADOPTED):
-        return False
-    recipe = change.step.proposal.recipe
-    return recipe is not None and recipe not in run.taken
-
-
-def _without_excerpts(run: CuratorRun, change: Change, draft: Draft) -> Draft:
-    """Without code that a document shows: the passage is in the store already."""
+def _without_excerpts(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill:
+    """The draft without code of a document: the store has the passage already."""
     ids = change.step.shown.get("excerpts", ())
-    shown = Shown({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
+    shown = ShownTexts({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
     source, share = shown.source_of("\n".join(draft.after))
     if not change.pattern or share < APPLIED:
         return draft
     reason = f"its code is that of {source} and is left out"
-    run.decide("draft", change.step.child.number, True, reason, share=share)
+    run.decide("draft", change.node, True, reason, share=share)
     return replace(draft, before=(), after=(), sources=(*draft.sources, f"passage {source}"))
 
 
-def _normalised(run: CuratorRun, node: int, draft: Draft) -> Draft:
-    """With a name that nothing else has."""
-    base = draft.name
-    name, number = base, 2
-    while name in run.taken:
-        suffix = f"-{number}"
-        name, number = base[: MAX_NAME - len(suffix)].rstrip("-") + suffix, number + 1
-    draft = replace(draft, name=name)
-    run.decide("normalise", node, True, name, body=body_key(draft.template()))
-    return draft
+# -- the drafting model
+
+
+@dataclass(frozen=True)
+class ModelReply:
+    """A draft with the sentences of a model, and the operation and skill of its answer."""
+
+    draft: DraftedSkill
+    operation: Operation
+    skill: str
+
+
+def _reply(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> ModelReply | None:
+    """The model's answer, after at most one repair; None without a model or a valid answer."""
+    if run.drafter is None:
+        return None
+    close = tuple(known.row for known in nearest(draft, list(run.known.values()), run.texts))
+    task, answers = DraftTask(change, draft, close), list[str]()
+    for _ in range(TRIES):
+        answer = run.drafter.propose(task)
+        answers.append(answer)
+        run.answers[str(change.node)] = tuple(answers)
+        try:
+            delta = parse_delta(answer, change, close)
+            written = _with_sentences(run, change, draft, delta)
+        except BadDelta as problem:
+            task = replace(task, problem=str(problem), refused=answer)
+            continue
+        reason = f"{run.drafter.name} answered {delta.operation}"
+        run.decide("draft", change.node, True, reason)
+        return ModelReply(written, delta.operation, delta.skill)
+    reason = f"the draft of {run.drafter.name} was refused: {task.problem}; drafted without it"
+    run.decide("draft", change.node, False, reason, answers=len(answers))
+    return None
+
+
+def _with_sentences(
+    run: CuratorRun, change: KernelChange, draft: DraftedSkill, delta: ModelDelta
+) -> DraftedSkill:
+    """The draft with the model's sentences. Raises BadDelta for a text that the linter refuses."""
+    if delta.operation == "ADD" and delta.transformation and draft.transformation == UNNAMED:
+        hardware, op = draft.scopes.hardware[0], draft.scopes.ops[0]
+        name = slug(hardware, delta.transformation, op, draft.polarity)
+        draft = replace(draft, transformation=delta.transformation, name=name)
+    if delta.words is None:
+        return draft
+    words = _without_copies(run, change, delta.words)
+    drafter = run.drafter.name if run.drafter is not None else ""
+    written = replace(draft, words=words, written_by=drafter)
+    problems = draft_findings(run, change, written)
+    if problems:
+        raise BadDelta("; ".join(problems[:5]))
+    return written
+
+
+def _without_copies(run: CuratorRun, change: KernelChange, words: SkillSentences) -> SkillSentences:
+    """The sentences without spans of texts that the step was shown."""
+    ids = {id_ for shown in change.step.shown.values() for id_ in shown}
+    texts = {id_: text for id_, text in run.context.shown.items() if id_ in ids}
+    texts |= {n: k.row.body for n, k in run.known.items() if n in ids or k.row.id in ids}
+    shown = ShownTexts(texts)
+    fields: dict[str, Any] = {}
+    for name, value in vars(words).items():
+        lines = (value,) if isinstance(value, str) else value
+        stripped = [strip(line, shown) for line in lines]
+        left = tuple(s.text for s in stripped if s.text and s.share <= MOST_COPIED)
+        if not left:
+            raise BadDelta(f"{name} says what the store says already")
+        fields[name] = left[0] if isinstance(value, str) else left
+    return SkillSentences(**fields)
+
+
+def _named_match(
+    run: CuratorRun, node: int, reply: ModelReply, draft: DraftedSkill
+) -> Match | None:
+    """The skill that the model named, if the measurement allows its operation."""
+    known, operation = run.known[reply.skill], reply.operation
+    if operation == "DEPRECATE":
+        run.decide("match", node, False, f"held for a person: is {reply.skill} wrong?")
+        return None
+    opposite = known.row.polarity != draft.polarity
+    alike = comparable(draft, known, run.context.lineages) and same_moves(draft, known.row)
+    if not alike:
+        reason = f"{reply.skill} is about something else; the model's {operation} is left out"
+    elif opposite != (operation == "CONTRADICT"):
+        reason = f"the figures do not say so; {operation} of {reply.skill} is left out"
+    else:
+        return Match(known, "named", opposite)
+    run.decide("match", node, False, reason)
+    return None
+
+
+# -- lint
+
+
+def draft_findings(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> list[str]:
+    """The linter's findings in a draft, as template and with figures; empty for a clean one."""
+    template, description = draft.template(), draft.words.description
+    texts = {"description": description, "body": template}
+    problems = [str(finding) for finding in lint(texts, _allowed(run, change))]
+    missing = dangling(template + description, draft.evidence)
+    problems += [f"{text} refers to no figure" for text in missing]
+    if not missing:
+        problems += [str(f) for f in unsafe("the rendered body", render(template, draft.evidence))]
+    for name, text in sorted(draft.files.items()):
+        problems += [str(f) for f in unsafe(name, text)]
+    return list(dict.fromkeys(problems))
+
+
+def _allowed(run: CuratorRun, change: KernelChange) -> Allowed:
+    """The parameter values and hardware names that a text about this change may contain."""
+    values = {str(v) for p in change.parameters for v in (p.before, p.after) if v is not None}
+    if change.adopted:
+        values |= {str(value) for value in change.step.proposal.values.values()}
+    hardware = {run.trajectory.hardware, *run.trajectory.lineage}
+    return Allowed(frozenset(values), frozenset(hardware), run.names)
+
+
+# -- deltas
+
+
+def _add_skill(
+    run: CuratorRun, node: int, draft: DraftedSkill, *, conflicts_with: str = ""
+) -> None:
+    """Propose a new candidate. `conflicts_with` names the skill of opposite effect."""
+    skill = draft.skill()
+    reason = f"learned from {run.trajectory.id}, node {node}"
+    delta = Delta("ADD", node, skill.name, reason, skill, draft.evidence, conflicts_with)
+    run.add(delta, KnownSkill(skill_row(skill), draft.evidence))
+
+
+def _support(
+    run: CuratorRun, node: int, draft: DraftedSkill, matched: Match, *, refine: bool = False
+) -> None:
+    """Propose more evidence for the matched skill. `refine` also replaces the text of a candidate
+    of the curator."""
+    known, row = matched.known, matched.known.row
+    added = _new_evidence(draft, known)
+    if not added:
+        run.decide("match", node, False, f"{row.name} has this measurement already")
+        return
+    revised = None
+    if refine and _is_own_candidate(row):
+        revised = replace(draft, name=row.name, transformation=row.transformation).skill()
+    elif refine:
+        reason = f"{row.name} is no candidate of the curator's: its text stays"
+        run.decide("match", node, False, reason)
+    elif matched.tier in ("content", "key", "words"):
+        revised = _widened(known, draft)
+    operation: Operation = "REFINE" if refine and revised is not None else "ADD_EVIDENCE"
+    reason = f"measured again in {run.trajectory.id}, node {node} ({matched.tier})"
+    delta = Delta(operation, node, row.name, reason, revised, added, version=row.version)
+    if revised is not None:
+        version = row.version + (revised.content_sha256 != row.content_sha256)
+        row = replace(skill_row(revised), id=row.id, version=version)
+    run.add(delta, KnownSkill(row, (*known.evidence, *added)))
+
+
+def _contradict(run: CuratorRun, node: int, draft: DraftedSkill, matched: Match) -> None:
+    """Propose what follows from two opposite effects. If the measurements differ in something, both
+    conditions are narrowed by it; otherwise a person decides."""
+    known, row = matched.known, matched.known.row
+    separated = separation(draft, known)
+    if separated is None:
+        reason = f"{row.name} says the opposite, and nothing differs between the two"
+        run.decide("match", node, False, reason, held=True)
+        added = _new_evidence(draft, known)
+        if added:
+            version = row.version
+            delta = Delta("CONTRADICT", node, row.name, reason, None, added, version=version)
+            run.add(delta, KnownSkill(row, (*known.evidence, *added)))
+        return
+    reason = f"{row.name} has the opposite effect; they differ in {separated.quality}"
+    run.decide("match", node, True, reason, ours=separated.ours, theirs=separated.theirs)
+    _add_skill(run, node, _narrowed(draft, separated), conflicts_with=row.name)
+    narrowing, narrowed = None, row
+    if separated.parts:
+        predicate = _and(row.predicate or "", separated.theirs)
+        narrowing = Narrowing(predicate, separated.parts)
+        narrowed = replace(row, predicate=predicate, version=row.version + 1)
+    delta = Delta(
+        "CONTRADICT",
+        node,
+        row.name,
+        reason,
+        conflicts_with=run.deltas[-1].skill,
+        narrowing=narrowing,
+        version=row.version,
+    )
+    run.add(delta, KnownSkill(narrowed, known.evidence))
+
+
+def _narrowed(draft: DraftedSkill, separated: Separation) -> DraftedSkill:
+    condition = (
+        f"The {separated.quality} differs: there the opposite was measured, see the linked skill."
+    )
+    words = replace(draft.words, when_not=(*draft.words.when_not, condition))
+    predicate = _and(draft.predicate, separated.ours)
+    moves = tuple({**move, "when": predicate} for move in draft.moves)
+    return replace(draft, words=words, predicate=predicate, moves=moves)
+
+
+def _and(predicate: str, condition: str) -> str:
+    if not predicate or not condition:
+        return predicate or condition
+    return f"({predicate}) and {condition}"
+
+
+def _new_evidence(draft: DraftedSkill, known: KnownSkill) -> tuple[EvidenceRow, ...]:
+    """The measurements of a draft that the skill does not have yet."""
+
+    def measurement(row: EvidenceRow) -> tuple[Any, ...]:
+        details = row.details
+        return row.evaluation_id, row.case_id, details.get("run"), details.get("node")
+
+    present = {measurement(row) for row in known.evidence}
+    return tuple(row for row in draft.evidence if measurement(row) not in present)
+
+
+def _is_own_candidate(row: SkillRow) -> bool:
+    return row.tier == "learned" and row.state == "candidate" and "curator" in row.metadata
+
+
+def _widened(known: KnownSkill, draft: DraftedSkill) -> SkillDraft | None:
+    """A candidate of the curator with the new measurements in its scopes and sizes. None if they
+    are in them already, or if the skill is in use, narrowed or not the curator's."""
+    row = known.row
+    pairs = supporting_pairs(known)
+    as_measured = predicate_of(row.scopes.ops, row.scopes.signals, pairs)
+    if not _is_own_candidate(row) or row.predicate != as_measured:
+        return None
+    scopes = SkillScopes(
+        **{
+            kind: _union(getattr(row.scopes, kind), getattr(draft.scopes, kind))
+            for kind in vars(draft.scopes)
+        }
+    )
+    predicate = predicate_of(scopes.ops, scopes.signals, [*pairs, *draft.evidence])
+    if scopes == row.scopes and predicate == row.predicate:
+        return None
+    new = draft.scopes
+    parts = [", ".join(part) for part in (new.ops, new.languages, new.dtypes, new.hardware) if part]
+    sentence = f"- The same effect was measured for {', '.join(parts)}.\n"
+    drafted = dict(row.metadata["curator"])
+    template, body = drafted["template"], row.body
+    if scopes != row.scopes and sentence not in body:
+        title = f"## {WHEN[row.polarity]}\n\n"
+        template, body = (text.replace(title, title + sentence, 1) for text in (template, body))
+    fields = {name: getattr(row, name) for name in SkillDraft.__dataclass_fields__}
+    fields |= {
+        "scopes": scopes,
+        "predicate": predicate,
+        "body": body,
+        "metadata": {**row.metadata, "curator": {**drafted, "template": template}},
+        "moves": tuple({**move, "when": predicate} for move in row.moves),
+    }
+    return with_content_hash(SkillDraft(**fields))
+
+
+def _union(ours: Sequence[str], theirs: Sequence[str]) -> tuple[str, ...]:
+    """Of two lists of a scope; an empty one restricts nothing and stays empty."""
+    return tuple(sorted({*ours, *theirs})) if ours and theirs else ()
+
+
+def skill_row(draft: SkillDraft) -> SkillRow:
+    """A draft as the catalog will return it, without times."""
+    copied = {
+        name: getattr(draft, name)
+        for name in SkillRow.__dataclass_fields__
+        if name in SkillDraft.__dataclass_fields__ and name not in ("moves", "sources")
+    }
+    return SkillRow(
+        **copied,
+        id=SkillId(derived_id("sk", draft.name)),
+        state="candidate",
+        structured_key=structured_key(draft.scopes, draft.transformation),
+        moves=tuple(draft.moves),
+        sources=tuple(draft.sources),
+        trials=0,
+        wins=0,
+        last_used_at=None,
+        written_at="",
+        created_at="",
+        updated_at="",
+    )

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 
 Kind = Literal["figure", "hardware", "absolute", "instruction", "secret", "hidden", "length"]
 # About a page: what a prompt can carry three of.
@@ -78,7 +78,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@/-]{0,127}")
 
 
 @dataclass(frozen=True)
-class Finding:
+class LintFinding:
     """A reason to refuse a text. `where` names the text; `found` is the place itself, cut short."""
 
     kind: Kind
@@ -99,10 +99,10 @@ class Allowed:
     names: NameIndex = field(default_factory=lambda: NameIndex({}))
 
 
-def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[Finding, ...]:
+def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[LintFinding, ...]:
     """All findings in some texts. Figures of code blocks are the code's own, and sources name ids;
     everything else counts there too."""
-    findings: list[Finding] = []
+    findings: list[LintFinding] = []
     for where, text in texts.items():
         plain = _SOURCES.sub("", _FENCED.sub(" ", text))
         findings += _figures(where, plain, allowed.values)
@@ -110,11 +110,11 @@ def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[Finding, ...]:
         findings += _hardware(where, text, allowed)
         findings += unsafe(where, text)
         if len(text) > MAX_BODY or text.count("\n") >= MAX_LINES:
-            findings.append(Finding("length", where, f"{len(text)} characters"))
+            findings.append(LintFinding("length", where, f"{len(text)} characters"))
     return tuple(findings)
 
 
-def unsafe(where: str, text: str) -> list[Finding]:
+def unsafe(where: str, text: str) -> list[LintFinding]:
     """What may stand in no text of any origin: orders, secrets, characters that nobody sees."""
     spoken = re.sub(r"[_-]+", " ", text)  # `ignore_all_previous_instructions` is read as words
     spoken = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", spoken)
@@ -129,7 +129,7 @@ def unsafe(where: str, text: str) -> list[Finding]:
     hidden = [c for c in text if unicodedata.category(c) in ("Cf", "Co", "Cn", "Cc")]
     odd = sorted({f"U+{ord(c):04X}" for c in hidden if c not in "\n\t"})
     if odd:
-        findings.append(Finding("hidden", where, ", ".join(odd)[:EXCERPT]))
+        findings.append(LintFinding("hidden", where, ", ".join(odd)[:EXCERPT]))
     return findings
 
 
@@ -144,22 +144,22 @@ def sentences(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip() and not unsafe("text", part))
 
 
-def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[Finding]:
+def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[LintFinding]:
     bare = _LIST_MARK.sub(" ", _REFERENCE.sub(" ", text))
     for match in _FIGURE.finditer(bare):
         if match.group() not in values:
-            yield Finding("figure", where, _around(bare, match))
+            yield LintFinding("figure", where, _around(bare, match))
     yield from _matches("figure", where, bare, _FIGURE_WORDS)
 
 
-def _hardware(where: str, text: str, allowed: Allowed) -> Iterator[Finding]:
+def _hardware(where: str, text: str, allowed: Allowed) -> Iterator[LintFinding]:
     for name in sorted(allowed.names.find(text) - allowed.hardware):
-        yield Finding("hardware", where, name)
+        yield LintFinding("hardware", where, name)
 
 
-def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[Finding]:
+def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[LintFinding]:
     match = pattern.search(text)
-    return [Finding(kind, where, _around(text, match))] if match else []
+    return [LintFinding(kind, where, _around(text, match))] if match else []
 
 
 def _around(text: str, match: re.Match[str]) -> str:

@@ -1,8 +1,8 @@
-"""What a SKILL.md may say: the open format's own rules, and what the `kb.*` metadata means here.
+"""The rules of a SKILL.md: those of the open format, and the meaning of the `kb.*` metadata.
 
-The open format admits six fields, all text; whatever Kernlore knows beyond them travels as text
-under `metadata` (`kb.signals: "memory_bound,latency_bound"`). All problems of a file are reported
-at once. Knows neither folders (`skillfile`) nor which ids exist: only their form is checked.
+The open format has six fields, all text; everything else that Kernlore knows is text under
+`metadata` (`kb.signals: "memory_bound,latency_bound"`). All problems of a file are reported at
+once. Only the form of ids is checked, not whether they exist.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 from unicodedata import category
 
 from kb.catalog.skills import (
+    AVOIDING,
     STATES,
     TIERS,
     EvidenceRow,
     SkillDraft,
     SkillRow,
     SkillScopes,
+    as_warning,
     evidence_line,
 )
 from kb.errors import InvalidPredicate, nearest
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.predicates import compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
 
@@ -60,8 +62,8 @@ KEYS = (
     "kb.toolchain",
     "kb.content-sha256",
 )
-# What a skill is where it is no transformation: an error with its cause and cure, or a kernel as
-# text. `kb.error` holds the fixed words of the error.
+# Kinds of skills other than transformations: an error with its cause and cure, or a kernel as text.
+# `kb.error` holds the fixed words of the error.
 DEBUGGING, TEXT = "debugging", "text"
 EVIDENCE_JSON = "references/evidence.json"
 MOVES_JSON = "references/moves.json"
@@ -82,7 +84,7 @@ _CHOICES = {
 
 @dataclass(frozen=True)
 class SkillFile:
-    """One skill as its folder says it. `files`: the other files by relative path, as bytes."""
+    """One skill as its folder states it. `files` are the other files by relative path."""
 
     name: str
     description: str
@@ -95,7 +97,7 @@ class SkillFile:
 
     @property
     def scopes(self) -> SkillScopes:
-        """What the skill is about, in canonical terms."""
+        """The scopes in canonical terms."""
         lists = {name: split_list(self.metadata.get(key, "")) for key, name in LISTS.items()}
         lists["dtypes"] = tuple(dict.fromkeys(canonical_dtype(d) for d in lists["dtypes"]))
         lists["ops"] = tuple(dict.fromkeys(canonical_op(op) for op in lists["ops"]))
@@ -104,7 +106,7 @@ class SkillFile:
 
     @property
     def transformation(self) -> str:
-        """What the skill does, as a slug; the name says it where the metadata does not."""
+        """The transformation as a slug; by default the name."""
         return self.metadata.get("kb.transformation") or self.name
 
     @property
@@ -114,7 +116,7 @@ class SkillFile:
 
     @property
     def about_error(self) -> dict[str, str]:
-        """`kind` and `error` where the skill has them, as the catalog keeps them."""
+        """The stated ones of `kind` and `error`, as the catalog stores them."""
         values = {name: self.metadata.get(f"kb.{name}", "") for name in ("kind", "error")}
         return {name: value for name, value in values.items() if value}
 
@@ -125,7 +127,7 @@ def split_list(value: str) -> tuple[str, ...]:
 
 
 def check(skill: SkillFile, folder: str, problems: Problems) -> None:
-    """Add everything that is wrong with a skill in a folder of this name to `problems`."""
+    """Add all problems of a skill in a folder of this name."""
     _check_name(skill.name, folder, problems)
     texts = (
         ("description", skill.description, MAX_DESCRIPTION),
@@ -182,7 +184,7 @@ def _check_metadata(key: str, value: str, problems: Problems) -> None:
     if key not in KEYS:
         near = nearest(key, KEYS, count=1)
         known = f"did you mean {near[0]}? " if near else ""
-        problems.add(where, "is no key of Kernlore", f"{known}known: {', '.join(KEYS)}")
+        problems.add(where, "is not a key of Kernlore", f"{known}known: {', '.join(KEYS)}")
     elif key in _CHOICES and value not in _CHOICES[key]:
         problems.add(where, f"is {value!r}", f"one of {', '.join(_CHOICES[key])}")
     elif key in LISTS:
@@ -229,8 +231,7 @@ def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
 
 
 def advice(skill: SkillDraft | SkillRow) -> SkillFile:
-    """What a skill advises, as a file that says nothing about its state, without a warning's
-    marks."""
+    """The advice of a skill as a file, without its state and without the marks of a warning."""
     lists = {key: ",".join(sorted(getattr(skill.scopes, name))) for key, name in LISTS.items()}
     kb = {
         "kb.polarity": skill.polarity,
@@ -277,3 +278,42 @@ def sources_of(body: str) -> list[dict[str, str]]:
 
 def _json(value: Any) -> bytes:
     return (json.dumps(value, indent=2, ensure_ascii=False) + "\n").encode()
+
+
+# -- the marks of a warning
+#
+# A reader of the open format ignores `kb.polarity`, so the description and the first line of the
+# body of an exported warning begin with "Avoid". An import removes these marks again, so that both
+# stores hold the same skill.
+
+
+def marked(skill: SkillFile) -> SkillFile:
+    """A warning with its marks; any other skill unchanged. A mark that would exceed a limit of the
+    format is left out."""
+    if skill.metadata.get("kb.polarity") != "avoid":
+        return skill
+    description, line = as_warning(skill.description), _first_line(skill.description)
+    body = skill.body if skill.body.startswith(line) else f"{line}\n\n{skill.body}"
+    fits = body.count("\n") < MAX_BODY_LINES and len(body) <= MAX_BODY_CHARS
+    return replace(
+        skill,
+        description=description if len(description) <= MAX_DESCRIPTION else skill.description,
+        body=body if fits else skill.body,
+    )
+
+
+def unmarked(skill: SkillFile) -> SkillFile:
+    """A warning without the marks of `marked`."""
+    if skill.metadata.get("kb.polarity") != "avoid":
+        return skill
+    line, _, rest = skill.body.partition("\n")
+    marks = (_first_line(skill.description), _first_line(skill.description.removeprefix(AVOIDING)))
+    return replace(
+        skill,
+        description=skill.description.removeprefix(AVOIDING).strip() or skill.description,
+        body=rest.strip() if line.strip() in marks and rest.strip() else skill.body,
+    )
+
+
+def _first_line(description: str) -> str:
+    return " ".join(as_warning(description).split())

@@ -1,9 +1,11 @@
-"""The prompt of a candidate and the answer that goes with it.
+"""The prompt of a candidate, the answer that goes with it, and the knowledge that its proposer was
+shown.
 
-The prompt is the one that a model was sent, where it is stored; else the one that a model would
-have been sent, rendered from the same state. The answer is the candidate in the words in which a
-model answers: the JSON object, then every file in a code block.
-`optimizer.search.synthesizers.llm.answers.candidate.answer_from` reads it back.
+A prompt is the one that was sent to a model, if it is stored, or else rendered from the same state.
+The answer is the candidate in the form of a model's answer: a JSON object, then every file in a
+code block (`optimizer.search.synthesizers.llm.answers.candidate.answer_from` reads it). Knowledge
+is looked up by its ids, as its texts are now. The texts of built-in documents and shipped skills
+may be shown; those of uploaded documents and of imported or learned skills only with leave.
 """
 
 from __future__ import annotations
@@ -12,21 +14,30 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import sqlalchemy as sa
+from sqlalchemy import Connection
+
+from kb.catalog import skills as store
+from kb.catalog import tables as t
+from kb.catalog.knowledge import passages
+from kb.errors import NotFound
+from kb.scope import ALL_ACCESS
 from optimizer.evaluation.bundle import Bundle, default_entry
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.propose import Task, compose_context, tree_before
-from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.records import Node, Shown
+from optimizer.search.runs.skill_moves import MARK, remedies_of, skill_of
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.synthesizers.llm.templates import WORD, Fence
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.training.samples import Prompt
-from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
+from skills.training.samples import SHIPPED_SKILL, TrainingPrompt
+from skills.trajectories.reading import stored_transcript
 
 _BLOCK = re.compile(
     rf"(?P<begin>--- {WORD} (?P<boundary>\w+) BEGIN (?P<kind>excerpt|move|skill) ---\n)"
@@ -45,56 +56,45 @@ class Prompts:
         self._redact = Redaction()
         self._transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
 
-    def of(self, tree: Tree, node: Node) -> Prompt:
+    def of(self, tree: Tree, node: Node) -> TrainingPrompt:
         """The prompt of a candidate, without known secrets."""
         stored = self._stored(node)
         prompt = self._sent(stored) if stored is not None else self._rendered(tree, node)
         known = self._redact.known
         return replace(prompt, system=known(prompt.system), user=known(prompt.user))
 
-    def context(self, tree: Tree, node: Node) -> tuple[Context, tuple[str, ...]]:
-        """What the candidate was proposed from, and the ids whose texts are missing in it."""
+    def _rendered(self, tree: Tree, node: Node) -> TrainingPrompt:
         known, left_out = self._knowledge.of(node.shown, self._task.hardware.id)
-        return compose_context(
-            self._task, tree_before(tree, node), node.parent or 0, known
-        ), left_out
-
-    def _rendered(self, tree: Tree, node: Node) -> Prompt:
-        context, left_out = self.context(tree, node)
-        # Of the state alone: the same state gives the same prompt in every export.
+        before = tree_before(tree, node)
+        context = compose_context(self._task, before, node.parent or 0, known)
+        # The boundary depends on the state alone, so equal states give equal prompts.
         state = f"{self._task.run_id}:{node.parent}"
         fence = Fence(hashlib.sha256(state.encode()).hexdigest()[:16])
         prompt = compose(context, fence, budget=context.max_tokens, tools=False)
-        return Prompt(prompt.system, prompt.user, "rendered", left_out)
+        return TrainingPrompt(prompt.system, prompt.user, "rendered", left_out)
 
     def _stored(self, node: Node) -> Transcript | None:
-        proposal = node.proposal
-        if proposal is None or proposal.transcript is None:
+        """The stored conversation of a node, if it begins with a system and a user message."""
+        if node.proposal is None:
             return None
-        run, _, place = proposal.transcript.rpartition("/")
-        step, _, attempt = place.partition("-")
-        if not (run and step.isdigit() and attempt.isdigit()):
+        transcript = stored_transcript(self._transcripts, node.proposal)
+        if transcript is None:
             return None
-        transcript = self._transcripts.read(run, int(step), int(attempt))
-        return transcript if transcript is not None and opening(transcript.messages) else None
+        roles = [message.get("role") for message in transcript.messages[:2]]
+        return transcript if roles == ["system", "user"] else None
 
-    def _sent(self, transcript: Transcript) -> Prompt:
-        """Its first two messages; what followed led to the answer and is not part of the state."""
+    def _sent(self, transcript: Transcript) -> TrainingPrompt:
+        """Its first two messages; the others led to the answer and are not part of the state."""
         system, user = (str(message["content"]) for message in transcript.messages[:2])
         user, left_out = without_uploads(user, self._knowledge.may_show)
-        return Prompt(system, user, "stored", left_out)
-
-
-def opening(messages: Sequence[dict[str, object]]) -> bool:
-    """Whether a conversation begins with a system and a user message."""
-    return [message.get("role") for message in messages[:2]] == ["system", "user"]
+        return TrainingPrompt(system, user, "stored", left_out)
 
 
 def without_uploads(text: str, may_show: Callable[[str], bool]) -> tuple[str, tuple[str, ...]]:
-    """Quoted blocks of what may not be shown, down to their ids."""
+    """The text with quoted blocks reduced to their ids unless `may_show`, and these ids."""
     left_out: list[str] = []
 
-    def kept(block: re.Match[str]) -> str:
+    def shown(block: re.Match[str]) -> str:
         named = _ID.match(block["text"])
         if named is not None and may_show(named[1]):
             return block[0]
@@ -102,15 +102,15 @@ def without_uploads(text: str, may_show: Callable[[str], bool]) -> tuple[str, tu
         left_out.append(name)
         return f"{block['begin']}id: {name}\n{LEFT_OUT}\n{block['end']}"
 
-    return _BLOCK.sub(kept, text), tuple(left_out)
+    return _BLOCK.sub(shown, text), tuple(left_out)
 
 
 _FENCE = re.compile(r"^[ \t]*(`{3,})", re.M)
 
 
 def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
-    """A candidate as a model would answer it. `used` holds ids that it was shown. A file that does
-    not end in a line break gets one."""
+    """A candidate in the form of a model's answer. `used` holds ids that it was shown. A file that
+    does not end in a line break gets one."""
     head: dict[str, Any] = {
         "plan": plan,
         "used": list(used),
@@ -126,7 +126,120 @@ def answer_text(bundle: Bundle, plan: str, used: Sequence[str]) -> str:
 
 
 def _block(name: str, text: str) -> str:
-    """Fenced with more backticks than any line of the file begins with."""
+    """A file in a fence longer than any in it."""
     ticks = "`" * max([3, *(len(fence[1]) + 1 for fence in _FENCE.finditer(text))])
     end = "" if text.endswith("\n") else "\n"
     return f"File: {name}\n{ticks}\n{text}{end}{ticks}"
+
+
+# -- the shown knowledge
+
+BUILTIN = "builtin"  # origin of a document
+LEFT_OUT = "(text left out)"
+
+
+@dataclass
+class ShownKnowledge:
+    """Looks up the knowledge that proposers were shown. `with_uploads` includes the texts of
+    uploaded documents and of imported or learned skills."""
+
+    base: KnowledgeBase
+    with_uploads: bool
+    _may_show: dict[str, bool] = field(default_factory=dict)  # by id
+
+    def of(self, shown: Shown, hardware: str) -> tuple[Knowledge, tuple[str, ...]]:
+        """The shown knowledge, and the ids whose texts are left out."""
+        facts = self.base.registry.values_if_known(hardware)
+        left_out: list[str] = []
+        with self.base.catalog.read() as connection:
+            excerpts = [self._excerpt(connection, name, left_out) for name in shown.excerpts]
+            moves = [self._move(connection, name, facts, left_out) for name in shown.moves]
+            skills = [self._skill(connection, name, left_out) for name in shown.skills]
+        known = Knowledge(
+            shown.retrieval_id,
+            tuple(excerpts),
+            tuple(move for move in moves if move is not None),
+            tuple(skill for skill in skills if skill is not None),
+            facts,
+        )
+        return known, tuple(left_out)
+
+    def may_show(self, identity: str) -> bool:
+        """Whether the text of an id is a built-in or shipped one, or uploads are included."""
+        if self.with_uploads:
+            return True
+        if identity not in self._may_show:
+            with self.base.catalog.read() as connection:
+                skill = store.find(connection, skill_of(identity), ALL_ACCESS)
+                self._may_show[identity] = (
+                    _document_origin(connection, t.passages, identity) == BUILTIN
+                    or _document_origin(connection, t.moves, identity) == BUILTIN
+                    or (skill is not None and skill.origin == SHIPPED_SKILL)
+                )
+        return self._may_show[identity]
+
+    def _excerpt(self, connection: Connection, name: str, left_out: list[str]) -> Excerpt:
+        own = self.with_uploads or _document_origin(connection, t.passages, name) == BUILTIN
+        try:
+            passage = passages.get(connection, name, ALL_ACCESS) if own else None
+        except NotFound:  # its document version was deleted
+            passage = None
+        if passage is None:
+            left_out.append(name)
+            return Excerpt(name, "", LEFT_OUT)
+        title = f"{passage.document_title}: {' > '.join(passage.path)}"
+        return Excerpt(name, title, passage.shown)
+
+    def _move(
+        self, connection: Connection, name: str, facts: dict[str, Any], left_out: list[str]
+    ) -> Move | None:
+        if MARK in name:
+            return self._move_of_skill(connection, name, left_out)
+        row = connection.execute(sa.select(t.moves).where(t.moves.c.id == name)).one_or_none()
+        if row is None:
+            left_out.append(name)
+            return None
+        limit = facts.get(row.limit_fact) if row.limit_fact else None
+        move = Move(
+            row.id,
+            row.name,
+            dict(row.change),
+            float(limit) if isinstance(limit, int | float) else None,
+            row.limit_fact,
+            row.why,
+            True,
+        )
+        if self.with_uploads or _document_origin(connection, t.moves, name) == BUILTIN:
+            return move
+        left_out.append(name)
+        return replace(move, name=name, why=LEFT_OUT)
+
+    def _move_of_skill(self, connection: Connection, name: str, left_out: list[str]) -> Move | None:
+        row = store.find(connection, skill_of(name), ALL_ACCESS)
+        moves = remedies_of(row) if row is not None else ()
+        move = next((move for move in moves if move.id == name), None)
+        shipped = row is not None and row.origin == SHIPPED_SKILL
+        if move is not None and (self.with_uploads or shipped):
+            return move
+        left_out.append(name)
+        return None if move is None else replace(move, name=name, why=LEFT_OUT, when="")
+
+    def _skill(self, connection: Connection, name: str, left_out: list[str]) -> ShownSkill | None:
+        row = store.find(connection, name, ALL_ACCESS)
+        if row is None:
+            left_out.append(name)
+            return None
+        if not (self.with_uploads or row.origin == SHIPPED_SKILL):
+            left_out.append(name)
+            return ShownSkill(name, "", LEFT_OUT, 0.0)
+        return ShownSkill(name, row.description, row.body, 0.0)
+
+
+def _document_origin(connection: Connection, table: sa.Table, name: str) -> str | None:
+    """The origin of the document that a passage or move is from."""
+    query = (
+        sa.select(t.documents.c.origin)
+        .join(table, table.c.document_id == t.documents.c.id)
+        .where(table.c.id == name)
+    )
+    return connection.execute(query).scalar_one_or_none()

@@ -1,10 +1,9 @@
 """Samples as rows of the three shapes that TRL's trainers load, and the files that hold them.
 
 The shapes are its documented dataset types, all conversational: prompt-completion for SFTTrainer,
-preference with an explicit prompt for DPOTrainer, prompt-only for GRPOTrainer, whose further
-columns reach reward functions by name. Columns beside those of the type hold texts and numbers
-only, so that every row of a file has the same columns and types; what is nested is JSON text. A
-file is JSON lines or Parquet, with a manifest that accounts for every candidate.
+preference with an explicit prompt for DPOTrainer, prompt-only for GRPOTrainer, whose other columns
+reach reward functions by name. Other columns hold texts and numbers only, so that all rows of a
+file have the same columns and types; nested values are JSON text. A file is JSON lines or Parquet.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kb.errors import Conflict, Unavailable
-from skills.training.samples import Prompt, Sample
+from skills.training.samples import TrainingPrompt, TrainingSample
 
 Shape = Literal["sft", "dpo", "grpo"]
 SHAPES: tuple[Shape, ...] = ("sft", "dpo", "grpo")
@@ -28,21 +27,21 @@ Message = dict[str, str]
 
 
 @dataclass(frozen=True)
-class Rows:
+class TrainingRows:
     """Rows of one shape. `left_out` counts the samples that are in no row, by reason."""
 
     rows: tuple[Row, ...]
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def shaped(samples: Sequence[Sample], shape: Shape) -> Rows:
+def shaped(samples: Sequence[TrainingSample], shape: Shape) -> TrainingRows:
     """Samples as rows of a shape."""
     return _SHAPES[shape](samples)
 
 
-def _sft(samples: Sequence[Sample]) -> Rows:
-    """What is worth imitating: right, faster than the reference for certain, and not certainly
-    slower than what it changes."""
+def _sft(samples: Sequence[TrainingSample]) -> TrainingRows:
+    """Samples worth imitating: correct, certainly faster than the reference, and not certainly
+    slower than their parent."""
     rows, left_out = [], Counter[str]()
     for sample in samples:
         over = sample.reward.over_parent
@@ -59,12 +58,12 @@ def _sft(samples: Sequence[Sample]) -> Rows:
                 **_about(sample),
             }
         )
-    return Rows(tuple(rows), left_out)
+    return TrainingRows(tuple(rows), left_out)
 
 
-def _dpo(samples: Sequence[Sample]) -> Rows:
-    """Pairs of the same parent. The prompt is that of the earlier proposal, which cannot have seen
-    the other one."""
+def _dpo(samples: Sequence[TrainingSample]) -> TrainingRows:
+    """Pairs of the same parent. The prompt is that of the earlier proposal, so it cannot contain
+    the later one."""
     rows: list[Row] = []
     used: set[str] = set()
     for group in _siblings(samples):
@@ -88,14 +87,16 @@ def _dpo(samples: Sequence[Sample]) -> Rows:
                 }
             )
     rest = sum(sample.id not in used for sample in samples)
-    return Rows(tuple(rows), {"without a sibling of certain difference": rest} if rest else {})
+    return TrainingRows(
+        tuple(rows), {"without a sibling of certain difference": rest} if rest else {}
+    )
 
 
-def _grpo(samples: Sequence[Sample]) -> Rows:
-    """One row for each distinct prompt; a trainer draws the answers and a reward function evaluates
-    them, with what the columns tell of problem and hardware. best_known: the highest certain
+def _grpo(samples: Sequence[TrainingSample]) -> TrainingRows:
+    """One row for each distinct prompt. A trainer draws answers, and a reward function evaluates
+    them with the columns on problem and hardware. `best_known` is the highest lower bound of a
     speed-up that was measured from this state."""
-    groups: dict[tuple[str, str], list[Sample]] = {}
+    groups: dict[tuple[str, str], list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault((sample.prompt.system, sample.prompt.user), []).append(sample)
     rows = []
@@ -106,25 +107,27 @@ def _grpo(samples: Sequence[Sample]) -> Rows:
             {
                 "prompt": messages(first.prompt),
                 **_about(first),
-                "problem_source": first.problem_source,
+                "problem_source": first.problem.source,
                 "problem_toml": first.problem_toml or "",
                 "parent_files": _json(first.state["parent"]["files"]),
                 "best_known": max(known, default=None),
             }
         )
     again = len(samples) - len(rows)
-    return Rows(tuple(rows), {"the same prompt as another": again} if again else {})
+    return TrainingRows(tuple(rows), {"the same prompt as another": again} if again else {})
 
 
-def faster(sample: Sample) -> bool:
-    """Whether a sample is correct and faster than the reference for certain."""
+def faster(sample: TrainingSample) -> bool:
+    """Whether a sample is correct and certainly faster than the reference."""
     speedup = sample.reward.speedup
     return sample.reward.validity == "correct" and speedup is not None and speedup.low > 1.0
 
 
-def preferred(first: Sample, second: Sample) -> tuple[Sample, Sample, str] | None:
-    """(better, worse, why) where that is certain: their intervals over the same cases do not
-    overlap; or one is right and faster than the reference, and the other is not right."""
+def preferred(
+    first: TrainingSample, second: TrainingSample
+) -> tuple[TrainingSample, TrainingSample, str] | None:
+    """(better, worse, reason) if that is certain: their intervals over the same cases do not
+    overlap, or one is correct and faster than the reference and the other is not correct."""
     for better, worse in ((first, second), (second, first)):
         high, low = better.reward.speedup, worse.reward.speedup
         if high is not None and low is not None and _comparable(better, worse):
@@ -135,22 +138,22 @@ def preferred(first: Sample, second: Sample) -> tuple[Sample, Sample, str] | Non
     return None
 
 
-def _comparable(first: Sample, second: Sample) -> bool:
-    def clock(sample: Sample) -> tuple[Any, ...]:
+def _comparable(first: TrainingSample, second: TrainingSample) -> bool:
+    def clock(sample: TrainingSample) -> tuple[Any, ...]:
         reward = sample.reward
         return (reward.cases, reward.device, reward.timing, reward.harness, sample.hardware)
 
     return clock(first) == clock(second)
 
 
-def _siblings(samples: Sequence[Sample]) -> Iterator[list[Sample]]:
-    groups: dict[tuple[str, int], list[Sample]] = {}
+def _siblings(samples: Sequence[TrainingSample]) -> Iterator[list[TrainingSample]]:
+    groups: dict[tuple[str, int], list[TrainingSample]] = {}
     for sample in samples:
         groups.setdefault((sample.trajectory, sample.parent), []).append(sample)
     yield from groups.values()
 
 
-def messages(prompt: Prompt) -> list[Message]:
+def messages(prompt: TrainingPrompt) -> list[Message]:
     """A prompt as the two messages of a conversation."""
     return [
         {"role": "system", "content": prompt.system},
@@ -162,14 +165,14 @@ def _answer(text: str) -> list[Message]:
     return [{"role": "assistant", "content": text}]
 
 
-def _about(sample: Sample) -> Row:
-    """None of these names means anything to a trainer: no `text`, `messages`, `image`, `label`."""
+def _about(sample: TrainingSample) -> Row:
+    """Columns whose names no trainer interprets (as `text`, `messages`, `image`, `label`)."""
     return {
         "id": sample.id,
         "prompt_origin": sample.prompt.origin,
-        "problem": sample.problem,
+        "problem": sample.problem.name,
         "hardware": sample.hardware,
-        "language": sample.language,
+        "language": sample.proposal.bundle.language,
         "reward": sample.reward.value,
         "state": _json(sample.state),
         "provenance": _json(sample.provenance()),
@@ -180,7 +183,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-_SHAPES: Mapping[Shape, Callable[[Sequence[Sample]], Rows]] = {
+_SHAPES: Mapping[Shape, Callable[[Sequence[TrainingSample]], TrainingRows]] = {
     "sft": _sft,
     "dpo": _dpo,
     "grpo": _grpo,
@@ -192,7 +195,7 @@ FORMATS: tuple[Format, ...] = ("jsonl", "parquet")
 MANIFEST = "manifest.json"
 _MESSAGES = ("prompt", "completion", "chosen", "rejected")
 _NUMBERS = ("reward", "rejected_reward", "best_known")
-# Without rows a file still has its columns.
+# The columns of a file without rows.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "sft": ("prompt", "completion"),
     "dpo": ("prompt", "chosen", "rejected"),
@@ -201,8 +204,8 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
 
 
 def write_rows(rows: Sequence[Mapping[str, Any]], shape: str, format: Format, folder: Path) -> Path:
-    """Write rows as one file of a new folder; returns its path. Raises Conflict where the folder
-    has files, Unavailable without pyarrow."""
+    """Write rows as one file of a new folder; returns its path. Raises Conflict for a folder with
+    files, and Unavailable without pyarrow."""
     if folder.exists() and any(folder.iterdir()):
         raise Conflict(f"{folder} is not empty", hint="Give a new folder.")
     table = _table(rows, shape) if format == "parquet" else None
@@ -220,7 +223,7 @@ def write_rows(rows: Sequence[Mapping[str, Any]], shape: str, format: Format, fo
 
 
 def write_manifest(manifest: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Write the manifest beside the file, with the file's hash and size; returns it."""
+    """Write the manifest into the file's folder, with its hash and size; returns it."""
     digest = hashlib.sha256(file.read_bytes()).hexdigest()
     complete = {**manifest, "file": str(file), "sha256": digest, "bytes": file.stat().st_size}
     text = json.dumps({**complete, "file": file.name}, indent=1, sort_keys=True)
@@ -229,7 +232,7 @@ def write_manifest(manifest: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _table(rows: Sequence[Mapping[str, Any]], shape: str) -> Any:
-    """With explicit types: a column of empty lists or of nulls would else get none."""
+    """An Arrow table with explicit types, which a column of nulls or empty lists needs."""
     try:
         import pyarrow
     except ImportError as missing:

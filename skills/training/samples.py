@@ -1,27 +1,34 @@
-"""One candidate as a training sample: what was shown, what was proposed, what came of it.
-
-Knows no file format and no trainer.
+"""One candidate as a training sample: its prompt, its answer and its reward; and which samples may
+be used for training. Knows no file format and no trainer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
+from kb.catalog import skills as store
+from kb.scope import ALL_ACCESS
+from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.timing.statistics import independent_ratio
-from optimizer.search.records import REFERENCE, Node
+from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
 
 PromptOrigin = Literal["stored", "rendered"]
 FAILED = ("incorrect", "crashed", "timed_out", "not_compiled", "rejected")
 
 
 @dataclass(frozen=True)
-class Prompt:
-    """Two messages. Origin `stored`: a model was sent these; `rendered`: what a model would have
-    been sent from the same state. `left_out` holds ids whose texts are not in it."""
+class TrainingPrompt:
+    """Two messages. Origin `stored`: they were sent to a model; `rendered`: they would have been
+    sent to one from the same state. `left_out` holds ids whose texts are left out."""
 
     system: str
     user: str
@@ -31,10 +38,9 @@ class Prompt:
 
 @dataclass(frozen=True)
 class Reward:
-    """What came of a candidate. `value` is the lower bound of the speed-up over the reference; 0
-    for what failed; None where nothing is known, which is not 0. `over_parent` is the speed-up
-    against the candidate that it changes, from figures of sessions of their own. `cases` are those
-    that the figure is over."""
+    """The result of a candidate. `value` is the lower bound of the speed-up over the reference, 0
+    for a failed candidate, None if unknown. `over_parent` is the speed-up over its parent, from two
+    figures that were each taken against the reference. `cases` are those of the figures."""
 
     value: float | None
     validity: str
@@ -52,34 +58,27 @@ class Reward:
 
 @dataclass(frozen=True)
 class Licences:
-    """SPDX ids, or `model:NAME` for what a model wrote whose terms were accepted; None where it is
-    not known."""
+    """SPDX ids, or `model:NAME` for the answer of a model whose terms were accepted; None if
+    unknown."""
 
     problem: str | None
     source: str | None
 
 
 @dataclass(frozen=True)
-class Sample:
-    """One candidate as a training sample. `trajectory` is the id of the run or the external
-    trajectory, `origin` that of the candidate, `problem` the problem's name. `state` holds what was
-    shown and what was known of the parent."""
+class TrainingSample:
+    """One candidate as a training sample. `trajectory` is the id of its search. `state` holds what
+    its proposer was shown, and the parent's results."""
 
     trajectory: str
     node: int
     parent: int
     external: bool
-    origin: str
-    synthesizer: str
-    model: str | None
-    problem: str
-    problem_sha256: str
-    problem_source: str
+    proposal: Proposal
+    problem: Problem
     problem_toml: str | None
     hardware: str
-    language: str
-    bundle_sha256: str
-    prompt: Prompt
+    prompt: TrainingPrompt
     state: Mapping[str, Any]
     completion: str
     reward: Reward
@@ -87,21 +86,21 @@ class Sample:
 
     @property
     def id(self) -> str:
-        """Of the trajectory and the node."""
+        """Trajectory and node."""
         return f"{self.trajectory}/{self.node}"
 
     def provenance(self) -> dict[str, Any]:
-        """Where the reward comes from."""
+        """The origin of the reward."""
         return {
             "trajectory": self.trajectory,
             "node": self.node,
             "parent": self.parent,
             "told": self.external,
-            "origin": self.origin,
-            "synthesizer": self.synthesizer,
-            "model": self.model,
-            "problem_sha256": self.problem_sha256,
-            "bundle_sha256": self.bundle_sha256,
+            "origin": self.proposal.origin,
+            "synthesizer": self.proposal.synthesizer,
+            "model": self.proposal.model,
+            "problem_sha256": self.problem.sha256,
+            "bundle_sha256": self.proposal.bundle.sha256,
             "licences": asdict(self.licences),
             "left_out": list(self.prompt.left_out),
             **asdict(self.reward),
@@ -109,7 +108,7 @@ class Sample:
 
 
 def reward_of(tree: Tree, node: Node) -> Reward | None:
-    """The reward of a node; None where the harness has no result for the kernel."""
+    """The reward of a node; None if the harness has no result for the kernel."""
     evaluation = node.evaluation
     if node.state not in ("evaluated", "unmeasured") or evaluation is None:
         return None
@@ -137,7 +136,7 @@ def timed_cases(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def state_of(tree: Tree, node: Node) -> dict[str, Any]:
-    """What was shown, by ids, and what was known of the parent."""
+    """The ids that the proposer was shown, and the parent's results."""
     parent = tree[node.parent or REFERENCE]
     evaluation = parent.evaluation
     bundle = parent.proposal.bundle if parent.proposal is not None else None
@@ -156,7 +155,7 @@ def state_of(tree: Tree, node: Node) -> dict[str, Any]:
 
 
 def _over_parent(tree: Tree, node: Node, evaluation: Evaluation) -> Interval | None:
-    """None where the two have no figures of the same cases and clock."""
+    """The speed-up over the parent; None without figures of the same cases and clock."""
     parent = tree[node.parent or REFERENCE]
     own = evaluation.speedup
     if parent.number == REFERENCE:
@@ -168,3 +167,95 @@ def _over_parent(tree: Tree, node: Node, evaluation: Evaluation) -> Interval | N
     if comparable != (timed_cases(other), other.device, other.timing):
         return None
     return independent_ratio(own, other.speedup)
+
+
+# -- which samples may be used for training
+
+SHIPPED_SKILL = "shipped"  # origin of a skill
+
+_SPDX = re.compile(
+    r"SPDX-License-Identifier:[ \t]*([A-Za-z0-9][A-Za-z0-9 .()+-]*?)[ \t*/>-]*$", re.M
+)
+
+
+def trainable(samples: Sequence[TrainingSample]) -> tuple[list[TrainingSample], Counter[str]]:
+    """The samples that may be used for training, and a count of the others by their first reason.
+    Of equal bundles for the same problem and hardware the first is taken."""
+    redaction = Redaction()
+    left_out = Counter[str]()
+    usable: dict[tuple[str, str, str], TrainingSample] = {}
+    for sample in samples:
+        key = (sample.problem.sha256, sample.hardware, sample.proposal.bundle.sha256)
+        reason = refusal(sample, redaction)
+        if not reason and key in usable:
+            reason = "the same bundle as another"
+        if reason:
+            left_out[reason] += 1
+        else:
+            usable[key] = sample
+    return list(usable.values()), left_out
+
+
+def refusal(sample: TrainingSample, redaction: Redaction) -> str:
+    """The reason why a sample may not be used for training, or ""."""
+    if sample.reward.validity == "rejected":
+        return "rejected for integrity"
+    if sample.reward.flags:
+        return "held for a person by an integrity flag"
+    if sample.reward.value is None:
+        return "without a known reward"
+    if sample.licences.problem is None:
+        return "of a problem without a known licence"
+    if sample.licences.source is None:
+        return "of a source without a known licence"
+    if holds_secret(sample, redaction):
+        return "with what looks like a secret"
+    return ""
+
+
+def holds_secret(sample: TrainingSample, redaction: Redaction) -> bool:
+    """Whether the sample has a configured secret, or a text that looks like a key."""
+    texts = (sample.prompt.system, sample.prompt.user, sample.completion, str(sample.state))
+    return any(redaction.error(text) != text for text in texts)
+
+
+def stated_licence(text: str) -> str | None:
+    """The licence of a source's SPDX line."""
+    line = _SPDX.search(text)
+    return line[1].strip() if line is not None else None
+
+
+OWN = "Apache-2.0"  # shipped problems, built-in recipes
+
+
+class LicenceBook:
+    """The licences of candidates and problems. `accepted` names models whose terms allow training
+    on their answers."""
+
+    def __init__(self, base: KnowledgeBase, accepted: tuple[str, ...]) -> None:
+        self._base = base
+        self._accepted = frozenset(accepted)
+        self._shipped = {load_problem(SHIPPED / name).sha256 for name in shipped_problems()}
+
+    def of(self, problem: Problem, proposal: Proposal, stated: str | None) -> Licences:
+        """The licences of a candidate and its problem. `stated` is the one that the sender of an
+        external trajectory stated; None for a run."""
+        about = OWN if problem.sha256 in self._shipped else None
+        about = about or stated_licence(problem.source) or stated
+        return Licences(about, self._source(proposal, about, stated))
+
+    def _source(self, proposal: Proposal, problem: str | None, stated: str | None) -> str | None:
+        if proposal.origin in ("config", "rewrite"):  # made from the problem's own text
+            return problem
+        if proposal.origin == "recipe":
+            return self._recipe(proposal.recipe)
+        if proposal.origin == "llm":
+            return f"model:{proposal.model}" if proposal.model in self._accepted else None
+        return stated_licence(proposal.bundle.source) or stated
+
+    def _recipe(self, name: str | None) -> str | None:
+        with self._base.catalog.read() as connection:
+            skill = store.find(connection, name or "", ALL_ACCESS)
+        if skill is None:
+            return None
+        return OWN if skill.origin == SHIPPED_SKILL else skill.license

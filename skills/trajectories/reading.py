@@ -1,64 +1,193 @@
-"""The trajectories of runs and of external optimizers, read back for the curator and for lists.
+"""Searches read back from the store: runs, and external trajectories that were evaluated here, with
+people's decisions about integrity flags.
 
-Only evaluations of this product's harness get in; what a proposer claims about its own candidates
-is kept as text and never as a figure. People's answers to integrity flags are applied here, between
-the store and the curator.
+A decision belongs to an evaluation, so it holds for every search that has the same candidate under
+the same conditions. Stored evaluations and trajectories are never changed: decisions are applied on
+reading. An accepted candidate loses its flags and gets a note; a refused one counts as rejected and
+has no figure. A candidate that a check rejected cannot be accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.reviews import Reviews
-from kb.catalog.search.trajectories import StoredTrajectory
-from kb.errors import InvalidRequest
+from kb.catalog.evaluations import Evaluations, Review, Reviews
+from kb.catalog.trajectories import StoredTrajectory, Trajectories
+from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.plain import plain
-from kb.problem_terms import op_family
+from kb.scope import ALL_ACCESS, AccessScope
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.search.records import REFERENCE, Node
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_from_json
+from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.trajectories.accept import trajectory_store, untimed_steps
-from skills.trajectories.records import Side, Step, Subject, Trajectory, trajectory_from_json
-from skills.trajectories.reviews import flagged_keys, not_measured, reviewed_trajectory
+from skills.trajectories.external import (
+    ExternalTrajectory,
+    external_trajectory_from_json,
+    problem_of,
+    tree_of,
+)
+from skills.trajectories.records import (
+    Trajectory,
+    main_case,
+    problem_of_trajectory,
+    steps_of,
+    trajectory_from_json,
+)
 
-# What decides how a kernel is to be tuned: what it has to move, and how long its loops are. Other
-# quantities follow from these, the operator and the element type.
-BOUNDING = ("compulsory_bytes", "reduction_length")
+ReviewsByKey = Mapping[str, Review]  # key of the evaluation -> the newest decision about its flags
 
 
-# -- from the store
+@dataclass(frozen=True)
+class StoredSearch:
+    """A run, or an external trajectory that was evaluated here, as a search tree.
+
+    `run` or `external` is set. `record` is the stored trajectory of an external one.
+    """
+
+    id: str
+    hardware: str
+    tree: Tree
+    run: RunRow | None = None
+    external: ExternalTrajectory | None = None
+    record: Mapping[str, Any] | None = None
+
+    def problem(self) -> Problem:
+        """Load the problem; none of its code runs. Raises InvalidRequest for a run whose problem
+        file was changed."""
+        if self.run is not None:
+            return searched_problem(self.run)
+        assert self.external is not None
+        return problem_of(self.external.problem)
+
+
+def trajectory_store(base: KnowledgeBase) -> Trajectories:
+    """The external trajectories of a knowledge base."""
+    return Trajectories(base.catalog, base.blobs, base.access)
+
+
+def stored_search(base: KnowledgeBase, identity: str) -> StoredSearch:
+    """The search of a run id or the id of an external trajectory, as it was measured. Raises
+    NotFound, and Conflict for an external trajectory that was not evaluated here."""
+    if identity.startswith("run_"):
+        store = run_store(base)
+        run = store.run(identity)
+        return StoredSearch(identity, run.hardware, Tree(store.nodes(identity)), run=run)
+    trajectories = trajectory_store(base)
+    row = trajectories.find(identity)
+    results = trajectories.results(row)
+    if row.state != "ready" or results is None:
+        raise Conflict(
+            f"{row.id} is {row.state}: it has no measurements of this machine",
+            hint="Wait until it is ready, or verify it on a machine that has its hardware.",
+        )
+    external = external_trajectory_from_json(trajectories.report(row))
+    return StoredSearch(
+        identity,
+        external.hardware,
+        _external_tree(base, external, results["evaluations"]),
+        external=external,
+        record=results["trajectory"],
+    )
+
+
+def _external_tree(
+    base: KnowledgeBase, external: ExternalTrajectory, keys: Mapping[str, str]
+) -> Tree:
+    """`keys` maps the number of a node to the key of its evaluation."""
+    rows = Evaluations(base.catalog, base.access)
+
+    def evaluation(number: int) -> Evaluation | None:
+        stored = rows.find(keys[str(number)]) if str(number) in keys else None
+        if stored is None or stored.record is None:
+            return None
+        return evaluation_from_json(stored.record)
+
+    by_bundle: dict[str, Evaluation] = {}
+    for step in external.steps:
+        measured = evaluation(step.number)
+        if measured is not None:
+            by_bundle[step.bundle.sha256] = measured
+    return tree_of(external.steps, evaluation(REFERENCE), by_bundle, {})
+
+
+def searched_problem(run: RunRow) -> Problem:
+    """The problem of a run. Raises InvalidRequest if its file was changed after the search."""
+    problem = load_problem(Path(run.problem))
+    if problem.sha256 != run.problem_sha256:
+        raise InvalidRequest(
+            f"{run.problem} was changed after {run.id} searched it",
+            hint="Restore the file as it was searched, or leave this run out.",
+        )
+    return problem
+
+
+def main_dtype(base: KnowledgeBase, problem: Problem) -> str | None:
+    """The element type of the problem's main case: as declared, else as it was evaluated."""
+    main = main_case(problem)
+    return main.dtype or trajectory_store(base).dtype_of(problem.sha256, main.name)
+
+
+def stored_transcript(transcripts: FolderTranscripts, proposal: Proposal) -> Transcript | None:
+    """The conversation that led to a proposal; None if it is not stored."""
+    run, _, place = (proposal.transcript or "").rpartition("/")
+    step, _, attempt = place.partition("-")
+    if not (run and step.isdigit() and attempt.isdigit()):
+        return None
+    return transcripts.read(run, int(step), int(attempt))
+
+
+# -- as trajectories
 
 
 def trajectory(base: KnowledgeBase, identity: str) -> Trajectory:
-    """A run as a trajectory, or an external one that is ready, with people's answers to its flags.
-
-    `identity` is the id of either. Raises NotFound, and Conflict for one that was not evaluated
-    here: nothing in it counts.
-    """
-    measured = _measured(base, identity)
-    answers = Reviews(base.catalog, base.access).latest(flagged_keys(measured))
-    return reviewed_trajectory(measured, answers)
+    """A search as the curator reads it, with people's decisions. Raises as `stored_search`."""
+    return trajectory_of(base, stored_search(base, identity))
 
 
-def _measured(base: KnowledgeBase, identity: str) -> Trajectory:
-    if identity.startswith("run_"):
-        return _of_run(base, run_store(base).run(identity))
-    store = trajectory_store(base)
-    row = store.find(identity)
-    measured = store.results(row)
-    if row.state != "ready" or measured is None:
-        raise not_measured(row)
-    return trajectory_from_json(measured["trajectory"])
+def trajectory_of(base: KnowledgeBase, search: StoredSearch) -> Trajectory:
+    """A stored search as a trajectory, with people's decisions about flags."""
+    reviews = Reviews(base.catalog, base.access).latest(flagged_keys(search.tree))
+    tree = reviewed_tree(search.tree, reviews)
+    texts: dict[int, tuple[str, ...]] = {}
+    if search.record is not None and search.external is not None:
+        described = trajectory_from_json(search.record)
+        texts = {step.number: step.texts for step in search.external.steps}
+    else:
+        problem = search.problem()
+        described = Trajectory(
+            id=search.id,
+            subject=problem_of_trajectory(problem, main_dtype(base, problem), tree),
+            hardware=search.hardware,
+            lineage=tuple(base.registry.lineage_or_id(search.hardware)),
+            steps=(),
+            evaluated_here=True,
+        )
+    steps = steps_of(tree, texts, reviewed_sentences(tree, reviews))
+    return replace(described, steps=steps)
+
+
+def reviewed_sentences(tree: Tree, reviews: ReviewsByKey) -> dict[str, str]:
+    """People's decisions as sentences, by key of the evaluation; `tree` has them applied."""
+    sentences = {}
+    for node in tree:
+        review = reviews.get(node.evaluation.key) if node.evaluation is not None else None
+        if node.evaluation is not None and review is not None:
+            accepted = review.decision == "accepted"
+            sentence = node.evaluation.notes[-1] if accepted else review_sentence(review)
+            sentences[node.evaluation.key] = sentence
+    return sentences
 
 
 def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[dict[str, Any]]:
-    """External trajectories, newest first; then runs, newest first, if wanted."""
+    """External trajectories, newest first; with `with_runs` followed by runs, newest first."""
     rows = [trajectory_row(row) for row in trajectory_store(base).latest()]
     for run in run_store(base).latest() if with_runs else ():
         rows.append(
@@ -76,194 +205,174 @@ def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[d
 
 
 def show_trajectory(base: KnowledgeBase, identity: str) -> dict[str, Any]:
-    """An external trajectory, with what was measured once it is ready, or the trajectory of a run.
-    Raises NotFound.
-    """
+    """A run or an external trajectory; `trajectory` is its stored form, None while an external one
+    is not ready. Raises NotFound."""
     if identity.startswith("run_"):
-        answer: dict[str, Any] = {"id": identity, "trajectory": _answered(base, identity)}
+        answer: dict[str, Any] = {"id": identity, "trajectory": _shown(base, identity)}
     else:
         row = trajectory_store(base).find(identity)
-        measured = _answered(base, row.id) if row.state == "ready" else None
+        measured = _shown(base, row.id) if row.state == "ready" else None
         answer = trajectory_row(row, trajectory=measured)
     values: dict[str, Any] = plain(answer)
     return values
 
 
-def _answered(base: KnowledgeBase, identity: str) -> dict[str, Any]:
-    """The stored form of a trajectory, with `reviewed` for every measured kernel: empty where
-    nobody answered its flags."""
+def _shown(base: KnowledgeBase, identity: str) -> dict[str, Any]:
+    """The stored form of a trajectory, with `reviewed` for every measured kernel."""
     record = trajectory(base, identity).as_json()
     for step in record["steps"]:
-        for side in (step["parent"], step["child"]):
-            if side["measured"] is not None:
-                side["measured"].setdefault("reviewed", "")
+        for kernel in (step["parent"], step["child"]):
+            if kernel["measured"] is not None:
+                kernel["measured"].setdefault("reviewed", "")
     return record
-
-
-def _of_run(base: KnowledgeBase, run: RunRow) -> Trajectory:
-    problem = searched_problem(run)
-    return trajectory_of(
-        run,
-        Tree(run_store(base).nodes(run.id)),
-        problem,
-        lineage=base.registry.lineage_or_id(run.hardware),
-        dtype=main_dtype(base, problem),
-    )
-
-
-def searched_problem(run: RunRow) -> Problem:
-    """The problem of a run. Raises InvalidRequest where its file has changed since."""
-    problem = load_problem(Path(run.problem))
-    if problem.sha256 != run.problem_sha256:
-        raise InvalidRequest(
-            f"{run.problem} is not the problem of {run.id} any more",
-            hint="Put the file back that was searched, or leave this run out.",
-        )
-    return problem
-
-
-def main_dtype(base: KnowledgeBase, problem: Problem) -> str | None:
-    """The element type of the problem's main case: as declared, else as it was evaluated."""
-    main = main_case(problem)
-    return main.dtype or trajectory_store(base).dtype_of(problem.sha256, main.name)
 
 
 def trajectory_row(row: StoredTrajectory, **more: Any) -> dict[str, Any]:
     """An external trajectory as lists, HTTP and the command line show it."""
+    summary = dict(row.summary)
+    untimed = untimed_steps(summary)
+    if untimed:
+        busy = (
+            "it was not timed: the machine was busy. Stop other work and run"
+            f" `kernlore trajectories verify {row.id}`"
+        )
+        summary["verdicts"] = [
+            {**v, "message": v["message"] or busy} if v["step"] in untimed else v
+            for v in summary["verdicts"]
+        ]
     return {
         "id": row.id,
         "origin": row.origin,
         "state": row.state,
         "created_at": row.created_at,
-        **_advised(row),
+        **summary,
         "evaluated_here": row.state == "ready",
         **more,
     }
 
 
-def _advised(row: StoredTrajectory) -> Mapping[str, Any]:
-    """The summary, with a message where the machine was too busy to time a step."""
-    untimed = untimed_steps(row.summary)
-    if not untimed:
-        return row.summary
-    busy = (
-        "it was not timed: the machine was busy. Stop other work and run"
-        f" `kernlore trajectories verify {row.id}`"
-    )
-    verdicts = [
-        {**v, "message": v["message"] or busy} if v["step"] in untimed else v
-        for v in row.summary["verdicts"]
-    ]
-    return {**row.summary, "verdicts": verdicts}
+def untimed_steps(summary: Mapping[str, Any]) -> list[int]:
+    """The steps of a ready trajectory that the machine was too busy to time."""
+    verdicts = summary.get("verdicts") or ()
+    return [verdict["step"] for verdict in verdicts if verdict.get("timing") == "repeat"]
 
 
-# -- from a search tree
+# -- flags that wait for a person
 
 
-def trajectory_of(
-    run: RunRow,
-    tree: Tree,
-    problem: Problem,
-    *,
-    lineage: Sequence[str] = (),
-    dtype: str | None = None,
-) -> Trajectory:
-    """All changes of a run, in the order of its nodes. Its id is the run's, under which
-    `/trajectories` shows it.
+@dataclass(frozen=True)
+class FlaggedNode:
+    """A node with flags that a person decides on. `evaluation` is its key, `review` the newest
+    decision, None before one."""
 
-    `lineage` is that of the hardware, itself first. `dtype` is that of the main case, where the
-    problem does not declare one.
-    """
-    return Trajectory(
-        id=run.id,
-        subject=subject_of(problem, dtype, measured_sizes(tree)),
-        hardware=run.hardware,
-        lineage=tuple(lineage) or (run.hardware,),
-        steps=steps_of(tree),
-        evaluated_here=True,
-    )
+    node: int
+    speedup: Interval | None
+    flags: tuple[str, ...]
+    evaluation: str
+    review: Review | None
+
+    def as_json(self) -> dict[str, Any]:
+        """The answer of the flagged routes and commands."""
+        review = self.review
+        return {
+            "node": self.node,
+            "speedup": None if self.speedup is None else asdict(self.speedup),
+            "flags": list(self.flags),
+            "evaluation": self.evaluation,
+            "decision": None if review is None else review.decision,
+            "review": None if review is None else review.as_json(),
+            "told": "waits for a person" if review is None else review_sentence(review),
+        }
 
 
-def steps_of(tree: Tree, texts: Mapping[int, tuple[str, ...]] | None = None) -> tuple[Step, ...]:
-    """A step for each node with a proposal. `texts` are the proposer's own, by number of the
-    node."""
-    by_number = texts or {}
-    return tuple(
-        Step(
-            parent=_side(tree, tree[node.parent if node.parent is not None else REFERENCE]),
-            child=_side(tree, node),
-            shown={
-                "excerpts": node.shown.excerpts,
-                "moves": node.shown.moves,
-                "skills": node.shown.skills,
-            },
-            texts=by_number.get(node.number, ()),
-        )
+def flagged_nodes(
+    base: KnowledgeBase, identity: str, access_scope: AccessScope = ALL_ACCESS
+) -> list[FlaggedNode]:
+    """The flagged nodes of a search in order, with decided ones, whose decision can be changed.
+    Raises as `stored_search`."""
+    tree = stored_search(base, identity).tree
+    reviews = Reviews(base.catalog, access_scope).latest(flagged_keys(tree))
+    return [
+        _flagged(node.number, node.evaluation, reviews)
         for node in tree
-        if node.proposal is not None
+        if node.evaluation is not None and open_flags(node.evaluation)
+    ]
+
+
+def review_node(
+    base: KnowledgeBase,
+    identity: str,
+    number: int,
+    decision: str,
+    actor: str,
+    reason: str,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> FlaggedNode:
+    """Decide about the flags of a node. `decision` is accepted or refused. Raises NotFound,
+    InvalidRequest, and Conflict if none of its flags waits for a person."""
+    tree = stored_search(base, identity).tree
+    evaluation = tree[number].evaluation if 0 <= number < len(tree) else None
+    if evaluation is None:
+        raise NotFound(
+            f"{identity} has no node {number} that was evaluated",
+            hint=f"`kernlore runs flagged {identity}` shows what waits for a person.",
+        )
+    review = Reviews(base.catalog, access_scope).add(evaluation.key, decision, actor, reason)
+    return _flagged(number, evaluation, {evaluation.key: review})
+
+
+def _flagged(number: int, evaluation: Evaluation, reviews: ReviewsByKey) -> FlaggedNode:
+    key = evaluation.key
+    return FlaggedNode(number, evaluation.speedup, open_flags(evaluation), key, reviews.get(key))
+
+
+def open_flags(evaluation: Evaluation) -> tuple[str, ...]:
+    """The flags that a person decides on, as sentences; none of an evaluation that a check
+    rejected."""
+    ended = any(flag.severity == "reject" for flag in evaluation.flags)
+    if evaluation.validity == "rejected" or ended:
+        return ()
+    return tuple(flag.message for flag in evaluation.flags)
+
+
+def review_sentence(review: Review) -> str:
+    """Decision, person, day and reason."""
+    return f"{review.decision} by {review.actor} on {review.created_at[:10]}: {review.reason}"
+
+
+def flagged_keys(tree: Tree) -> set[str]:
+    """Keys of the evaluations that a decision would change."""
+    evaluations = (node.evaluation for node in tree if node.evaluation is not None)
+    return {evaluation.key for evaluation in evaluations if open_flags(evaluation)}
+
+
+def reviewed_tree(tree: Tree, reviews: ReviewsByKey) -> Tree:
+    """The tree with the decisions applied to the evaluations of its nodes."""
+
+    def reviewed(node: Node) -> Node:
+        review = reviews.get(node.evaluation.key) if node.evaluation is not None else None
+        if node.evaluation is None or review is None:
+            return node
+        return replace(node, evaluation=reviewed_evaluation(node.evaluation, review))
+
+    return Tree(map(reviewed, tree)) if reviews else tree
+
+
+def reviewed_evaluation(evaluation: Evaluation, review: Review) -> Evaluation:
+    """The evaluation with a person's decision; unchanged if none of its flags waits for one."""
+    flags = open_flags(evaluation)
+    if not flags:
+        return evaluation
+    if review.decision == "accepted":
+        note = f"{review_sentence(review)} (flagged: {'; '.join(flags)})"
+        return replace(evaluation, flags=(), notes=(*evaluation.notes, note))
+    refusal = Flag(evaluation.flags[0].defence, "reject", review_sentence(review))
+    return replace(
+        evaluation,
+        validity="rejected",
+        timing="none",
+        message=f"a person refused it: {review.reason}",
+        flags=(*evaluation.flags, refusal),
+        timings=tuple(replace(timing, speedup=None) for timing in evaluation.timings),
+        speedup=None,
     )
-
-
-def _side(tree: Tree, node: Node) -> Side:
-    """A duplicate has the evaluation of the node that it repeats."""
-    measured = node if node.same_as is None else tree[node.same_as]
-    return Side(node.number, node.proposal, measured.evaluation)
-
-
-def main_case(problem: Problem) -> Case:
-    """The first timed case that a search may see."""
-    return next((case for case in problem.searched if case.timed), problem.cases[0])
-
-
-def measured_sizes(nodes: Iterable[Node]) -> dict[str, dict[str, float]]:
-    """Quantities that bound advice, by the case that led a verdict.
-
-    They are read from evaluations, so that no problem's code has to run. An evaluation from before
-    verdicts named their case has them where one case alone was timed.
-    """
-    by_case: dict[str, dict[str, float]] = {}
-    for node in nodes:
-        evaluation = node.evaluation
-        if evaluation is None:
-            continue
-        timed = [timing.case for timing in evaluation.timings]
-        case = evaluation.verdict.case or (timed[0] if len(timed) == 1 else "")
-        quantities = evaluation.verdict.problem
-        sizes = {name: float(quantities[name]) for name in BOUNDING if name in quantities}
-        if case and sizes:
-            by_case.setdefault(case, sizes)
-    return by_case
-
-
-def subject_of(
-    problem: Problem,
-    dtype: str | None = None,
-    quantities: Mapping[str, Mapping[str, float]] | None = None,
-) -> Subject:
-    """What a trajectory says about its problem.
-
-    `dtype` is used where the problem declares none. `quantities` of cases are kept beside their
-    dimensions, so that advice is bounded by the sizes that it was measured at.
-    """
-    bounds = quantities or {}
-    return Subject(
-        name=problem.name,
-        sha256=problem.sha256,
-        op=problem.op,
-        family=op_family(problem.op),
-        dtype=main_case(problem).dtype or dtype,
-        cases={
-            "searched": tuple(case.name for case in problem.searched),
-            "held_out": tuple(case.name for case in problem.held_out),
-        },
-        source=problem.source,
-        sizes={case.name: {**_sizes(case), **bounds.get(case.name, {})} for case in problem.cases},
-    )
-
-
-def _sizes(case: Case) -> dict[str, float]:
-    return {
-        name: value
-        for name, value in case.constants.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
-    }

@@ -1,36 +1,35 @@
-"""A trajectory: every change of a run, parent to child, with what the harness measured of both.
+"""A trajectory: every change of a search, parent to child, with what was measured of both kernels.
 
-It is built from a run of this product or, after everything in it was evaluated again here, from a
-trajectory of another optimizer. The kernels and figures are the optimizer's own records. Stored as
-JSON, a trajectory keeps of them what the curator reads; the form and its reader are at the end of
-this module, and a stored trajectory that is read and written again is the same JSON.
+It is made from a search tree and stored as JSON. `EvaluationSummary` has exactly the fields that
+the stored form has of an evaluation, so the curator decides the same from a stored trajectory as
+from the tree. A stored trajectory that is read and stored again is the same JSON.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from kb.problem_terms import op_family
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import (
-    CaseCheck,
-    CaseTiming,
-    Evaluation,
-    Flag,
-    Interval,
-    verdict_from_json,
-)
-from optimizer.search.records import Proposal
+from optimizer.evaluation.problem.spec import Case, Problem
+from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, TimingState, Validity
+from optimizer.search.records import REFERENCE, Node, Proposal
+from optimizer.search.tree import Tree
+
+# The quantities that bound advice: bytes to move and loop lengths decide how a kernel is tuned.
+# The others follow from these, the operator and the element type.
+BOUNDING = ("compulsory_bytes", "reduction_length")
 
 
 @dataclass(frozen=True)
-class Subject:
+class TrajectoryProblem:
     """The problem that a trajectory is about.
 
     `family` is the operator family. `cases` holds the names of cases by kind (searched, held_out).
-    `sizes` holds, for each case, numbers by the name of a dimension or of a quantity of
-    `kb/problem_terms.toml`; a case whose sizes are not known is missing.
+    `sizes` maps a case to its numbers, by the name of a dimension or of a quantity of
+    `kb/problem_terms.toml`; a case of unknown sizes is missing.
     """
 
     name: str
@@ -44,21 +43,49 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Side:
-    """A kernel of a change and its evaluation here.
+class EvaluationSummary:
+    """The part of an evaluation that a trajectory stores.
 
-    `number` is that of its node. The problem's own reference has no proposal. `reviewed` is what a
-    person answered to the evaluation's flags, in words; empty without an answer.
+    `checks` counts the correctness checks that passed, and all of them. `signals` are those of the
+    verdict, the leading one first. `flags` are integrity findings as sentences, one of which ended
+    the evaluation if `rejected`. `reviewed` is a person's decision about the flags as a sentence,
+    or empty.
     """
 
-    number: int
-    proposal: Proposal | None
-    evaluation: Evaluation | None
+    key: str
+    validity: Validity
+    timing: TimingState
+    harness: str
+    toolchain: str
+    device: str
+    checks: tuple[int, int]
+    signals: tuple[str, ...]
+    metrics: Mapping[str, float | str]
+    speedup: Interval | None
+    cases: tuple[CaseTiming, ...]
+    flags: tuple[str, ...]
+    rejected: bool
+    message: str
     reviewed: str = ""
 
     @property
+    def correct(self) -> bool:
+        """Whether every check passed and nothing was rejected."""
+        return self.validity == "correct"
+
+
+@dataclass(frozen=True)
+class MeasuredKernel:
+    """One kernel of a change. `number` is that of its node; the problem's reference has no
+    proposal."""
+
+    number: int
+    proposal: Proposal | None
+    evaluation: EvaluationSummary | None
+
+    @property
     def bundle(self) -> Bundle | None:
-        """The kernel's files, None for the reference."""
+        """The kernel's files; None for the reference."""
         return self.proposal.bundle if self.proposal is not None else None
 
     @property
@@ -69,86 +96,178 @@ class Side:
     @property
     def signals(self) -> tuple[str, ...]:
         """Signals of the verdict, the leading one first."""
-        return self.evaluation.verdict.signal_ids if self.evaluation is not None else ()
+        return self.evaluation.signals if self.evaluation is not None else ()
 
-    @property
-    def checks(self) -> tuple[int, int]:
-        """Correctness checks that passed, and all of them."""
-        checks = self.evaluation.checks if self.evaluation is not None else ()
-        return sum(check.ok for check in checks), len(checks)
-
-    @property
-    def flags(self) -> tuple[str, ...]:
-        """Integrity findings in words."""
-        flags = self.evaluation.flags if self.evaluation is not None else ()
-        return tuple(flag.message for flag in flags)
-
-    @property
-    def rejected(self) -> bool:
-        """Whether an integrity finding, or a person, ended it."""
-        if self.evaluation is None:
-            return False
-        ended = any(flag.severity == "reject" for flag in self.evaluation.flags)
-        return ended or self.evaluation.validity == "rejected"
+    def timing(self, case: str) -> CaseTiming | None:
+        """The times of one case; None if it was not timed."""
+        cases = self.evaluation.cases if self.evaluation is not None else ()
+        return next((timing for timing in cases if timing.case == case), None)
 
 
 @dataclass(frozen=True)
-class Step:
+class TrajectoryStep:
     """A change, from parent to child.
 
-    `shown` holds ids of everything that its proposer was shown, by kind (excerpts, moves, skills).
-    `texts` are the proposer's own words about it, data of unknown trust.
+    `shown` holds ids of the knowledge that its proposer was shown, by kind (excerpts, moves,
+    skills). `texts` are the proposer's own remarks, which are untrusted data.
     """
 
-    parent: Side
-    child: Side
+    parent: MeasuredKernel
+    child: MeasuredKernel
     shown: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     texts: tuple[str, ...] = ()
 
     @property
     def proposal(self) -> Proposal:
         """The proposal of the child."""
-        assert self.child.proposal is not None  # the reference is nobody's change
+        assert self.child.proposal is not None  # the reference is never a child
         return self.child.proposal
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """All changes of one run, in their order.
+    """All changes of one search, in order.
 
-    `lineage` is that of the hardware, itself first. `evaluated_here` says that every figure in it
-    was measured by this product's harness; no other figure counts.
+    `lineage` is that of the hardware, itself first. The curator learns nothing from a trajectory
+    that was not `evaluated_here`, by this product's harness.
     """
 
     id: str
-    subject: Subject
+    subject: TrajectoryProblem
     hardware: str
     lineage: tuple[str, ...]
-    steps: tuple[Step, ...]
+    steps: tuple[TrajectoryStep, ...]
     evaluated_here: bool
     actor: str = "optimizer"
 
     def as_json(self) -> dict[str, Any]:
         """The stored form. `trajectory_from_json` reads it."""
         return {
-            "id": self.id,
+            **vars(self),
             "subject": asdict(self.subject),
-            "hardware": self.hardware,
-            "lineage": self.lineage,
             "steps": [_step_as_json(step) for step in self.steps],
-            "evaluated_here": self.evaluated_here,
-            "actor": self.actor,
         }
 
 
-# -- the stored form: written
+# -- made from a search tree
 
 
-def _step_as_json(step: Step) -> dict[str, Any]:
+def steps_of(
+    tree: Tree,
+    texts: Mapping[int, tuple[str, ...]] | None = None,
+    reviewed: Mapping[str, str] | None = None,
+) -> tuple[TrajectoryStep, ...]:
+    """A step for each node with a proposal. `texts` are the proposer's remarks by number of the
+    node, `reviewed` people's decisions by key of the evaluation."""
+
+    def kernel(node: Node) -> MeasuredKernel:
+        # A duplicate has the evaluation of the node that it repeats.
+        evaluation = (node if node.same_as is None else tree[node.same_as]).evaluation
+        summary = None
+        if evaluation is not None:
+            summary = summary_of(evaluation, (reviewed or {}).get(evaluation.key, ""))
+        return MeasuredKernel(node.number, node.proposal, summary)
+
+    return tuple(
+        TrajectoryStep(
+            parent=kernel(tree[node.parent if node.parent is not None else REFERENCE]),
+            child=kernel(node),
+            shown={
+                "excerpts": node.shown.excerpts,
+                "moves": node.shown.moves,
+                "skills": node.shown.skills,
+            },
+            texts=(texts or {}).get(node.number, ()),
+        )
+        for node in tree
+        if node.proposal is not None
+    )
+
+
+def summary_of(evaluation: Evaluation, reviewed: str = "") -> EvaluationSummary:
+    """What a trajectory stores of an evaluation. `reviewed` is a person's decision about its
+    flags."""
+    return EvaluationSummary(
+        key=evaluation.key,
+        validity=evaluation.validity,
+        timing=evaluation.timing,
+        harness=evaluation.harness,
+        toolchain=evaluation.toolchain,
+        device=evaluation.device,
+        checks=(sum(check.ok for check in evaluation.checks), len(evaluation.checks)),
+        signals=evaluation.verdict.signal_ids,
+        metrics=evaluation.metrics,
+        speedup=evaluation.speedup,
+        cases=evaluation.timings,
+        flags=tuple(flag.message for flag in evaluation.flags),
+        rejected=any(flag.severity == "reject" for flag in evaluation.flags),
+        message=evaluation.message,
+        reviewed=reviewed,
+    )
+
+
+def problem_of_trajectory(
+    problem: Problem, dtype: str | None, nodes: Iterable[Node]
+) -> TrajectoryProblem:
+    """The problem as a trajectory describes it. `dtype` is used if the problem declares none;
+    `nodes` are those of the search, whose verdicts have the quantities of cases."""
+    bounds = measured_sizes(nodes)
+    return TrajectoryProblem(
+        name=problem.name,
+        sha256=problem.sha256,
+        op=problem.op,
+        family=op_family(problem.op),
+        dtype=main_case(problem).dtype or dtype,
+        cases={
+            "searched": tuple(case.name for case in problem.searched),
+            "held_out": tuple(case.name for case in problem.held_out),
+        },
+        source=problem.source,
+        sizes={case.name: {**_sizes(case), **bounds.get(case.name, {})} for case in problem.cases},
+    )
+
+
+def main_case(problem: Problem) -> Case:
+    """The first timed case that a search may see."""
+    return next((case for case in problem.searched if case.timed), problem.cases[0])
+
+
+def measured_sizes(nodes: Iterable[Node]) -> dict[str, dict[str, float]]:
+    """The BOUNDING quantities by case, as the verdicts of evaluations state them, so that no
+    problem's code has to run.
+
+    A verdict of an older harness names no case; it counts if a single case was timed.
+    """
+    by_case: dict[str, dict[str, float]] = {}
+    for node in nodes:
+        evaluation = node.evaluation
+        if evaluation is None:
+            continue
+        timed = [timing.case for timing in evaluation.timings]
+        case = evaluation.verdict.case or (timed[0] if len(timed) == 1 else "")
+        quantities = evaluation.verdict.problem
+        sizes = {name: float(quantities[name]) for name in BOUNDING if name in quantities}
+        if case and sizes:
+            by_case.setdefault(case, sizes)
+    return by_case
+
+
+def _sizes(case: Case) -> dict[str, float]:
+    return {
+        name: value
+        for name, value in case.constants.items()
+        if isinstance(value, int | float) and not isinstance(value, bool)
+    }
+
+
+# -- the stored form
+
+
+def _step_as_json(step: TrajectoryStep) -> dict[str, Any]:
     proposal = step.proposal
     return {
-        "parent": side_as_json(step.parent),
-        "child": side_as_json(step.child),
+        "parent": kernel_as_json(step.parent),
+        "child": kernel_as_json(step.child),
         "synthesizer": proposal.synthesizer,
         "origin": proposal.origin,
         "plan": proposal.plan,
@@ -159,144 +278,109 @@ def _step_as_json(step: Step) -> dict[str, Any]:
     }
 
 
-def side_as_json(side: Side) -> dict[str, Any]:
-    """A side in the stored form: what of its kernel and evaluation the curator reads."""
+def kernel_as_json(kernel: MeasuredKernel) -> dict[str, Any]:
+    """The stored form of a kernel."""
+    proposal, summary = kernel.proposal, kernel.evaluation
     return {
-        "number": side.number,
-        "kernel": None if side.proposal is None else _kernel_as_json(side.proposal),
-        "measured": None if side.evaluation is None else _evaluation_as_json(side, side.evaluation),
+        "number": kernel.number,
+        "kernel": None
+        if proposal is None
+        else {
+            "language": proposal.bundle.language,
+            "main": proposal.bundle.main,
+            "entry": proposal.bundle.entry,
+            "files": dict(proposal.bundle.files),
+            "recipe": proposal.recipe,
+            "values": dict(proposal.values),
+        },
+        "measured": None if summary is None else _summary_as_json(summary),
     }
 
 
-def _kernel_as_json(proposal: Proposal) -> dict[str, Any]:
-    bundle = proposal.bundle
-    return {
-        "language": bundle.language,
-        "main": bundle.main,
-        "entry": bundle.entry,
-        "files": dict(bundle.files),
-        "recipe": proposal.recipe,
-        "values": dict(proposal.values),
-    }
-
-
-def _evaluation_as_json(side: Side, evaluation: Evaluation) -> dict[str, Any]:
-    """Without `reviewed` where nobody answered, as it was stored before there were answers."""
+def _summary_as_json(summary: EvaluationSummary) -> dict[str, Any]:
+    """`reviewed` is left out if empty, as in rows from before there were reviews."""
     row = {
-        "key": evaluation.key,
-        "validity": evaluation.validity,
-        "timing": evaluation.timing,
-        "harness": evaluation.harness,
-        "toolchain": evaluation.toolchain,
-        "device": evaluation.device,
-        "checks": side.checks,
-        "signals": side.signals,
-        "metrics": dict(evaluation.metrics),
-        "speedup": _interval_as_json(evaluation.speedup),
-        "cases": [_timing_as_json(timing) for timing in evaluation.timings],
-        "flags": side.flags,
-        "rejected": any(flag.severity == "reject" for flag in evaluation.flags),
-        "message": evaluation.message,
+        **vars(summary),
+        "metrics": dict(summary.metrics),
+        "speedup": _interval_as_json(summary.speedup),
+        "cases": [
+            {
+                "case": timing.case,
+                "baseline_us": timing.baseline_us,
+                "candidate_us": timing.candidate_us,
+                "speedup": _interval_as_json(timing.speedup),
+                "state": timing.state,
+            }
+            for timing in summary.cases
+        ],
     }
-    return {**row, "reviewed": side.reviewed} if side.reviewed else row
-
-
-def _timing_as_json(timing: CaseTiming) -> dict[str, Any]:
-    return {
-        "case": timing.case,
-        "baseline_us": timing.baseline_us,
-        "candidate_us": timing.candidate_us,
-        "speedup": _interval_as_json(timing.speedup),
-        "state": timing.state,
-    }
+    if not summary.reviewed:
+        del row["reviewed"]
+    return row
 
 
 def _interval_as_json(interval: Interval | None) -> dict[str, Any] | None:
     return None if interval is None else asdict(interval)
 
 
-# -- the stored form: read
-
-
 def trajectory_from_json(row: Mapping[str, Any]) -> Trajectory:
-    """The trajectory of its stored form. Fields of kernels and evaluations that the form leaves out
-    are empty. Raises KeyError or TypeError for anything else."""
+    """The trajectory of its stored form. Raises KeyError or TypeError for anything else."""
     subject = row["subject"]
     cases = {kind: tuple(names) for kind, names in subject["cases"].items()}
     return Trajectory(
         **{
             **row,
-            "subject": Subject(**{**subject, "cases": cases}),
+            "subject": TrajectoryProblem(**{**subject, "cases": cases}),
             "lineage": tuple(row["lineage"]),
             "steps": tuple(_step_from_json(step) for step in row["steps"]),
         }
     )
 
 
-def _step_from_json(row: Mapping[str, Any]) -> Step:
-    child = side_from_json(row["child"])
-    if child.proposal is not None:
-        proposal = replace(
-            child.proposal,
-            bundle=replace(child.proposal.bundle, origin=row["origin"]),
-            synthesizer=row["synthesizer"],
-            plan=row["plan"],
-            claimed=tuple(row["claimed"]),
-            attributed=tuple(row["attributed"]),
+def _step_from_json(row: Mapping[str, Any]) -> TrajectoryStep:
+    proposed = {
+        "synthesizer": row["synthesizer"],
+        "plan": row["plan"],
+        "claimed": tuple(row["claimed"]),
+        "attributed": tuple(row["attributed"]),
+    }
+    return TrajectoryStep(
+        parent=_kernel_from_json(row["parent"], "external", {"synthesizer": ""}),
+        child=_kernel_from_json(row["child"], row["origin"], proposed),
+        shown={kind: tuple(ids) for kind, ids in row["shown"].items()},
+        texts=tuple(row["told"]),
+    )
+
+
+def _kernel_from_json(
+    row: Mapping[str, Any], origin: Any, proposed: Mapping[str, Any]
+) -> MeasuredKernel:
+    """The stored form has of a parent's proposal the kernel alone."""
+    kernel, summary = row["kernel"], row["measured"]
+    proposal = None
+    if kernel is not None:
+        bundle = Bundle(
+            kernel["files"], kernel["main"], kernel["language"], kernel["entry"], origin=origin
         )
-        child = replace(child, proposal=proposal)
-    shown = {kind: tuple(ids) for kind, ids in row["shown"].items()}
-    return Step(side_from_json(row["parent"]), child, shown, tuple(row["told"]))
-
-
-def side_from_json(row: Mapping[str, Any]) -> Side:
-    """The side that `side_as_json` wrote. Who proposed the kernel is not part of it."""
-    kernel, evaluation = row["kernel"], row["measured"]
-    language = kernel["language"] if kernel is not None else ""
-    return Side(
-        row["number"],
-        None if kernel is None else _proposal_from_json(kernel),
-        None if evaluation is None else _evaluation_from_json(evaluation, language),
-        "" if evaluation is None else evaluation.get("reviewed", ""),
+        proposal = Proposal(bundle, recipe=kernel["recipe"], values=kernel["values"], **proposed)
+    return MeasuredKernel(
+        row["number"], proposal, None if summary is None else summary_from_json(summary)
     )
 
 
-def _proposal_from_json(row: Mapping[str, Any]) -> Proposal:
-    bundle = Bundle(row["files"], row["main"], row["language"], row["entry"])
-    return Proposal(bundle, "", recipe=row["recipe"], values=row["values"])
-
-
-def _evaluation_from_json(row: Mapping[str, Any], language: str) -> Evaluation:
-    """Checks are counted in the stored form, and of several flags the last one ended it."""
-    passed, count = row["checks"]
-    last = len(row["flags"]) - 1
-    return Evaluation(
-        key=row["key"],
-        problem="",
-        candidate="",
-        language=language,
-        hardware="",
-        device=row["device"],
-        toolchain=row["toolchain"],
-        harness=row["harness"],
-        validity=row["validity"],
-        timing=row["timing"],
-        reached="diagnose",
-        message=row["message"],
-        checks=tuple(CaseCheck("", number, number < passed) for number in range(count)),
-        timings=tuple(_timing_from_json(timing) for timing in row["cases"]),
-        speedup=_interval_from_json(row["speedup"]),
-        flags=tuple(
-            Flag(0, "reject" if row["rejected"] and number == last else "review", message)
-            for number, message in enumerate(row["flags"])
-        ),
-        metrics=row["metrics"],
-        verdict=verdict_from_json({"signals": [{"id": signal} for signal in row["signals"]]}),
+def summary_from_json(row: Mapping[str, Any]) -> EvaluationSummary:
+    """The summary of its stored form."""
+    return EvaluationSummary(
+        **{
+            **row,
+            **{name: tuple(row[name]) for name in ("checks", "signals", "flags")},
+            "speedup": _interval_from_json(row["speedup"]),
+            "cases": tuple(
+                CaseTiming(**{**timing, "speedup": _interval_from_json(timing["speedup"])})
+                for timing in row["cases"]
+            ),
+        }
     )
-
-
-def _timing_from_json(row: Mapping[str, Any]) -> CaseTiming:
-    return CaseTiming(**{**row, "speedup": _interval_from_json(row["speedup"])})
 
 
 def _interval_from_json(row: Mapping[str, Any] | None) -> Interval | None:

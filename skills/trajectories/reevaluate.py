@@ -1,7 +1,7 @@
-"""Evaluates every step of an external trajectory here and stores what was measured.
+"""Evaluates the steps of an external trajectory on this machine and stores the measurements.
 
-Each candidate goes through the evaluation queue as any other submission; by the journal's keys,
-what was evaluated before is not evaluated again. Claims play no part.
+Each candidate goes through the evaluation queue like any other submission; an evaluation that the
+journal has under the same key is not repeated. Claims are only compared with the results.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import Any
 
 import structlog
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.trajectories import State, StoredTrajectory
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.trajectories import State, StoredTrajectory
+from kb.catalog.work import ENDED
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
-from kb.jobs import ENDED, keep_lease
+from kb.workers import keep_lease
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import ask_for, choose_target
@@ -27,19 +28,18 @@ from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSett
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.problem.user_code import substituted
 from optimizer.evaluation.queue import EvaluationQueue, Submission
-from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
+from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
-from skills.trajectories.accept import trajectory_store
-from skills.trajectories.external_trajectory import (
+from skills.trajectories.external import (
     ExternalTrajectory,
     external_trajectory_from_json,
     problem_of,
     tree_of,
 )
-from skills.trajectories.reading import main_dtype, measured_sizes, steps_of, subject_of
-from skills.trajectories.records import Trajectory
+from skills.trajectories.reading import main_dtype, trajectory_store
+from skills.trajectories.records import Trajectory, problem_of_trajectory, steps_of
 
 POLL_SECONDS = 0.2
 FULL_SECONDS = 600.0  # how long to wait for a place in the queue
@@ -47,23 +47,24 @@ FULL_SECONDS = 600.0  # how long to wait for a place in the queue
 log = structlog.get_logger(__name__)
 
 
-class Stopped(Exception):
-    """The service ends, or the trajectory is somebody else's by now: they do the rest."""
+class ReevaluationStopped(Exception):
+    """The service ends, or another worker has the trajectory: it does the rest."""
 
 
 @dataclass
-class Results:
-    """Evaluations, and why there is none, by sha256 of the bundle. `first` is the first error."""
+class BundleResults:
+    """Results by sha256 of the bundle: its evaluation, or the reason why it has none. `first_error`
+    is the first error."""
 
     evaluations: dict[str, Evaluation] = field(default_factory=dict)
     problems: dict[str, str] = field(default_factory=dict)
-    first: Mapping[str, Any] | None = None
+    first_error: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
-class Ended:
-    """How a re-evaluation ended. `summary` is for lists; `measured` is what was measured, where it
-    is ready."""
+class ReevaluationEnd:
+    """How a re-evaluation ended. `summary` is for lists; `measured` has the trajectory and the keys
+    of its evaluations if it is ready."""
 
     state: State
     summary: Mapping[str, Any]
@@ -72,59 +73,51 @@ class Ended:
 
 @dataclass
 class Reevaluation:
-    """The re-evaluation of one trajectory. `stopped` is called between polls and ends it; `report`
-    gets a sentence for each step. Nothing is stored here but evaluations."""
+    """The re-evaluation of one trajectory. It ends once `stopped` returns True, which is called
+    between polls; `report` gets a sentence for each step. Stores nothing but evaluations."""
 
     base: KnowledgeBase
     evaluations: EvaluationQueue
     stopped: Callable[[], bool] = lambda: False
     report: Callable[[str], None] = lambda message: None
 
-    def carry_out(self, row: StoredTrajectory) -> Ended:
-        """Evaluate all steps: ready, or failed where not a single step could be evaluated. Raises
-        Stopped, and KernloreError where the trajectory cannot be read."""
-        store = trajectory_store(self.base)
-        external = external_trajectory_from_json(store.report(row))
+    def carry_out(self, row: StoredTrajectory) -> ReevaluationEnd:
+        """Evaluate all steps: `ready`, or `failed` if none could be evaluated. Raises
+        ReevaluationStopped, and KernloreError for a trajectory that cannot be read."""
+        external = external_trajectory_from_json(trajectory_store(self.base).report(row))
         problem = problem_of(external.problem)
-        results = Results()
+        results = BundleResults()
         for step in external.steps:
             sha256 = step.bundle.sha256
             if sha256 not in results.evaluations and sha256 not in results.problems:
                 self._evaluate(external, problem, step.bundle, step.cases, results)
-                self.report(
-                    f"step {step.number} of {len(external.steps)}: {_result_line(results, sha256)}"
-                )
+                line = _result_line(results, sha256)
+                self.report(f"step {step.number} of {len(external.steps)}: {line}")
         if not results.evaluations:
-            return Ended("failed", {"error": dict(results.first or {})})
+            return ReevaluationEnd("failed", {"error": dict(results.first_error or {})})
         reference = self._reference(external, problem)
         tree = tree_of(external.steps, reference, results.evaluations, results.problems)
-        trajectory = self._trajectory(row, external, problem, tree)
-        keys = {node.number: node.evaluation.key for node in tree if node.evaluation is not None}
-        measured = {
-            "trajectory": trajectory.as_json(),
-            "evaluations": {str(number): key for number, key in keys.items()},
-        }
-        return Ended("ready", {"reason": "", "error": None, **_outcome(external, tree)}, measured)
-
-    def _trajectory(
-        self, row: StoredTrajectory, external: ExternalTrajectory, problem: Problem, tree: Tree
-    ) -> Trajectory:
-        texts = {step.number: step.texts for step in external.steps}
-        return Trajectory(
+        trajectory = Trajectory(
             id=row.id,
-            subject=subject_of(problem, main_dtype(self.base, problem), measured_sizes(tree)),
+            subject=problem_of_trajectory(problem, main_dtype(self.base, problem), tree),
             hardware=external.hardware,
             lineage=tuple(self.base.registry.lineage(external.hardware)),
-            steps=steps_of(tree, texts),
+            steps=steps_of(tree, {step.number: step.texts for step in external.steps}),
             evaluated_here=True,
             actor=external.actor,
         )
+        keys = {
+            str(node.number): node.evaluation.key for node in tree if node.evaluation is not None
+        }
+        measured = {"trajectory": trajectory.as_json(), "evaluations": keys}
+        summary = {"reason": "", "error": None, **_outcome(external, tree)}
+        return ReevaluationEnd("ready", summary, measured)
 
     # -- one evaluation
 
     def _reference(self, external: ExternalTrajectory, problem: Problem) -> Evaluation | None:
-        """On its first timed case, as a run evaluates it; None where the chip's own tools do not
-        take torch, or it could not be measured."""
+        """The reference on its first timed case, as a run evaluates it; None if the chip's tools do
+        not take torch, or it could not be measured."""
         try:
             device = choose_target(self.base, external.hardware, "torch").target.device
             cases = [c for c in problem.searched if c.timed and c.fits(device or "cpu")]
@@ -135,7 +128,7 @@ class Reevaluation:
             ask_for(self.base, problem, bundle, hardware=external.hardware)
         except (InvalidRequest, Unavailable):
             return None
-        results = Results()
+        results = BundleResults()
         self._evaluate(external, problem, bundle, (cases[0].name,), results)
         return results.evaluations.get(bundle.sha256)
 
@@ -145,33 +138,35 @@ class Reevaluation:
         problem: Problem,
         bundle: Bundle,
         cases: tuple[str, ...],
-        results: Results,
+        results: BundleResults,
     ) -> None:
-        earlier = self._earlier(problem, bundle, external.hardware, cases)
-        if earlier is not None:
-            results.evaluations[bundle.sha256] = earlier
+        stored = self._stored(problem, bundle, external.hardware, cases)
+        if stored is not None:
+            results.evaluations[bundle.sha256] = stored
             return
         place: Path | str = external.problem.source
         if external.problem.name is not None:
-            place = problem_of(external.problem).path.parent
+            place = problem.path.parent
         sent = Submission(place, external.problem.toml, bundle, external.hardware, cases)
-        job = self._ended(self._placed(sent))
+        job_id = self._submitted(sent)
+        while (job := self.evaluations.get(job_id)).state not in ENDED:
+            self._pause()
         if job.result is not None:
             results.evaluations[bundle.sha256] = evaluation_from_json(job.result)
             return
         error = job.error or {}
         results.problems[bundle.sha256] = str(error.get("message", "it was not evaluated"))
-        results.first = results.first or error
+        results.first_error = results.first_error or error
 
-    def _earlier(
+    def _stored(
         self, problem: Problem, bundle: Bundle, hardware: str, cases: tuple[str, ...]
     ) -> Evaluation | None:
-        """What an evaluation would find in the journal, without the process that it takes; None
-        where it has to be carried out, or cannot be."""
+        """The finished evaluation that the journal has under the same key. Looking it up here saves
+        the process of an evaluation."""
         try:
             asked = ask_for(self.base, problem, bundle, hardware=hardware, cases=cases)
         except KernloreError:
-            return None  # the queue says so, for this step alone
+            return None  # the queue will report it for this step alone
         settings, device = EvaluationSettings(), asked.chosen.target.device or "cpu"
         journal = CatalogJournal(Evaluations(self.base.catalog), self.base.blobs)
         level = level_for(settings.isolation, device)
@@ -185,8 +180,8 @@ class Reevaluation:
             pool.close()
         return None if earlier is None or earlier.timing == "repeat" else earlier
 
-    def _placed(self, sent: Submission) -> str:
-        """The job's id, once there is a place in the queue."""
+    def _submitted(self, sent: Submission) -> str:
+        """Submit an evaluation once the queue has room; returns the id of its job."""
         deadline = time.monotonic() + FULL_SECONDS
         while True:
             try:
@@ -196,33 +191,27 @@ class Reevaluation:
                     raise
             self._pause()
 
-    def _ended(self, job_id: str) -> Any:
-        while True:
-            job = self.evaluations.get(job_id)
-            if job.state in ENDED:
-                return job
-            self._pause()
-
     def _pause(self) -> None:
         if self.stopped():
-            raise Stopped
+            raise ReevaluationStopped
         time.sleep(POLL_SECONDS)
 
 
 def verify(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:
-    """Re-evaluate a queued trajectory and record how it ended; one that another worker has is left.
+    """Re-evaluate a queued trajectory and store the result; one that another worker has is left
+    alone.
 
-    `owner` names this worker. Where the end cannot be recorded, the lease runs out and the
-    trajectory is queued again.
+    `owner` names this worker. If the result cannot be stored, the lease runs out and the trajectory
+    is queued again.
     """
     store = trajectory_store(work.base)
     if not store.take(row.id, owner, work.base.settings.lease_seconds):
         return store.find(row.id)
-    return verify_taken(work, row, owner)
+    return verify_claimed(work, row, owner)
 
 
-def verify_taken(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:
-    """As `verify`, of a trajectory that the owner has taken."""
+def verify_claimed(work: Reevaluation, row: StoredTrajectory, owner: str) -> StoredTrajectory:
+    """As `verify`, for a trajectory that the owner has claimed."""
     store = trajectory_store(work.base)
     seconds = work.base.settings.lease_seconds
 
@@ -236,9 +225,9 @@ def verify_taken(work: Reevaluation, row: StoredTrajectory, owner: str) -> Store
 
         try:
             ended = _ended(replace(work, stopped=stopped), row)
-        except Stopped:
+        except ReevaluationStopped:
             store.release(row.id, owner)
-        except KeyboardInterrupt:  # what was evaluated is stored under its key; the rest can follow
+        except KeyboardInterrupt:  # finished evaluations are stored; the rest can follow
             store.release(row.id, owner)
             raise
         else:
@@ -247,20 +236,17 @@ def verify_taken(work: Reevaluation, row: StoredTrajectory, owner: str) -> Store
     return store.find(row.id)
 
 
-def _ended(work: Reevaluation, row: StoredTrajectory) -> Ended:
+def _ended(work: Reevaluation, row: StoredTrajectory) -> ReevaluationEnd:
     try:
         return work.carry_out(row)
     except KernloreError as error:
-        return Ended("failed", {"error": error.as_json()})
+        return ReevaluationEnd("failed", {"error": error.as_json()})
     except KeyError as error:
-        return Ended("failed", {"error": _damaged(error).as_json()})
+        damaged = NotFound(f"the stored trajectory lacks {error}", hint="Send it again.")
+        return ReevaluationEnd("failed", {"error": damaged.as_json()})
 
 
-def _damaged(error: KeyError) -> NotFound:
-    return NotFound(f"the stored trajectory lacks {error}", hint="Send it again.")
-
-
-def _result_line(results: Results, sha256: str) -> str:
+def _result_line(results: BundleResults, sha256: str) -> str:
     evaluation = results.evaluations.get(sha256)
     if evaluation is None:
         return f"not evaluated: {results.problems[sha256]}"
@@ -268,7 +254,7 @@ def _result_line(results: Results, sha256: str) -> str:
 
 
 def _outcome(external: ExternalTrajectory, tree: Tree) -> dict[str, Any]:
-    """For lists: what was measured, with what was claimed beside it."""
+    """The summary for lists: the measured and the claimed result of each step."""
     rows = [_step_row(tree, step.number, step.claimed_speedup) for step in external.steps]
     best = tree.best
     return {
@@ -290,16 +276,17 @@ def _step_row(tree: Tree, number: int, claim: float | None) -> dict[str, Any]:
         "timing": evaluation.timing if evaluation is not None else None,
         "speedup": None if speedup is None else vars(speedup),
         "claimed_speedup": claim,
-        "refuted": _refuted(evaluation, speedup, claim),
+        "refuted": _refuted(evaluation, claim),
         "flags": [flag.message for flag in evaluation.flags] if evaluation is not None else [],
         "message": evaluation.message if evaluation is not None else node.problem,
     }
 
 
-def _refuted(evaluation: Evaluation | None, speedup: Interval | None, claim: float | None) -> bool:
-    """Whether what was measured here rules the claim out; it is used for this remark alone."""
+def _refuted(evaluation: Evaluation | None, claim: float | None) -> bool:
+    """Whether the measurement contradicts the claim."""
     if claim is None or evaluation is None:
         return False
     if not evaluation.correct:
         return evaluation.validity != "not_run"
+    speedup = evaluation.speedup
     return speedup is not None and not speedup.low <= claim <= speedup.high

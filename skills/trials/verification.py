@@ -22,7 +22,7 @@ from sqlalchemy import Connection
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.skills import SkillRow, State
-from kb.catalog.skills.support import AVOID
+from kb.catalog.skills.evidence import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS, AccessScope
@@ -38,12 +38,10 @@ from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
-from skills.lifecycle import queue
-from skills.observation import known_uses, store_narrowed, without
-from skills.trials.ablation import Ablation
-from skills.trials.searching import WithSkill
-from skills.trials.trial import Arm, Trial, TrialContext, Verdict, classify_trials
-from skills.uses import Part, outside
+from skills.lifecycle import known_uses, queue, store_narrowed, without
+from skills.trials.ablation import Ablation, WithSkill
+from skills.trials.trial import Arm, Trial, TrialContext, TrialVerdict, classify_trials
+from skills.uses import ScopePart, outside
 
 ACTOR = "verification"
 BUDGET = 4  # candidates of each arm
@@ -56,7 +54,7 @@ class Verification:
 
     skill: str
     state: str
-    verdict: Verdict
+    verdict: TrialVerdict
     trials: tuple[Trial, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -147,7 +145,7 @@ def _again(
         return []
 
 
-def _losing(trials: Sequence[Trial], polarity: str) -> Part | None:
+def _losing(trials: Sequence[Trial], polarity: str) -> ScopePart | None:
     """Only sizes separate: a wrong candidate speaks against the skill wherever it was."""
     if polarity == AVOID or any(trial.wrong for trial in trials):
         return None
@@ -206,7 +204,7 @@ def _subject(skill: SkillRow) -> str:
 
 
 def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Arm]:
-    """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.support), and
+    """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.evidence), and
     the arm that has it: of one to avoid that is the change, so the figure is the gain's inverse."""
     gain = trial.gain
     if skill.polarity != AVOID:
@@ -220,7 +218,7 @@ def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Ar
 def _moved(
     connection: Any,
     skill: SkillRow,
-    verdict: Verdict,
+    verdict: TrialVerdict,
     budget: int,
     actor: str,
     access_scope: AccessScope,
@@ -259,7 +257,7 @@ def _note(
 Sizes = Mapping[str, float]
 
 
-def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> Part | None:
+def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> ScopePart | None:
     """The side of a cut that has all cases in which a skill harmed and none in which it helped, by
     the quantity that tells them furthest apart.
 
@@ -275,17 +273,17 @@ def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> Part | None
             continue
         if max(bad) < min(good):
             cut = float(math.ceil(math.sqrt(max(bad) * min(good))))
-            parts.append((min(good) / max(bad), Part(key, below=cut)))
+            parts.append((min(good) / max(bad), ScopePart(key, below=cut)))
         elif max(good) < min(bad):
             cut = float(math.floor(math.sqrt(max(good) * min(bad))))
-            parts.append((min(bad) / max(good), Part(key, at_least=cut)))
+            parts.append((min(bad) / max(good), ScopePart(key, at_least=cut)))
     return max(parts, key=lambda entry: entry[0], default=(0.0, None))[1]
 
 
 def narrow(
     connection: Connection,
     skill: SkillRow,
-    part: Part,
+    part: ScopePart,
     *,
     actor: str,
     reason: str,

@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from kb.backup.archive import verify
+from kb.backup import verify_backup
 from tests.api.cli_process import kernlore, serving
 from tests.shared import FINISHED_CANDIDATES, copy_knowledge, finished_run, place_models
 
@@ -177,7 +177,7 @@ def test_it_was_taken_while_uploads_waited(taken: Taken) -> None:
     assert taken.restored["queued_again"] == jobs.get("running", 0)
     assert taken.manifest["counts"]["documents"] >= len(taken.accepted)
     assert taken.manifest["damaged"] == [] == taken.manifest["left_out"]
-    contents = verify(taken.file)
+    contents = verify_backup(taken.file)
     assert contents.manifest.counts == taken.manifest["counts"]
     assert taken.manifest["file_bytes"] == taken.file.stat().st_size
 
@@ -199,7 +199,7 @@ def test_runs_evaluations_skills_and_facts_are_in_it(taken: Taken) -> None:
 def test_no_document_is_half_in_it(taken: Taken) -> None:
     """Of each, either all passages with their words and vectors, or a job that waits."""
     with closing(sqlite3.connect(taken.data / "catalog.sqlite")) as connection:
-        states = connection.execute("SELECT subject_id, state FROM jobs").fetchall()
+        states = connection.execute("SELECT subject_id, state FROM work").fetchall()
         unread = "SELECT count(*) FROM passages WHERE active AND document_id = ?"
         lacking = f"{unread} AND embed_sha256 NOT IN (SELECT text_sha256 FROM embeddings)"
         known = {row[0] for row in connection.execute("SELECT id FROM documents")}

@@ -18,7 +18,7 @@ from schemathesis.checks import (
 )
 
 from benchmarks.knowledge.mixed_load import Plan, run
-from benchmarks.knowledge.service import Service, service_at
+from benchmarks.service import Service, service_at
 from tests.api.conftest import small_knowledge
 from tests.shared import place_models
 

@@ -16,7 +16,7 @@ import pytest
 
 from api.cli.backends.local import LocalTarget
 from kb.catalog import open_catalog
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.settings import Settings
 from optimizer.evaluation.records import TIMING
 from optimizer.search.store import FileStore

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from sqlalchemy import event
 
-from kb import reserve
+from kb.data_dir import fill_reserve, free_reserve
 from kb.errors import StoreFull
 from tests.api.cli_process import COMMAND, ROOT, free_port
 from tests.shared import copy_knowledge
@@ -165,10 +165,10 @@ def test_a_job_that_finds_no_space_fails_with_what_to_do_and_can_be_retried(stor
 
 
 def test_space_is_kept_for_the_last_word(tmp_path: Path) -> None:
-    reserve.keep(tmp_path)
+    fill_reserve(tmp_path)
     kept = tmp_path / "reserve"
     assert kept.stat().st_blocks * 512 >= 4 << 20
-    reserve.keep(tmp_path)
-    reserve.give(tmp_path)
-    reserve.give(tmp_path)
+    fill_reserve(tmp_path)
+    free_reserve(tmp_path)
+    free_reserve(tmp_path)
     assert not kept.exists()

@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from skills.format.folders import MAX_BYTES
-from skills.format.skillfile import MAX_FILE_BYTES, MAX_FILES
+from skills.format.skillfile import MAX_BYTES, MAX_FILE_BYTES, MAX_FILES
 from tests.api.conftest import assert_error
 
 SHIPPED = "triton-mask-block-tail"

@@ -20,8 +20,7 @@ from api.http.limits import Limits
 from api.http.roles import MCP, TOOLS
 from api.services import open_services
 from kb.catalog import open_catalog
-from kb.catalog.keys import ROLES, may
-from kb.catalog.request_counts import RequestCounts
+from kb.catalog.keys import ROLES, RequestCounts, may
 from kb.errors import TooManyRequests
 from kb.settings import Settings
 from retrieval.client import HttpBackend, Kernlore, KernloreClientError, Part

@@ -19,13 +19,13 @@ from api.http.app import create_app
 from api.http.authorisation import routes_of
 from api.http.roles import NEEDED, OPEN, SAFE, is_tools, need_of
 from api.services import Services
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.keys import ROLES, NewKey, Role, may
-from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from skills.trajectories.accept import trajectory_store
+from skills.trajectories.reading import trajectory_store
 from tests.api.conftest import URL, assert_error, finished, upload
 from tests.shared import copy_knowledge, place_models
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from kb.private import open_to_others, private_files, private_folder
-from kb.service_lock import ServiceLock
+from kb.data_dir import ServiceLock, open_to_others, private_files, private_folder
 from kb.settings import Settings
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript

@@ -14,7 +14,7 @@ from fastapi.testclient import TestClient
 from api.services import open_services
 from ingestion.uploads import Upload
 from kb.catalog.knowledge import section_texts, symbols
-from kb.catalog.knowledge.proposed_symbols import ProposedCard
+from kb.catalog.knowledge.symbols import ProposedCard
 from kb.scope import ScopeFilter
 from kb.settings import Settings
 from tests.api.cli_process import kernlore

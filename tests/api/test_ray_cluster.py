@@ -28,10 +28,10 @@ from api.cli.backends.local import LocalTarget
 from api.web import pages
 from benchmarks.processes import descendants, kill_tree
 from ingestion.uploads import Upload
-from kb.catalog.tables import knowledge as t
-from kb.cluster.connection import Cluster, WorkLost, connected
+from kb.catalog import tables as t
+from kb.cluster import Cluster, WorkLost, connected
+from kb.data_dir import private_folder
 from kb.errors import Unavailable
-from kb.private import private_folder
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench import on_cluster, on_node

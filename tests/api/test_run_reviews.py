@@ -14,13 +14,7 @@ from fastapi.testclient import TestClient
 
 from api.http.app import create_app
 from api.services import Services
-from kb.catalog.search.evaluations import (
-    CandidateRow,
-    CaseFigures,
-    CaseRow,
-    Evaluations,
-    ProblemRow,
-)
+from kb.catalog.evaluations import CandidateRow, CaseFigures, CaseRow, Evaluations, ProblemRow
 from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
@@ -32,8 +26,8 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from skills.curator.gate import gate
 from skills.training.export import ExportRequest, export_trajectories
-from skills.trajectories.accept import trajectory_store
-from skills.trajectories.reading import trajectory
+from skills.trajectories.external import ExternalProblem, ExternalStep, ExternalTrajectory
+from skills.trajectories.reading import trajectory, trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.conftest import URL, assert_error, hold_to_description, wait_until_ready
 from tests.shared import copy_knowledge, place_models
@@ -266,7 +260,16 @@ def test_a_told_trajectory_is_answered_as_a_run_is(
     client: TestClient, services: Services, run: str
 ) -> None:
     store, told = trajectory_store(services), f"trj_{run}"
-    store.add(told, "told", "queued", {}, {"steps": 4})
+    steps = trajectory(services, run).steps
+    report = ExternalTrajectory(
+        ExternalProblem("map_id"),
+        "x86-64",
+        tuple(
+            ExternalStep(step.child.number, step.parent.number, step.proposal.bundle)
+            for step in steps
+        ),
+    )
+    store.add(told, "told", "queued", report.as_json(), {"steps": 4})
     assert_error(client.get(f"/runs/{told}/flagged"), 409, "conflict")
     measured = trajectory(services, run).as_json()
     keys = {str(number): f"{run}-{number}" for number in (0, 1, 2, 4)}

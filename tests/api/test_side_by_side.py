@@ -6,7 +6,7 @@ from pathlib import Path
 
 from api.cli.side_by_side import _answer, _Search
 from kb import clock
-from kb.catalog.tables.search import problems
+from kb.catalog.tables import problems
 from kb.ids import derived_id
 from kb.settings import Settings
 from optimizer.evaluation.problem.load import load_problem

@@ -18,8 +18,8 @@ from kb.errors import Conflict
 from optimizer.evaluation.exploits.proof import FOLDER
 from skills.curator.gate import gate
 from skills.training.export import ExportRequest, export_trajectories
-from skills.trajectories.accept import requeue, trajectory_store
-from skills.trajectories.reading import trajectory, trajectory_row
+from skills.trajectories.queue import requeue
+from skills.trajectories.reading import trajectory, trajectory_row, trajectory_store
 from skills.trajectories.records import Trajectory
 from tests.api.conftest import assert_error
 from tests.api.test_evaluations import HERE, KERNEL, PROBLEM, TIMED
@@ -183,7 +183,7 @@ def test_an_exploit_is_flagged(client: TestClient) -> None:
     record = found(client, row["id"])
     side = record.steps[0].child
     assert side.evaluation is not None
-    assert side.rejected and side.evaluation.validity == "rejected"
+    assert side.evaluation.rejected and side.evaluation.validity == "rejected"
     assert gate(record, record.steps[0], {})[0] is None
 
 

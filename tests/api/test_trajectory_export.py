@@ -27,14 +27,11 @@ from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.curator.distil import parameter_roles
 from skills.training.export import ExportRequest, export_trajectories
-from skills.training.prompts import Prompts, without_uploads
+from skills.training.prompts import LEFT_OUT, Prompts, ShownKnowledge, without_uploads
 from skills.training.rows import FORMATS, SHAPES
-from skills.training.samples import Licences
-from skills.training.shown_knowledge import LEFT_OUT, ShownKnowledge
-from skills.training.trainable import LicenceBook
-from skills.trajectories.accept import trajectory_store
-from skills.trajectories.reading import trajectory
-from skills.trajectories.records import side_as_json
+from skills.training.samples import LicenceBook, Licences
+from skills.trajectories.reading import trajectory, trajectory_store
+from skills.trajectories.records import kernel_as_json
 from tests.api.cli_process import kernlore
 from tests.shared import FINISHED_CANDIDATES as CANDIDATES
 from tests.shared import finished_run
@@ -167,9 +164,9 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     services: Services, run: str, tmp_path: Path
 ) -> None:
     """Without the texts of documents that are not this product's own."""
-    from skills.training.export import _source, _task
+    from skills.training.export import exported_search, task_of
 
-    source = _source(services, run, tmp_path)
+    source = exported_search(services, run, tmp_path)
     quoted = Fence("b" * 16).around("excerpt", f"id: {ID}\nfrom: A manual\nits words")
     record = Transcript(
         run,
@@ -188,7 +185,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
     assert node.proposal is not None
     node = replace(node, proposal=replace(node.proposal, transcript=record.id))
     for leave, expected in ((False, False), (True, True)):
-        prompts = Prompts(services, _task(services, source), ShownKnowledge(services, leave))
+        prompts = Prompts(services, task_of(services, source), ShownKnowledge(services, leave))
         found = prompts.of(source.tree, node)
         assert found.origin == "stored" and found.system == "the system's part"
         assert found.user.startswith("before\n") and found.user.endswith("\nafter")
@@ -248,7 +245,7 @@ def test_its_export_is_told_again_and_nothing_is_measured_anew(
     own, told = trajectory(services, run), trajectory(services, ran.json["id"])
     for mine, theirs in zip(own.steps, told.steps, strict=True):
         if mine.child.number not in busy:  # what was not measured then is tried again
-            both = (side_as_json(side)["measured"] for side in (theirs.child, mine.child))
+            both = (kernel_as_json(side)["measured"] for side in (theirs.child, mine.child))
             assert next(both) == next(both)
         assert theirs.proposal.bundle.files == mine.proposal.bundle.files
     assert [s.parent.number for s in told.steps] == [s.parent.number for s in own.steps]

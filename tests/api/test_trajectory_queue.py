@@ -14,11 +14,11 @@ from api.bodies import TrajectoryBody
 from api.services import Services, evaluate_processes
 from api.trajectory_parser import accept_body
 from ingestion.builtin import builtin_hardware
-from kb.jobs import keep_lease
 from kb.settings import Settings
+from kb.workers import keep_lease
 from optimizer.evaluation.queue import EvaluationQueue
-from skills.trajectories.accept import requeue, trajectory_store
-from skills.trajectories.queue import TrajectoryQueue
+from skills.trajectories.queue import TrajectoryQueue, requeue
+from skills.trajectories.reading import trajectory_store
 from tests.api.cli_process import kernlore
 from tests.api.test_trajectories import body
 
@@ -28,7 +28,7 @@ GONE = -1.0  # seconds: a lease that has run out
 DAMAGED = "trj_damaged"  # fails at once, without any measuring
 UNREADABLE, UNRECORDED = "worker failed", "trajectory not recorded"
 # What a full disk does: the end of a trajectory cannot be written.
-NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON trajectories
+NO_END = """CREATE TRIGGER no_end BEFORE UPDATE ON work
 WHEN NEW.state IN ('ready', 'failed') BEGIN SELECT RAISE(ABORT, 'the disk is full'); END"""
 
 
@@ -73,11 +73,11 @@ def failed(services: Services, name: str = DAMAGED) -> bool:
 def test_the_thread_outlives_a_catalog_that_cannot_be_read(
     services: Services, queue: TrajectoryQueue
 ) -> None:
-    sql(services, "ALTER TABLE trajectories RENAME TO away")
+    sql(services, "ALTER TABLE work RENAME TO away")
     with capture_logs() as said:
         queue.wake()
         until(lambda: any(row["event"] == UNREADABLE for row in said))
-    sql(services, "ALTER TABLE away RENAME TO trajectories")
+    sql(services, "ALTER TABLE away RENAME TO work")
     thread = queue._worker._thread
     assert thread is not None and thread.is_alive()
     add_damaged(services)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 
-from benchmarks.retrieval.latency import HEADER, Timing, measure, split
-from benchmarks.retrieval.requests import Heading, compose
+from benchmarks.retrieval.latency import HEADER, Heading, Timing, compose, measure, split
 from kb.errors import Unavailable
 
 ROWS = {

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
 
-from benchmarks.knowledge import encoding_share, ingestion
+from benchmarks.knowledge import ingestion
 from benchmarks.retrieval import ablation, latency, quality
 from benchmarks.retrieval.scoring import read_jsonl
 from tests.benchmarks.conftest import Small
-from tests.shared import copy_knowledge
 
 pytestmark = pytest.mark.slow(seconds=25)
 
@@ -67,7 +65,7 @@ def test_latency_runs_on_the_store_left_behind(
 
 def test_ingestion_embeds_nothing_twice(small: Small) -> None:
     result = small.answers.with_name("ingestion.md")
-    options = ["--corpus", small.corpus, "--results", result, "--no-encoders"]
+    options = ["--corpus", small.corpus, "--results", result]
     ingestion.run(ingestion.options_of([*map(str, options)]))
     rows = [
         [cell.strip() for cell in line.strip("|").split("|")]
@@ -82,34 +80,22 @@ def test_ingestion_embeds_nothing_twice(small: Small) -> None:
     assert 0 < int(changed[embedded]) <= 2 * ingestion.EDITED
 
 
-def test_encoding_and_everything_else_are_told_apart(
-    tmp_path: Path, model_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    knowledge = copy_knowledge(tmp_path / "knowledge", ("guidance/memory-bound.md",))
-    monkeypatch.setenv("KERNLORE_KNOWLEDGE_DIR", str(knowledge))
-    result = tmp_path / "result.md"
-    encoding_share.run(encoding_share.options_of(["--results", str(result)]))
-    text = result.read_text(encoding="utf-8")
-    counted = re.search(r"1 documents, (\d+) passages, (\d+) texts encoded", text)
-    assert counted is not None and int(counted[1]) >= int(counted[2]) > 5
-    parts = [line.split("|")[1:3] for line in text.splitlines() if line.startswith("| ")][2:]
-    seconds = {name.strip(): float(spent) for name, spent in parts}
-    assert {"encoding", "parsing", "storing", "cutting and findings", "the rest"} <= set(seconds)
-    whole = re.search(r"Everything: ([\d.]+) s", text)
-    assert whole is not None and sum(seconds.values()) == pytest.approx(float(whole[1]), abs=0.5)
-
-
 def test_baselines_answer_within_the_hardware(small: Small, tmp_path: Path) -> None:
     pytest.importorskip("bm25s")
-    from benchmarks.retrieval.baselines import METHODS, fixed_answers, read_texts
+    from benchmarks.retrieval.baselines import (
+        METHODS,
+        VECTOR,
+        VectorCache,
+        fixed_answers,
+        llama_answers,
+        read_texts,
+    )
     from benchmarks.retrieval.corpus import load_corpus
-    from benchmarks.retrieval.encoders import VectorCache, model_folder, torch_encoder
-    from benchmarks.retrieval.llama_baselines import VECTOR, llama_answers
     from benchmarks.retrieval.scoring import Scorer
 
     requests = Scorer(small.scorer, small.gold).requests()
     texts = read_texts(load_corpus(small.corpus), tmp_path / "texts")
-    cache = VectorCache(tmp_path / "vectors.sqlite", torch_encoder(model_folder()))
+    cache = VectorCache(tmp_path / "vectors.sqlite")
     answers = fixed_answers(requests, texts, cache) | llama_answers(requests, texts, cache)
     cache.close()
     assert {*METHODS, VECTOR} <= set(answers)

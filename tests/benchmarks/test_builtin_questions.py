@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.knowledge.builtin import CHIPS
 from benchmarks.retrieval.builtin import (
     QUESTIONS,
     ROOT,
@@ -25,6 +24,7 @@ from benchmarks.retrieval.builtin import (
     row_problems,
 )
 from benchmarks.retrieval.scoring import METRICS, Scorer, Scores, read_jsonl
+from benchmarks.service import CHIPS
 from kb.errors import InvalidKnowledge, InvalidRequest
 from retrieval.diagnose.metrics import load_metrics
 from retrieval.diagnose.signals import load_signals

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from benchmarks.cluster.contents import Contents, Spoken, differences, spoken
+from benchmarks.cluster.contents import ComparableAnswer, Contents, comparable, differences
 from retrieval.hints import NO_INDEX
 
-ANSWER = Spoken("context", (("psg_1", "text"),), by_words=False)
+ANSWER = ComparableAnswer("context", (("psg_1", "text"),), by_words=False)
 BEFORE = Contents({"doc_1": "Manual a1 current"}, {"run_1": "b2"}, {"0 at one": ANSWER})
 
 
@@ -29,7 +29,7 @@ def test_the_same_and_more_is_no_loss() -> None:
             "answer 0 at one is different",
         ),
         (
-            replace(BEFORE, answers={"0 at one": Spoken("other", (), by_words=True)}),
+            replace(BEFORE, answers={"0 at one": ComparableAnswer("other", (), by_words=True)}),
             "answer 0 at one is by words",
         ),
     ],
@@ -41,7 +41,7 @@ def test_what_is_gone_or_other_is_named(after: Contents, said: str) -> None:
 
 def test_an_answer_by_words_says_so() -> None:
     body = {"context": "c", "excerpts": [{"id": "psg_1", "text": "t"}], "hints": [NO_INDEX]}
-    answer = spoken(body)
+    answer = comparable(body)
     assert answer.by_words and answer.against(answer) == "same"
     assert answer.against(ANSWER) == "by words"
     assert ANSWER.against(answer) == "different"

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.search.foreign.grammar import FAMILIES, problem_text
-from benchmarks.search.foreign.modules import GPU_BATCHES, write_modules
+from benchmarks.search.foreign.grammar import FAMILIES, GPU_BATCHES, problem_text, write_modules
 from benchmarks.search.foreign.report import Result, report
 
 

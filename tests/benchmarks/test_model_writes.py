@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.search.model_writes.__main__ import RESULTS
 from benchmarks.search.model_writes.cells import Attempt, Cell, load_cells, replayed
 from benchmarks.search.model_writes.chips import FAMILIES, draw, other_documents
 from benchmarks.search.model_writes.report import (
@@ -24,18 +23,7 @@ from tests.retrieval.drawn_bases import DrawnBase
 
 pytestmark = pytest.mark.slow(seconds=10)
 
-MOST_ATTEMPTS, MOST_CELLS = 3, 6
-
-
-def replayable() -> list[Cell]:
-    """Stored cells that take little time, each family and arm before a second of it."""
-    short = [c for c in load_cells(RESULTS) if 1 <= len(c.attempts) <= MOST_ATTEMPTS]
-    places: dict[tuple[str, str], int] = {}
-    turns = []
-    for cell in short:
-        turn = places[cell.family, cell.arm] = places.get((cell.family, cell.arm), 0) + 1
-        turns.append((turn, cell.name, cell))
-    return [cell for _, _, cell in sorted(turns, key=lambda t: t[:2])][:MOST_CELLS]
+CELLS = Path(__file__).with_name("cells")  # of models that were asked once
 
 
 def made(arm: str, *validities: str, seed: int = 1, cycles: int = 200) -> Cell:
@@ -91,14 +79,14 @@ def test_other_documents_are_enough_or_refused(tmp_path: Path) -> None:
         other_documents(tmp_path, 301)
 
 
-@pytest.mark.parametrize("cell", replayable(), ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", load_cells(CELLS), ids=lambda cell: cell.name)
 def test_a_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path) -> None:
     """No model is asked; the chip is drawn again, its tools judge again."""
     base = DrawnBase(tmp_path, model_cache)
     try:
         chip = draw(FAMILIES[cell.family], cell.seed, tmp_path / "chips")
         base.describe(chip)
-        nodes = replayed(base.local, chip, cell, RESULTS)
+        nodes = replayed(base.local, chip, cell, CELLS)
     finally:
         base.local.close()
     results = [n.evaluation.validity if n.evaluation is not None else n.state for n in nodes]
@@ -106,8 +94,3 @@ def test_a_stored_cell_is_replayed(cell: Cell, tmp_path: Path, model_cache: Path
     for node, attempt in zip(nodes, cell.attempts, strict=True):
         timings = node.evaluation.timings if node.evaluation is not None else ()
         assert (timings[0].cycles if timings else None) == attempt.cycles
-
-
-def test_there_are_stored_cells() -> None:
-    if not replayable():
-        pytest.skip("benchmarks/results/model_writes has no cell of at most 3 attempts")

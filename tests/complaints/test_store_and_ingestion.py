@@ -68,7 +68,7 @@ def test_02_the_job_of_a_killed_worker_is_taken_up_again(store: Store) -> None:
         "import os, sys, signal; from pathlib import Path; from kb.catalog import open_catalog;"
         "from kb.catalog.jobs import Jobs; url = os.environ.get('KERNLORE_CATALOG');"
         "jobs = Jobs(open_catalog(Path(sys.argv[1]), url));"
-        "assert jobs.claim(('ingest',), 'doomed', 0.1); os.kill(os.getpid(), signal.SIGKILL)"
+        "assert jobs.claim('doomed', 0.1); os.kill(os.getpid(), signal.SIGKILL)"
     )
     command = [sys.executable, "-c", claim, str(store.data_dir)]
     environment = os.environ | environment_of(store.data_dir)
@@ -101,7 +101,7 @@ def test_04_upsert_loses_no_passages(store: Store) -> None:
 
 def test_05_uploading_twice_adds_no_rows(store: Store) -> None:
     tables = ["documents", "document_versions", "sections", "passages", "embeddings"]
-    tables += ["lexical_passages", "lexical_sections", "passage_hardware", "jobs"]
+    tables += ["lexical_passages", "lexical_sections", "passage_hardware", "work"]
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     before = {table: store.rows(table) for table in tables}
     for _ in range(2):

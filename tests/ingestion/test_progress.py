@@ -49,10 +49,10 @@ def test_jobs_are_listed_newest_first_with_what_became_of_them(filled: Store) ->
 
 def test_a_running_job_says_its_stage_and_its_passages(store: Store) -> None:
     store.submit("a.md", "# A\n\nA text.\n\n## B\n\nAnother text.\n")
-    assert store.jobs.claim(("ingest",), "w", 60)
+    assert store.jobs.claim("w", 60)
     [job] = list_jobs(store, JobFilter()).jobs
     assert (job.stage, job.passages, job.seconds is not None) == ("reading", None, True)
-    store.jobs.release("w")
+    store.jobs.give_back("w")
     store.worker()._read_queued()
     page = list_jobs(store, JobFilter())
     assert (page.jobs[0].stage, page.jobs[0].passages_done, page.jobs[0].passages) == (

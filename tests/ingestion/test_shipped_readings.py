@@ -19,7 +19,7 @@ from ingestion.read import ReadDocument, read_document
 from ingestion.shipped_documents import AT_ONCE
 from ingestion.shipped_readings import FILE, Recorder, ShippedReadings, as_stored, write_readings
 from ingestion.worker import Parts, Worker
-from kb.catalog.tables import knowledge as t
+from kb.catalog import tables as t
 from tests.ingestion.test_builtin import DOCUMENT, folder, write  # noqa: F401  (a fixture)
 from tests.shared import BUILTIN
 

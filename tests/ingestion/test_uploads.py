@@ -133,7 +133,7 @@ def test_what_can_be_refused_is_refused_at_once(
     with pytest.raises(error) as refused:
         store.uploads_of("p", max_bytes=4096).submit(upload)
     assert refused.value.hint and hint in refused.value.hint
-    assert store.rows("documents") == store.rows("jobs") == 0
+    assert store.rows("documents") == store.rows("work") == 0
 
 
 @pytest.mark.parametrize(

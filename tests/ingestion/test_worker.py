@@ -20,9 +20,9 @@ from ingestion import next_texts
 from ingestion import worker as worker_module
 from ingestion.left_behind import ATTEMPTS, take_over
 from ingestion.uploads import Submitted
-from kb.catalog.jobs import Job
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
+from kb.catalog.work import Job
 from kb.embedding import LocalEmbedder, Vectors
 from tests.catalogs import environment_of
 from tests.ingestion import golden
@@ -121,7 +121,7 @@ def contents(store: Store) -> dict[str, list[str]]:
         "lexical": "SELECT heading, body, scope FROM lexical_passages",
         "lexical_sections": "SELECT heading, body, scope FROM lexical_sections",
         "embeddings": "SELECT text_sha256 FROM embeddings",
-        "jobs": "SELECT d.source_key, j.state FROM jobs j JOIN documents d ON d.id = j.subject_id",
+        "jobs": "SELECT d.source_key, j.state FROM work j JOIN documents d ON d.id = j.subject_id",
     }
     with store.catalog.read() as connection:
         return {
@@ -200,11 +200,11 @@ def test_jobs_that_failed_although_their_document_was_read_are_mended(store: Sto
     """As versions before left them: current, with all its passages, and failed (lease_expired)."""
     submitted = store.ingest("manual.md", "# M\n\nText.\n")
     unread = store.submit("other.md", "# O\n\nOther text.\n")
-    assert store.jobs.claim(("ingest",), "dead", -1.0)
+    assert store.jobs.claim("dead", -1.0)
     assert store.jobs.expire() == [unread.job_id]
     with store.catalog.write() as connection:
         connection.exec_driver_sql(
-            "UPDATE jobs SET state = 'failed', error = (SELECT error FROM jobs WHERE id = ?),"
+            "UPDATE work SET state = 'failed', error = (SELECT error FROM work WHERE id = ?),"
             " payload = json_remove(payload, '$.kept') WHERE id = ?",
             (unread.job_id, submitted.job_id),
         )
@@ -395,15 +395,15 @@ def test_a_document_deleted_while_it_waits_leaves_nothing(store: Store) -> None:
     worker.read_all(threading.Event())
     store.documents.delete(submitted.document_id)
     worker.drain()
-    assert store.rows("passages") == store.rows("jobs") == store.rows("lexical_passages") == 0
+    assert store.rows("passages") == store.rows("work") == store.rows("lexical_passages") == 0
 
 
 def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> None:
     """Not `unchanged`: nobody has read it yet, and it has killed too many to be tried again."""
     first = store.submit("manual.md", "# M\n\nText.\n")
     with store.catalog.write() as connection:
-        connection.exec_driver_sql(f"UPDATE jobs SET attempts = {ATTEMPTS - 1}")
-    assert store.jobs.claim(("ingest",), "dead", 0.01)
+        connection.exec_driver_sql(f"UPDATE work SET attempts = {ATTEMPTS - 1}")
+    assert store.jobs.claim("dead", 0.01)
     time.sleep(0.03)
     store.worker().drain()
     again = store.submit("manual.md", "# M\n\nText.\n")
@@ -417,7 +417,7 @@ def test_after_a_lost_lease_the_same_file_may_be_sent_again(store: Store) -> Non
 
 def test_built_in_documents_are_retried_by_themselves(store: Store) -> None:
     submitted = store.submit("manual.md", "# M\n\nText.\n", origin="builtin")
-    assert store.jobs.claim(("ingest",), "dead", 0.01)
+    assert store.jobs.claim("dead", 0.01)
     time.sleep(0.03)
     take_over(store.catalog, store.jobs)
     # The next start sends the file again before anything is read; it is staged already.

@@ -22,16 +22,15 @@ from alembic import command
 from alembic.config import Config
 
 import kb.catalog.migrations
-from kb.backup.archive import MANIFEST, SUMS, manifest_text, sums_text, verify
-from kb.backup.restore import STAGING, restore_backup
-from kb.backup.write import write_backup
+from kb.backup import MANIFEST, SUMS, manifest_text, sums_text, verify_backup, write_backup
 from kb.blobs import Blobs
 from kb.catalog import meta, open_catalog
+from kb.catalog.evaluations import Evaluations, ProblemRow
 from kb.catalog.jobs import Jobs
-from kb.catalog.search.evaluations import Evaluations, ProblemRow
-from kb.catalog.search.runs import Runs
+from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound, StoreError
 from kb.ids import sha256
+from kb.restore import STAGING, restore_backup
 from kb.settings import Settings
 from retrieval.documents import delete_document
 from retrieval.knowledge_base import KnowledgeBase
@@ -112,7 +111,7 @@ def test_it_holds_what_cannot_be_made_again(store: Store, tmp_path: Path) -> Non
     assert manifest.schema == rows_of(store.catalog.path)["alembic_version"][0][0]
     assert written.path.stat().st_mode & 0o777 == 0o600
     assert written.bytes == written.path.stat().st_size
-    assert verify(written.path) == written.contents
+    assert verify_backup(written.path) == written.contents
 
 
 def test_its_checksums_are_read_by_standard_tools(backup: Path, tmp_path: Path) -> None:
@@ -145,7 +144,7 @@ def test_a_restored_directory_has_every_row_and_file(
 def test_a_compressed_one_is_smaller(store: Store, backup: Path, tmp_path: Path) -> None:
     packed = write_backup(settings_of(store.data_dir), tmp_path / "backup.tgz")
     assert packed.bytes < backup.stat().st_size / 2
-    assert packed.contents.bytes == verify(backup).bytes
+    assert packed.contents.bytes == verify_backup(backup).bytes
 
 
 # -- one moment
@@ -230,7 +229,7 @@ def test_a_blob_that_was_lost_before_is_named(store: Store, tmp_path: Path) -> N
     written = write_backup(settings_of(store.data_dir), tmp_path / "backup.tar")
     assert written.contents.damaged == tuple(sorted((lost, changed)))
     assert written.contents.manifest.missing == [lost]
-    assert verify(written.path) == written.contents
+    assert verify_backup(written.path) == written.contents
     restored = restore_backup(written.path, settings_of(tmp_path / "new"))
     assert files_of(restored.data_dir) == files_of(store.data_dir)
 
@@ -244,7 +243,7 @@ def test_jobs_that_were_under_way_are_queued_again(
     store.ingest("done.md", MANUAL)
     running = store.submit("running.md", MANUAL.replace("Tile", "Wave"))
     queued = store.submit("queued.md", MANUAL.replace("Tile", "Lane"))
-    claimed = Jobs(store.catalog).claim(("ingest",), "worker_1", 60.0)
+    claimed = Jobs(store.catalog).claim("worker_1", 60.0)
     assert claimed is not None and claimed.id == running.job_id
     written = write_backup(settings_of(store.data_dir), tmp_path / "backup.tar")
     assert written.contents.manifest.jobs == {"queued": 1, "ready": 1, "running": 1}
@@ -284,7 +283,7 @@ def test_settings_that_differ_are_named(
     monkeypatch.delenv("KERNLORE_ORDERS_AHEAD")  # that of the suite is not the default
     then = settings_of(store.data_dir, default_k=7, chroma_url="http://user:secret@host:8000")
     file = write_backup(then, tmp_path / "backup.tar").path
-    assert verify(file).manifest.settings == {"default_k": "7"}
+    assert verify_backup(file).manifest.settings == {"default_k": "7"}
     now = settings_of(tmp_path / "new", max_k=50)
     assert restore_backup(file, now).settings == {"default_k": "7", "max_k": ""}
     assert restore_backup(file, settings_of(tmp_path / "other", default_k=7)).settings == {}
@@ -403,10 +402,13 @@ def test_a_file_of_another_form_is_refused_before_anything_is_written(
     backup: Path, tmp_path: Path, change: Callable[[list[Member]], list[Member]]
 ) -> None:
     rewrite(backup, lambda members: members)
-    verify(backup)  # what is refused below is the change alone
+    verify_backup(backup)  # what is refused below is the change alone
     rewrite(backup, change)
     before = sorted(tmp_path.rglob("*"))
-    for refusing in (verify, lambda file: restore_backup(file, settings_of(tmp_path / "new"))):
+    for refusing in (
+        verify_backup,
+        lambda file: restore_backup(file, settings_of(tmp_path / "new")),
+    ):
         with pytest.raises(StoreError) as refused:
             refusing(backup)
         assert refused.value.hint
@@ -443,7 +445,10 @@ def test_a_damaged_file_is_refused_before_anything_is_written(
     backup: Path, tmp_path: Path, damage: Callable[[bytes], bytes]
 ) -> None:
     backup.write_bytes(damage(backup.read_bytes()))
-    for refusing in (verify, lambda file: restore_backup(file, settings_of(tmp_path / "new"))):
+    for refusing in (
+        verify_backup,
+        lambda file: restore_backup(file, settings_of(tmp_path / "new")),
+    ):
         with pytest.raises(StoreError, match="not a whole backup"):
             refusing(backup)
     assert not (tmp_path / "new").exists()
@@ -466,7 +471,7 @@ def test_a_damaged_compressed_file_is_refused(store: Store, backup: Path, tmp_pa
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(NotFound, match=r"none\.tar"):
-        verify(tmp_path / "none.tar")
+        verify_backup(tmp_path / "none.tar")
 
 
 # -- all or nothing
@@ -496,7 +501,7 @@ def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, made:
         return [m if m[0].name != "catalog.sqlite" else entry(m[0].name, b"x") for m in members]
 
     rewrite(backup, unreadable)
-    verify(backup)
+    verify_backup(backup)
     data_dir = tmp_path / "new"
     if not made:
         data_dir.mkdir()
@@ -510,8 +515,8 @@ def test_a_restore_that_fails_leaves_nothing(backup: Path, tmp_path: Path, made:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kb.backup.restore import restore_backup
-from kb.backup.write import write_backup
+from kb.restore import restore_backup
+from kb.backup import write_backup
 from kb.settings import Settings
 what, event, number, source, target = sys.argv[1:]
 calls = []
@@ -567,7 +572,7 @@ def test_a_backup_that_is_killed_leaves_no_file_of_its_name(store: Store, tmp_pa
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert not (target / "backup.tar").exists()
     written = write_backup(settings_of(store.data_dir), target / "backup.tar")
-    assert verify(written.path) == written.contents
+    assert verify_backup(written.path) == written.contents
 
 
 # -- where it is written
@@ -611,6 +616,6 @@ def test_a_damaged_catalog_is_not_copied(store: Store, tmp_path: Path) -> None:
 
 
 def test_the_manifest_is_what_was_written(backup: Path) -> None:
-    contents = verify(backup)
+    contents = verify_backup(backup)
     assert members_of(backup)[0][1] == manifest_text(contents.manifest)
     assert contents.files == len(members_of(backup)) - 2

@@ -13,13 +13,12 @@ from fsspec.registry import _registry as fsspec_registry
 
 from ingestion.uploads import Upload
 from kb import blobs as blobs_module
-from kb.backup.restore import restore_backup
-from kb.backup.write import write_backup
+from kb.backup import write_backup
 from kb.blobs import Blobs
-from kb.catalog.knowledge import erasure
-from kb.catalog.knowledge.erasure import erase
+from kb.catalog.knowledge.documents import erase_deleted, is_erasure_owed
 from kb.errors import InvalidRequest, NotFound, StoreAway, StoreError, Unavailable
 from kb.ids import sha256
+from kb.restore import restore_backup
 from kb.settings import Settings
 from tests.faulty_proxy import FaultyProxy
 from tests.seaweed import KEY, READER, SECRET, S3Server
@@ -245,7 +244,7 @@ def test_a_lost_or_damaged_file_fails_its_document(on_s3: Store, s3_server: S3Se
 def test_an_upload_without_a_store_leaves_nothing(on_s3: Store, proxy: FaultyProxy) -> None:
     proxy.set("refuse")
     away(lambda: on_s3.submit("manual.md", MANUAL, hardware=("h100",)))
-    assert on_s3.rows("documents") == on_s3.rows("jobs") == 0
+    assert on_s3.rows("documents") == on_s3.rows("work") == 0
 
 
 def test_what_is_built_in_is_stored_once(on_s3: Store, proxy: FaultyProxy) -> None:
@@ -259,12 +258,12 @@ def test_a_deletion_is_finished_when_the_files_answer(on_s3: Store, proxy: Fault
     document = on_s3.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     on_s3.documents.delete(document)
     proxy.set("refuse")
-    away(lambda: erase(on_s3.catalog, on_s3.blobs))
-    assert erasure.is_owed(on_s3.catalog) and on_s3.by_words("quince") == []
+    away(lambda: erase_deleted(on_s3.catalog, on_s3.blobs))
+    assert is_erasure_owed(on_s3.catalog) and on_s3.by_words("quince") == []
     proxy.set("pass")
     assert list(on_s3.blobs.sizes()) == [sha256(MANUAL)]
-    assert erase(on_s3.catalog, on_s3.blobs)
-    assert on_s3.blobs.sizes() == {} and not erasure.is_owed(on_s3.catalog)
+    assert erase_deleted(on_s3.catalog, on_s3.blobs)
+    assert on_s3.blobs.sizes() == {} and not is_erasure_owed(on_s3.catalog)
 
 
 def test_a_file_that_is_sent_while_it_is_removed_is_there(
@@ -277,7 +276,7 @@ def test_a_file_that_is_sent_while_it_is_removed_is_there(
 
     def stored_and_removed(upload: Upload) -> str:
         key = stored(upload)
-        erase(on_s3.catalog, on_s3.blobs)
+        erase_deleted(on_s3.catalog, on_s3.blobs)
         assert on_s3.blobs.sizes() == {}
         return key
 

@@ -15,7 +15,7 @@ import pytest
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from ingestion.uploads import Upload
-from kb.catalog.knowledge import proposed_recipes
+from kb.catalog.knowledge.samples import decide_recipe
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
@@ -243,7 +243,7 @@ def test_a_rejected_sample_and_a_run_without_knowledge_propose_nothing(chips: Ch
     chip = chips.with_manual(3)
     assert len(chip.searched(2, goal={"knowledge": False}).tree) == 1
     with chip.services.catalog.write() as connection:
-        proposed_recipes.decide(connection, chip.samples[0].id, "rejected")
+        decide_recipe(connection, chip.samples[0].id, "rejected")
     assert chip.samples == [] and len(chip.searched(2).tree) == 1
 
 

@@ -9,8 +9,8 @@ import pytest
 import sqlalchemy as sa
 
 from ingestion.read import REFERENCE
+from kb.catalog import tables as t
 from kb.catalog.skills import SkillHead
-from kb.catalog.tables import knowledge as t
 from retrieval.answer import Answer
 from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading

@@ -11,10 +11,9 @@ import sqlalchemy as sa
 
 from kb import clock
 from kb.catalog import skills as skill_rows
+from kb.catalog import tables as t
 from kb.catalog.keys import Keys
 from kb.catalog.skills import SkillScopes
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables import search
 from kb.errors import Conflict, Forbidden, UnknownHardware
 from kb.hardware.schema import parse_hardware
 from kb.scope import AccessScope
@@ -135,7 +134,7 @@ def test_a_restricted_caller_removes_nothing(base: KnowledgeBase) -> None:
 def test_a_run_that_goes_on_is_in_the_way_and_one_that_ended_stays(base: KnowledgeBase) -> None:
     with base.catalog.write() as connection:
         connection.execute(
-            search.problems.insert().values(
+            t.problems.insert().values(
                 id="prb_1",
                 name="p",
                 sha256="1",
@@ -146,7 +145,7 @@ def test_a_run_that_goes_on_is_in_the_way_and_one_that_ended_stays(base: Knowled
             )
         )
         connection.execute(
-            search.runs.insert().values(
+            t.runs.insert().values(
                 id="run_1",
                 problem_id="prb_1",
                 hardware_id="orbis-3",
@@ -159,7 +158,7 @@ def test_a_run_that_goes_on_is_in_the_way_and_one_that_ended_stays(base: Knowled
         )
     assert refused(base).details["in_the_way"] == ["run_1"]
     with base.catalog.write() as connection:
-        connection.execute(search.runs.update().values(state="ended", finished_at=clock.now()))
+        connection.execute(t.runs.update().values(state="ended", finished_at=clock.now()))
     assert remove_hardware(base, "orbis-3")["runs_kept"] == 1
     assert base.registry.lineage_or_id("orbis-3") == ("orbis-3",)
     assert base.registry.values_if_known("orbis-3") == {}

@@ -15,7 +15,7 @@ from structlog.testing import capture_logs
 
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.dialect import as_written
-from kb.catalog.tables.skills import retrievals
+from kb.catalog.tables import retrievals
 from kb.ids import new_id
 from retrieval import journal as module
 from retrieval.journal import Journal
@@ -25,8 +25,8 @@ from tests.catalogs import fresh_data_dir
 @pytest.fixture
 def catalog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Catalog]:
     """One whose writers give up at once, so that a lock is an error."""
-    monkeypatch.setattr("kb.catalog.sqlite_file.BUSY_TIMEOUT_MS", 1)
-    monkeypatch.setattr("kb.catalog.postgres.LOCK_TIMEOUT_MS", 1)
+    monkeypatch.setattr("kb.catalog.database.BUSY_TIMEOUT_MS", 1)
+    monkeypatch.setattr("kb.catalog.database.LOCK_TIMEOUT_MS", 1)
     monkeypatch.setattr(module, "FLUSH_SECONDS", 0.01)
     opened = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield opened

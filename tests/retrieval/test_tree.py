@@ -10,8 +10,14 @@ import pytest
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge.documents import Documents
-from kb.catalog.knowledge.identity import Source, register
-from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent, activate
+from kb.catalog.knowledge.versions import (
+    DocumentSource,
+    PassageDraft,
+    SectionDraft,
+    VersionContent,
+    activate,
+    register,
+)
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.ids import sha256
@@ -49,7 +55,7 @@ def add(
     access_scope: AccessScope = ALL_ACCESS,
 ) -> str:
     """A document made current as the ingestion worker does it; returns its id."""
-    source = Source(
+    source = DocumentSource(
         source_key=key,
         title=key.title(),
         category=category,

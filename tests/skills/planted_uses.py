@@ -15,7 +15,7 @@ from kb.scope import ANY, ScopeFilter
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
 from retrieval.skill_choice import choose_skills
-from skills.observation import observe
+from skills.lifecycle import observe
 
 NOISE = 0.05  # of a use's gain, as a share (standard deviation)
 OPS, DTYPES, LENGTHS = ("softmax", "matmul"), ("float32", "bfloat16"), (256, 8192)

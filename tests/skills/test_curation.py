@@ -15,7 +15,7 @@ from api.services import Services, open_services
 from kb.catalog import skills as store
 from kb.catalog.skills import Lift, SkillEvent, SkillRow
 from kb.errors import InvalidRequest, NotFound
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Query
@@ -34,10 +34,10 @@ from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from skills.curator.distil import Distilled, distil_source, replayed
-from skills.curator.lifting import COMPOSED, Lifting, Tuned, tuned_instance
-from skills.curator.records import Change
+from skills.curator.lifting import COMPOSED, RecipeLifter, TunedRecipe, tuned_instance
+from skills.curator.records import KernelChange
 from skills.lifecycle import change_state
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from skills.trials.verification import Verifier, waiting
 from skills.uses import difference, lift_report
 from tests.shared import FINISHED_CANDIDATES, finished_run, place_models
@@ -195,14 +195,14 @@ def test_what_is_no_target_is_refused(text: str) -> None:
 
 def searched(*values: dict[str, Any], speedups: tuple[float, ...]) -> Trajectory:
     """One instance after another, each a change of the one before."""
-    steps: list[Step] = []
+    steps: list[TrajectoryStep] = []
     for number, (changed, speedup) in enumerate(zip(values, speedups, strict=True), 1):
-        parent = Side(0, None, planted.measured("ev-0", 1.0))
+        parent = MeasuredKernel(0, None, planted.measured("ev-0", 1.0))
         if steps:
             parent = steps[-1].child
         child = planted.measured(f"ev-{number}", speedup)
         instance = planted.instance({**planted.VALUES, **changed})
-        steps.append(planted.step(parent, Side(number, instance, child)))
+        steps.append(planted.step(parent, MeasuredKernel(number, instance, child)))
     whole: Trajectory = planted.trajectory(*steps)
     return whole
 
@@ -215,7 +215,7 @@ def test_values_that_changed_one_by_one_are_one_composed_step() -> None:
         ),
         RECIPES,
     )  # fmt: skip
-    assert isinstance(tuned, Tuned), tuned
+    assert isinstance(tuned, TunedRecipe), tuned
     (step,) = tuned.trajectory.steps
     assert (step.proposal.synthesizer, step.parent.number, step.child.number) == (COMPOSED, 1, 4)
     assert step.proposal.recipe == tuned.lifted.name
@@ -255,8 +255,8 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
         speedups=(1.0, 1.3, 1.6),
     )  # fmt: skip
     tuned = tuned_instance(made, RECIPES)
-    assert isinstance(tuned, Tuned)
-    lifting = Lifting({tuned.lifted.name: tuned.lifted})
+    assert isinstance(tuned, TunedRecipe)
+    lifting = RecipeLifter({tuned.lifted.name: tuned.lifted})
     done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert [(d.operation, d.evidence[0].details["parent"]) for d in done.deltas] == [("ADD", 1)]
     (row,) = rows(catalog)
@@ -279,8 +279,8 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
 def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.02)), RECIPES)
-    assert isinstance(tuned, Tuned)
-    lifting = Lifting({tuned.lifted.name: tuned.lifted})
+    assert isinstance(tuned, TunedRecipe)
+    lifting = RecipeLifter({tuned.lifted.name: tuned.lifted})
     done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
     assert done.deltas == () and "no certain difference" in done.decisions[0].reason
     catalog.close()
@@ -289,19 +289,19 @@ def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
 def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.5)), RECIPES)
-    assert isinstance(tuned, Tuned)
-    done = distil(tuned.trajectory, catalog, lift=Lifting({}).lift, roles=planted.ROLES)
+    assert isinstance(tuned, TunedRecipe)
+    done = distil(tuned.trajectory, catalog, lift=RecipeLifter({}).lift, roles=planted.ROLES)
     assert done.deltas == () and "no skill has the recipe" in done.decisions[-1].reason
-    lift = Lifting({}).lift(tuned.trajectory, _change(tuned))
+    lift = RecipeLifter({}).lift(tuned.trajectory, _change(tuned))
     assert lift == f"no skill has the recipe {tuned.lifted.name}"
-    own = Lifting({tuned.lifted.name: tuned.lifted})
+    own = RecipeLifter({tuned.lifted.name: tuned.lifted})
     assert own.lift(tuned.trajectory, _change(tuned)) == tuned.lifted
     catalog.close()
 
 
-def _change(tuned: Tuned) -> Change:
+def _change(tuned: TunedRecipe) -> KernelChange:
     (step,) = tuned.trajectory.steps
-    return Change(step, "use", f"use-recipe-{tuned.lifted.name}", (), (), (), None)
+    return KernelChange(step, "use", f"use-recipe-{tuned.lifted.name}", (), (), (), None)
 
 
 def rows(catalog: Any) -> list[SkillRow]:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import Catalog, open_catalog
-from skills.exporting import Exported, write_export
 from skills.format.schema import SkillFile
-from skills.format.skillfile import write_skill
+from skills.format.skillfile import Exported, write_export, write_skill
 from skills.skill_library import SkillLibrary
 from tests.catalogs import fresh_data_dir
 

@@ -23,7 +23,7 @@ from kb import clock
 from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.tables.skills import evidence as evidence_table
+from kb.catalog.tables import evidence as evidence_table
 from kb.errors import (
     Conflict,
     InvalidKnowledge,
@@ -94,7 +94,16 @@ def library(catalog: Catalog) -> SkillLibrary:
 
 
 def bring(library: SkillLibrary, tmp_path: Path, skill: SkillFile = LEARNED) -> Imported:
-    return library.import_folder(write_skill(skill, tmp_path / "in", scripts=True), actor="ann")
+    return library.import_folder(written(skill, tmp_path / "in"), actor="ann")
+
+
+def written(skill: SkillFile, parent: Path) -> Path:
+    """The skill's folder with its scripts, which an export leaves out."""
+    folder = write_skill(skill, parent)
+    for name, data in skill.files.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_bytes(data)
+    return folder
 
 
 def measure(catalog: Catalog, name: str) -> None:
@@ -295,7 +304,7 @@ def test_a_shipped_skill_without_a_source_is_refused(library: SkillLibrary, tmp_
 
 
 def test_an_import_is_a_candidate_without_its_claims(library: SkillLibrary, tmp_path: Path) -> None:
-    folder = write_skill(LEARNED, tmp_path / "in", scripts=True)
+    folder = written(LEARNED, tmp_path / "in")
     imported = library.import_folder(folder, actor="ann")
     assert (imported.outcome, imported.state) == ("created", "candidate")
     assert {"kb.status", "kb.evidence", "references/evidence.json", "scripts/run.sh"} == {

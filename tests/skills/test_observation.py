@@ -20,8 +20,16 @@ from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
 from skills.format.schema import advice
 from skills.format.skillfile import content_sha256
-from skills.observation import observe, retire_unused, without
-from skills.uses import Part, Record, Use, assess_uses, log_e_value, parts_of, record_of
+from skills.lifecycle import observe, retire_unused, without
+from skills.uses import (
+    ScopePart,
+    SkillUse,
+    UseRecord,
+    assess_uses,
+    log_e_value,
+    parts_of,
+    record_of,
+)
 from tests.catalogs import fresh_data_dir
 from tests.skills.planted_uses import Gain, Uses, learned, row
 
@@ -125,27 +133,27 @@ def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
 # -- judging
 
 
-def uses_of(wins: int, losses: int, **situation: Any) -> list[Use]:
-    return [Use(n < wins, situation) for n in range(wins + losses)]
+def uses_of(wins: int, losses: int, **situation: Any) -> list[SkillUse]:
+    return [SkillUse(n < wins, situation) for n in range(wins + losses)]
 
 
 def test_the_e_value_is_the_integral_it_says() -> None:
-    def integral(record: Record) -> float:
+    def integral(record: UseRecord) -> float:
         steps = 20_000
         width = 0.5 / steps
         middle = [(n + 0.5) * width for n in range(steps)]
         return sum(q**record.wins * (1 - q) ** (record.losses + 23) for q in middle) * width
 
-    for record in (Record(0, 7), Record(3, 9), Record(12, 1)):
-        expected = 2**record.uses * integral(record) / integral(Record(0, 0))
+    for record in (UseRecord(0, 7), UseRecord(3, 9), UseRecord(12, 1)):
+        expected = 2**record.uses * integral(record) / integral(UseRecord(0, 0))
         assert math.exp(log_e_value(record)) == pytest.approx(expected, rel=1e-4)
 
 
 def test_the_e_value_is_no_gain_on_average_for_a_skill_that_wins_half() -> None:
     for wins, losses in ((0, 0), (2, 5), (6, 1)):
-        now = math.exp(log_e_value(Record(wins, losses)))
-        won = math.exp(log_e_value(Record(wins + 1, losses)))
-        lost = math.exp(log_e_value(Record(wins, losses + 1)))
+        now = math.exp(log_e_value(UseRecord(wins, losses)))
+        won = math.exp(log_e_value(UseRecord(wins + 1, losses)))
+        lost = math.exp(log_e_value(UseRecord(wins, losses + 1)))
         assert (won + lost) / 2 == pytest.approx(now)
         assert 0.6 * won + 0.4 * lost < now
 
@@ -158,18 +166,18 @@ def test_fewer_than_eight_uses_say_nothing() -> None:
 @pytest.mark.parametrize(
     ("losing", "winning", "part"),
     [
-        ({"dtype": "bfloat16"}, {"dtype": "float32"}, Part("dtype", "bfloat16")),
-        ({"hardware": "a100"}, {"hardware": "h100"}, Part("hardware", "a100")),
-        ({"language": "cuda"}, {"language": "triton"}, Part("language", "cuda")),
-        ({"flops": 300.0}, {"flops": 5000.0}, Part("flops", below=4096.0)),
+        ({"dtype": "bfloat16"}, {"dtype": "float32"}, ScopePart("dtype", "bfloat16")),
+        ({"hardware": "a100"}, {"hardware": "h100"}, ScopePart("hardware", "a100")),
+        ({"language": "cuda"}, {"language": "triton"}, ScopePart("language", "cuda")),
+        ({"flops": 300.0}, {"flops": 5000.0}, ScopePart("flops", below=4096.0)),
     ],
 )
 def test_losses_in_one_part_narrow_to_the_other(
-    losing: dict[str, Any], winning: dict[str, Any], part: Part
+    losing: dict[str, Any], winning: dict[str, Any], part: ScopePart
 ) -> None:
     finding = assess_uses([*uses_of(0, 9, **losing), *uses_of(8, 1, **winning)])
     assert (finding.action, finding.part) == ("narrow", part)
-    assert finding.kept == Record(8, 1)
+    assert finding.kept == UseRecord(8, 1)
 
 
 def test_several_operators_of_a_family_go_together() -> None:
@@ -179,7 +187,7 @@ def test_several_operators_of_a_family_go_together() -> None:
         *uses_of(9, 0, op="matmul", op_family="matmul"),
     ]
     finding = assess_uses(trials)
-    assert finding.part == Part("op_family", "norm")
+    assert finding.part == ScopePart("op_family", "norm")
     scopes, predicate = without(SkillScopes(), None, finding.part, trials[8:])
     assert scopes == SkillScopes() and predicate is not None
     holds = compile_predicate(predicate)
@@ -195,10 +203,10 @@ def bound(**problem: Any) -> Bindings:
 
 def test_every_clause_is_a_predicate_that_excludes_the_part() -> None:
     for part in (
-        Part("op", "odd.name"),
-        Part("flops", below=2.0**40),
-        Part("flops", at_least=2.0**40),
-        Part("dtype", "float32"),
+        ScopePart("op", "odd.name"),
+        ScopePart("flops", below=2.0**40),
+        ScopePart("flops", at_least=2.0**40),
+        ScopePart("dtype", "float32"),
     ):
         _, predicate = without(SkillScopes(), "facts.wave == 64", part, [])
         assert predicate is not None
@@ -228,10 +236,10 @@ def test_a_family_of_chips_keeps_those_it_wins_on() -> None:
 
 def test_parts_do_not_depend_on_the_outcomes() -> None:
     situations = [{"op": op, "dtype": dtype} for op in "ab" for dtype in "cd" for _ in range(4)]
-    lost = [Use(False, situation) for situation in situations]
-    won = [Use(True, situation) for situation in situations]
+    lost = [SkillUse(False, situation) for situation in situations]
+    won = [SkillUse(True, situation) for situation in situations]
     assert parts_of(lost) == parts_of(won) != []
-    assert record_of(won) == Record(16, 0)
+    assert record_of(won) == UseRecord(16, 0)
 
 
 # -- unused

@@ -15,8 +15,7 @@ from kb.errors import Conflict, Forbidden, InvalidKnowledge, UnknownSignal
 from kb.scope import AccessScope
 from skills.format.skillfile import write_skill
 from skills.lifecycle import approve, retire
-from skills.revising import Revision
-from skills.skill_library import SkillLibrary
+from skills.skill_library import Revision, SkillLibrary
 from tests.skills.test_library import LEARNED, SHIPPED, bring, measure, stocked
 
 pytestmark = pytest.mark.slow(seconds=4)

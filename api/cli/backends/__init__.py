@@ -96,7 +96,7 @@ def service_at(data_dir: Path | None, url: str | None) -> str | None:
     """The URL of the service that is named, or runs on the data directory; None where none does.
     Raises InvalidRequest where both are given.
     """
-    from kb.service_lock import running_service
+    from kb.data_dir import running_service
 
     if url is not None and data_dir is not None:
         raise InvalidRequest(

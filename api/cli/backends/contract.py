@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from skills.exporting import Exported
+    from skills.format.skillfile import Exported
 
 Json = Mapping[str, Any]
 

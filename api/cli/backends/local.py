@@ -21,11 +21,10 @@ from typing import TYPE_CHECKING, Any
 
 from api.cli.backends.contract import About, Filters, Json
 from api.cli.output import note
+from kb.data_dir import open_to_others, running_service
 from kb.errors import PayloadTooLarge, StoreAway, StoreError, Unavailable
 from kb.plain import plain
-from kb.private import open_to_others
 from kb.scope import ALL_ACCESS
-from kb.service_lock import running_service
 from kb.settings import Settings
 
 if TYPE_CHECKING:
@@ -34,9 +33,9 @@ if TYPE_CHECKING:
     from ingestion.parse_process import ParserPool
     from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
-    from kb.catalog.knowledge.proposed_symbols import SymbolStatus
-    from kb.cluster.connection import Cluster
-    from skills.exporting import Exported
+    from kb.catalog.knowledge.symbols import SymbolStatus
+    from kb.cluster import Cluster
+    from skills.format.skillfile import Exported
     from skills.skill_library import SkillLibrary
 
 POLL_SECONDS = 0.2
@@ -252,7 +251,7 @@ class LocalTarget:
     def _check_reader(self, unfinished: bool) -> None:
         stopped = bool(self._readers) and not any(r.is_alive() for r in self._readers)
         if unfinished and any(worker.full for worker in self._workers):
-            from kb.catalog.faults import full
+            from kb.catalog.database import full
 
             raise full("no space to read a document")
         for worker in self._workers:
@@ -464,7 +463,7 @@ class LocalTarget:
     def revise_skill(self, name: str, change: Json) -> Json:
         from api.bodies import validated
         from api.skill_bodies import RevisionBody
-        from skills.revising import Revision
+        from skills.skill_library import Revision
 
         body = validated(RevisionBody, dict(change))
         revision = Revision(body.description, body.predicate, body.body)
@@ -473,7 +472,7 @@ class LocalTarget:
         return {**plain(stored)}
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
-        from skills.exporting import write_export
+        from skills.format.skillfile import write_export
 
         chosen = names or [skill["name"] for skill in self.skills(filters)]
         library = self._library()

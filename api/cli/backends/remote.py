@@ -18,8 +18,8 @@ from kb.errors import KernloreError, Unavailable
 from retrieval.client import HttpBackend, KernloreClientError, Part
 
 if TYPE_CHECKING:
-    from skills.exporting import Exported
     from skills.format.schema import SkillFile
+    from skills.format.skillfile import Exported
 
 TIMEOUT = 120.0  # seconds; an upload of the largest file through a slow disk
 
@@ -205,7 +205,7 @@ class RemoteTarget:
         return _mapping(self.call("POST", _at("/skills", name, "revisions"), json=dict(change)))
 
     def export_skills(self, names: Sequence[str], parent: Path, filters: Filters) -> Exported:
-        from skills.exporting import write_export
+        from skills.format.skillfile import write_export
 
         chosen = names or [skill["name"] for skill in self.skills(filters)]
         files = [self._exported(name) for name in chosen]
@@ -213,8 +213,7 @@ class RemoteTarget:
         return write_export(files, parent, states)
 
     def _exported(self, name: str) -> SkillFile:
-        from skills.format.folders import unpacked
-        from skills.format.skillfile import read_skill
+        from skills.format.skillfile import read_skill, unpacked
 
         self.skill(name)  # an unknown one is refused in the service's own words
         answer = self._http.download(_at("/skills", name, "export"))
@@ -227,7 +226,7 @@ class RemoteTarget:
             return read_skill(folder)
 
     def import_skill(self, folder: Path, actor: str) -> Json:
-        from skills.format.folders import packed
+        from skills.format.skillfile import packed
 
         file = Part("file", packed(folder.resolve()), f"{folder.resolve().name}.zip")
         return _mapping(self.call("POST", "/skills", files=[Part("actor", actor), file]))

@@ -16,7 +16,7 @@ from api.cli.output import Json, note, pairs, show
 from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
-    from kb.backup.archive import Contents
+    from kb.backup import BackupContents
 
 FAILED = 1
 
@@ -42,8 +42,8 @@ def backup(
 
     It exits with 1 if a stored file was missing or damaged; the backup then has everything else.
     """
-    from kb.backup.archive import verify as verify_backup
-    from kb.backup.write import write_backup
+    from kb.backup import verify_backup as verify_backup
+    from kb.backup import write_backup
 
     if (output is None) == (verify is None):
         raise InvalidRequest(
@@ -71,7 +71,7 @@ def restore(
     as_json: AsJson = False,
 ) -> None:
     """Make a new data directory from a backup. All of it is restored, or nothing."""
-    from kb.backup.restore import restore_backup
+    from kb.restore import restore_backup
 
     send_logs_to_stderr("warning")
     restored = restore_backup(file, read_settings(data_dir), _progress(as_json))
@@ -88,7 +88,7 @@ def _progress(quiet: bool) -> Any:
     return (lambda message: None) if quiet else note
 
 
-def _described(contents: Contents) -> dict[str, Any]:
+def _described(contents: BackupContents) -> dict[str, Any]:
     """What a backup holds, as JSON."""
     manifest = contents.manifest
     return {

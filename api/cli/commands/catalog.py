@@ -39,7 +39,7 @@ def copy(
     """
     from kb.catalog.engine import open_place
     from kb.catalog.moving import copy_catalog
-    from kb.private import private_files
+    from kb.data_dir import private_files
 
     _check(source, target)
     with private_files():
@@ -57,7 +57,7 @@ def copy(
 
 
 def _check(source: str, target: str) -> None:
-    from kb.service_lock import running_service
+    from kb.data_dir import running_service
 
     if source == target:
         raise InvalidRequest("FROM and TO are the same", hint="Give another place to copy to.")

@@ -282,7 +282,7 @@ def new(
     as_json: AsJson = False,
 ) -> None:
     """Write a commented hardware.toml to fill in."""
-    from kb.hardware.writer import hardware_template
+    from kb.hardware.schema import hardware_template
 
     text = hardware_template(hardware_id)
     if output is not None:

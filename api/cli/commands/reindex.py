@@ -10,8 +10,7 @@ from kb.errors import Conflict
 
 def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """Rebuild the search indexes from the catalog. No service may run on the data directory."""
-    from kb.private import private_files
-    from kb.service_lock import ServiceLock, running_service
+    from kb.data_dir import ServiceLock, private_files, running_service
 
     settings = read_settings(data_dir)
     running = running_service(settings.data_dir)
@@ -25,7 +24,7 @@ def reindex(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     # Held without an address: no service may start, and no command takes this for one.
     with private_files(), ServiceLock(settings.data_dir, ""):
         from api.services import open_services
-        from kb.catalog.knowledge.reindexing import rebuild_lexical
+        from kb.catalog.knowledge.versions import rebuild_lexical
         from kb.index.chroma import ChromaIndex
 
         services = open_services(settings)

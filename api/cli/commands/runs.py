@@ -423,7 +423,7 @@ def flagged(run: ReviewedId, data_dir: DataDir = None, as_json: AsJson = False) 
     looked at by a person before anything is learned from it.
     """
     with opened(data_dir) as local:
-        from skills.trajectories.reviews import flagged_nodes
+        from skills.trajectories.reading import flagged_nodes
 
         rows = [node.as_json() for node in flagged_nodes(local.services, run)]
     show(rows, as_json, _flagged_text)
@@ -460,7 +460,7 @@ def review(
         )
     decision = "accepted" if accept else "refused"
     with opened(data_dir) as local:
-        from skills.trajectories.reviews import review_node
+        from skills.trajectories.reading import review_node
 
         decided = review_node(
             local.services, run, node, decision, login() if actor is None else actor, reason

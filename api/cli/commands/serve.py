@@ -19,8 +19,8 @@ import typer
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import DataDir
 from kb.addresses import from_elsewhere, from_here, is_loopback
+from kb.data_dir import open_to_others, private_files
 from kb.errors import Conflict
-from kb.private import open_to_others, private_files
 
 if TYPE_CHECKING:
     from kb.settings import Settings
@@ -58,7 +58,7 @@ def serve(
     data_dir: DataDir = None,
 ) -> None:
     """Run the HTTP service, which also reads uploads. Ctrl-C stops it."""
-    from kb.service_lock import ServiceLock
+    from kb.data_dir import ServiceLock
     from kb.settings import unknown_settings
 
     names = ",".join(allowed_host) if allowed_host else None
@@ -89,7 +89,7 @@ def _check(settings: Settings) -> bool:
     from ingestion.knowledge_folder import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
-    from skills.shipped import shipped_folders
+    from skills.importing import shipped_folders
 
     check_knowledge_folder(settings.knowledge_dir)
     shipped_folders(settings.skills_dir)

@@ -326,7 +326,7 @@ def distill(
         )
     with opened(data_dir) as local:
         if errors:
-            from skills.curator.mended_runs import distil_errors
+            from skills.curator.debugging_skills import distil_errors
 
             show(distil_errors(local.services).as_json(), as_json, _errors_text)
             return

@@ -14,7 +14,7 @@ from kb.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
-    from kb.catalog.search.trajectories import StoredTrajectory
+    from kb.catalog.trajectories import StoredTrajectory
 
 app = typer.Typer(help="Searches of other optimizers, and training data.")
 TrajectoryId = Annotated[
@@ -83,7 +83,8 @@ def verify(identity: TrajectoryId, data_dir: DataDir = None, as_json: AsJson = F
     where its hardware was not here, and not timed where the machine was too busy. Exits 1 unless it
     is ready afterwards."""
     with opened(data_dir) as local:
-        from skills.trajectories.accept import requeue, trajectory_store
+        from skills.trajectories.queue import requeue
+        from skills.trajectories.reading import trajectory_store
 
         store = trajectory_store(local.services)
         store.expire()

@@ -15,7 +15,7 @@ from api.http.bodies import is_json, json_body, media_type, read_limited
 from api.http.dependencies import Access, Parts, api_router
 from api.http.openapi import json_request, text_request
 from ingestion import hardware as chips
-from kb.catalog.knowledge.proposed_symbols import SymbolStatus
+from kb.catalog.knowledge.symbols import SymbolStatus
 from kb.errors import InvalidRequest, UnsupportedFormat
 from kb.hardware.facts import SubjectKind
 from kb.hardware.schema import parse_hardware

@@ -142,7 +142,7 @@ def flagged(run_id: str, parts: Parts, access: Access) -> dict[str, Any]:
     run, or of an external trajectory that is ready. `decision` is the newest decision, and null
     while there is none: until then nothing is learned from the candidate, and it is left out of
     training data."""
-    from skills.trajectories.reviews import flagged_nodes
+    from skills.trajectories.reading import flagged_nodes
 
     nodes = flagged_nodes(parts, run_id, access)
     return {"run": run_id, "flagged": [node.as_json() for node in nodes]}
@@ -163,7 +163,7 @@ def review(
 ) -> dict[str, Any]:
     """Every decision is kept, and the newest counts. 409 where no flag of the candidate waits for a
     person, or where a check rejected it, which nobody can overrule."""
-    from skills.trajectories.reviews import flagged_nodes, review_node
+    from skills.trajectories.reading import flagged_nodes, review_node
 
     if not (number.isascii() and number.isdigit() and len(number) < 10):
         flagged_nodes(parts, run_id, access)  # an unknown run is reported first

@@ -26,10 +26,9 @@ from api.skill_bodies import RevisionBody, SkillBody, SkillPatch
 from kb.errors import InvalidRequest
 from kb.plain import plain
 from kb.scope import AccessScope
-from skills.format.folders import MAX_BYTES, packed, placed, unpacked
+from skills.format.skillfile import MAX_BYTES, packed, placed, unpacked
 from skills.lifecycle import change_state
-from skills.revising import Revision
-from skills.skill_library import Imported, SkillDetail
+from skills.skill_library import Imported, Revision, SkillDetail
 
 router = api_router("skills")
 ACTOR = "http"

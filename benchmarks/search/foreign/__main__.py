@@ -18,10 +18,8 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from benchmarks.report import ended, say, write_result
-from benchmarks.search.foreign.grammar import FAMILIES, problem_text
-from benchmarks.search.foreign.modules import write_modules
-from benchmarks.search.foreign.report import read_results, report
-from benchmarks.search.gains.sessions import opened
+from benchmarks.search.foreign.grammar import FAMILIES, problem_text, write_modules
+from benchmarks.search.foreign.report import opened, read_results, report
 from kb.errors import InvalidRequest
 
 

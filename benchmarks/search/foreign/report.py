@@ -3,34 +3,38 @@ and over its best option, and the means by family and by opened and unopened see
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+import math
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 from benchmarks.report import table
-from benchmarks.search.gains.rows import compiled_default, geomean
-from benchmarks.search.gains.sessions import is_finished, problem_name, runs_in
+from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.records import Interval
 from optimizer.search.confirm import outcome_from_json
-from optimizer.search.portable.launch import WHY_FAILED
+from optimizer.search.portable.launch import RESULTS, WHY_FAILED
 from optimizer.search.records import Node
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.tree import Tree
 
+DEFAULT = {"mode": "default"}  # values of torch.compile as it comes
 AT_ROOF = 90  # per cent of the roofline, from which on there is little left to gain
 
 
 @dataclass(frozen=True)
 class Result:
-    """One searched problem. gain: the winner over eager on values that the search never saw; 1 by
-    dispatch where nothing was certainly faster; None where nothing could be measured. default,
-    best: torch.compile as it comes and its best option over eager, as the search measured them;
-    None where they were not right or not tried. same: whether the winner is that best option, so
-    that its two figures are two measurements of one kernel. first: seconds from the beginning of
-    the run, the reference's evaluation included, to the first right candidate; None where there is
-    none. reason:
-    why there is no gain, or why the run ended."""
+    """One searched problem.
+
+    gain: the winner over eager on values that the search never saw; 1 if nothing was certainly
+    faster, None if nothing was measured. default, best: torch.compile's default and best option
+    over eager in the search, None if not right or not tried. same: the winner is that best
+    option, measured twice. first: seconds from the start of the run to the first right candidate,
+    or None. reason: why there is no gain, or why the run ended.
+    """
 
     name: str
     gain: float | None
@@ -48,7 +52,7 @@ class Result:
 
     @property
     def family(self) -> str:
-        """Of a drawn problem; blocks of published models are a family of their own."""
+        """The family of a drawn problem, or `published block`."""
         return self.name.rpartition("_")[0] if self.drawn else "published block"
 
     @property
@@ -59,6 +63,60 @@ class Result:
     @property
     def opened(self) -> bool:
         return not self.drawn or int(self.name.rpartition("_")[2]) % 2 == 0
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[Path]:
+    """A folder with run folders in it: the session's own, or its results.zip, unpacked.
+
+    Raises NotFound or InvalidRequest if there are no runs."""
+    if not path.exists():
+        raise NotFound(f"{path} is not there", hint="Give the --out folder of a portable session.")
+    if path.is_dir() and _has_runs(path):
+        yield path
+        return
+    packed = path / RESULTS if path.is_dir() else path
+    with tempfile.TemporaryDirectory(prefix="kernlore-results-") as scratch:
+        folder = Path(scratch)
+        _unpack(packed, folder)
+        if not _has_runs(folder):
+            raise InvalidRequest(
+                f"{packed} holds no run", hint="Give the --out folder of a portable session."
+            )
+        yield folder
+
+
+def _has_runs(folder: Path) -> bool:
+    return any(folder.glob("*/run.json"))
+
+
+def _unpack(packed: Path, folder: Path) -> None:
+    try:
+        with zipfile.ZipFile(packed) as archive:
+            archive.extractall(folder)
+    except (FileNotFoundError, zipfile.BadZipFile) as error:
+        raise InvalidRequest(
+            f"{packed} is no zip file of results",
+            hint=f"Give the --out folder of a portable session, or its {RESULTS}.",
+        ) from error
+
+
+def runs_in(folder: Path) -> list[RunRow]:
+    """All, finished or not, in the order in which they were started."""
+    store = FileStore(folder)
+    runs = [store.run(path.parent.name) for path in folder.glob("*/run.json")]
+    return sorted(runs, key=lambda run: (run.started_at, run.id))
+
+
+def is_finished(run: RunRow) -> bool:
+    """Whether its winner was measured again too."""
+    return run.state == "finished" and bool(run.result)
+
+
+def problem_name(run: RunRow) -> str:
+    """Of a run whose problem file may not be here."""
+    path = Path(run.problem)
+    return path.parent.name if path.name == "problem.py" else path.stem
 
 
 def read_results(folder: Path) -> list[Result]:
@@ -111,6 +169,17 @@ def _roof(node: Node | None) -> float | None:
     return float(value) if isinstance(value, int | float) else None
 
 
+def compiled_default(tree: Tree) -> Node | None:
+    """The candidate that is torch.compile as it comes; None where the run did not try it."""
+    for node in tree.nodes[1:]:
+        proposal = node.proposal
+        if proposal is None or proposal.origin != "config" or node.state == "duplicate":
+            continue
+        if dict(proposal.values) == DEFAULT:
+            return node
+    return None
+
+
 def _speedup(node: Node | None) -> float | None:
     interval: Interval | None = node.speedup if node is not None and node.correct else None
     return interval.value if interval is not None else None
@@ -136,11 +205,11 @@ def report(results: Sequence[Result], drawn: Iterable[str]) -> list[str]:
         f"Problems: {len(chosen)}; without a figure: {len(lost)}{_named(lost)};"
         f" not begun: {len(missing)}{_named(missing)}.",
         f"Below 1.0 after dispatch: {len(slower)}{_named(slower)}. Below 0.97 of torch.compile's"
-        f" best option: {len(behind)}{_named(behind)}, of which {len(same)} are that option itself,"
+        f" best option: {len(behind)}{_named(behind)}; {len(same)} of them are that option itself,"
         f" measured twice{_named(same)}.",
         _first_right(chosen),
         "A gain is the winner's over eager, measured again after the search on other values; 1.00"
-        " where nothing was certainly faster, because the module runs the reference there. Options"
+        " if nothing was certainly faster, because the module runs the reference then. Options"
         " of torch.compile are as the search measured them.",
     ]
     return [
@@ -195,6 +264,19 @@ def _means(results: Sequence[Result], title: str, key: Callable[[Result], str]) 
             for name, group in sorted(groups.items())
         ],
     )
+
+
+def geomean(values: Iterable[float]) -> str:
+    """With its 95 % interval over the problems."""
+    logs = [math.log(value) for value in values]
+    if not logs:
+        return "none"
+    mean = sum(logs) / len(logs)
+    if len(logs) < 2:
+        return f"{math.exp(mean):.3f} n=1"
+    spread = math.sqrt(sum((x - mean) ** 2 for x in logs) / (len(logs) - 1) / len(logs))
+    low, high = math.exp(mean - 1.96 * spread), math.exp(mean + 1.96 * spread)
+    return f"{math.exp(mean):.3f} [{low:.3f}, {high:.3f}] n={len(logs)}"
 
 
 def _rows(results: Sequence[Result]) -> str:

@@ -1,7 +1,7 @@
 """One cell: a model writes kernels for one problem on one chip in one arm, until one is right.
 
-A cell is a run of the product's own search with models as its only proposers. What is stored makes
-it replayable without a model: the transcripts, and what was measured.
+A cell is a run of the product's own search with models as its only proposers. Its
+transcripts and measurements are stored, so that it can be replayed without a model.
 """
 
 from __future__ import annotations
@@ -9,24 +9,27 @@ from __future__ import annotations
 import gzip
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from api.cli.backends.local import LocalTarget
-from benchmarks.search.model_writes.arms import Arm
 from benchmarks.search.model_writes.chips import Chip
 from kb.catalog.knowledge import symbols as symbol_rows
 from kb.prompt_tokens import count_tokens
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.evaluate import evaluate_files
 from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
 from optimizer.search.records import Node
+from optimizer.search.runs.knowledge import ServiceKnowledge
 from optimizer.search.runs.optimize import Finished, optimize
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
+from retrieval.knowledge_base import KnowledgeBase
+from retrieval.request import RetrieveRequest
 from retrieval.symbols import names_in
 
 FIRST_RIGHT = 1e-6  # a target that the first right kernel reaches
@@ -149,8 +152,8 @@ def run_cell(
 
 
 def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[Node]:
-    """The candidates of a stored cell, proposed again from its transcripts and evaluated anew; no
-    model is asked.
+    """The candidates of a stored cell, proposed from its transcripts and evaluated again without a
+    model.
     """
     run = unpack_transcripts(folder, cell, local.services.settings.data_dir)
     goal = Goal(
@@ -231,7 +234,7 @@ def _attempts(finished: Finished, prompts: Mapping[int, str], names: list[str]) 
 
 
 def store(cell: Cell, transcripts: Path, out: Path) -> None:
-    """Keep the result as JSON and the transcripts beside it, packed."""
+    """Write the result as JSON and the transcripts as a gzip file."""
     out.mkdir(parents=True, exist_ok=True)
     rows = [
         json.loads(path.read_text(encoding="utf-8")) for path in sorted(transcripts.glob("*.json"))
@@ -242,7 +245,7 @@ def store(cell: Cell, transcripts: Path, out: Path) -> None:
 
 
 def load_cells(folder: Path) -> list[Cell]:
-    """All cells that are kept in a folder, by name."""
+    """All cells of a folder, by name."""
     cells = []
     for path in sorted(folder.glob("*.json")):
         row = json.loads(path.read_text(encoding="utf-8"))
@@ -269,3 +272,119 @@ def unpack_transcripts(folder: Path, cell: Cell, data_dir: Path) -> str:
         path = target / f"{row['step']}-{row['attempt']}.json"
         path.write_text(json.dumps(row), encoding="utf-8")
     return run
+
+
+# -- arms: our context, and the contexts to compare with
+
+PASSAGES = 200  # shown as far as the budget allows
+
+
+@dataclass(frozen=True)
+class Arm:
+    """One way to inform a model. `memory`: it sees the results of its earlier attempts; `tools`: it
+    may call tools; `check`: its names are checked against the chip's before compiling; `second`:
+    another problem was solved on the chip before. `source` makes the context; None for none.
+    """
+
+    name: str
+    about: str
+    source: Callable[[KnowledgeBase, Chip, Chip], KnowledgeSource] | None
+    memory: bool = True
+    tools: bool = False
+    check: bool = False
+    second: bool = False
+
+
+@dataclass
+class Fixed:
+    """A source with a constant text."""
+
+    text: str
+
+    def consult(self, query: Query) -> Knowledge:
+        """The text."""
+        return Knowledge(target=self.text)
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
+        """Nothing is learnt."""
+
+
+@dataclass
+class Passages:
+    """The best passages for the operator, as many as fit: plain top-k retrieval."""
+
+    base: KnowledgeBase
+    _shown: dict[str, str] = field(default_factory=dict)
+
+    def consult(self, query: Query) -> Knowledge:
+        """The passages for the operator and language, the same in each attempt."""
+        key = query.op
+        if key not in self._shown:
+            words = f"write a {query.language or ''} kernel for {query.op.replace('_', ' ')}"
+            request = RetrieveRequest(query=words, hardware=query.hardware, task="ask", k=PASSAGES)
+            parts: list[str] = []
+            room = query.max_tokens
+            for excerpt in self.base.retriever.retrieve(request).excerpts:
+                cost = count_tokens(excerpt.text) + 1
+                if cost <= room:
+                    parts.append(excerpt.text)
+                    room -= cost
+            self._shown[key] = "\n\n".join(parts)
+        return Knowledge(target=self._shown[key])
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
+        """Nothing is learnt."""
+
+
+@dataclass
+class Unadapted:
+    """Our context of the first attempt, in every attempt."""
+
+    inner: ServiceKnowledge
+    _first: Knowledge | None = None
+
+    def consult(self, query: Query) -> Knowledge:
+        """The answer to the first request."""
+        if self._first is None:
+            self._first = self.inner.consult(replace(query, task="write", log="", draft=""))
+        return self._first
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
+        """Nothing is learnt."""
+
+
+def _ours(base: KnowledgeBase, chip: Chip, other: Chip) -> KnowledgeSource:
+    return ServiceKnowledge(base)
+
+
+ARMS: Mapping[str, Arm] = {
+    arm.name: arm
+    for arm in (
+        Arm("nothing", "no knowledge, no earlier attempts", None, memory=False),
+        Arm("errors", "no knowledge; earlier attempts and their errors", None),
+        Arm("whole", "the manual, whole", lambda base, chip, other: Fixed(chip.manual)),
+        Arm(
+            "passages",
+            "the best passages, as many as fit",
+            lambda base, chip, other: Passages(base),
+        ),
+        Arm("ours", "our context", _ours, check=True),
+        Arm(
+            "unadapted",
+            "our context of the first attempt, unchanged",
+            lambda base, chip, other: Unadapted(ServiceKnowledge(base)),
+            check=True,
+        ),
+        Arm("tools", "our context, and tools", _ours, tools=True, check=True),
+        Arm(
+            "second",
+            "our context, after another problem was solved on the chip",
+            _ours,
+            check=True,
+            second=True,
+        ),
+        Arm(
+            "placebo", "another chip's manual, whole", lambda base, chip, other: Fixed(other.manual)
+        ),
+    )
+}

@@ -52,7 +52,7 @@ FAMILIES = {
 
 @dataclass(frozen=True)
 class Chip:
-    """A drawn chip in a folder of its own."""
+    """A drawn chip in its own folder."""
 
     family: Family
     seed: int
@@ -146,7 +146,7 @@ def _upload(local: LocalTarget, chip: Chip, paths: Sequence[Path]) -> int:
 
 def other_documents(folder: Path, words: int) -> list[Path]:
     """Documents below a folder, in a fixed order, that have about this many words together. Raises
-    InvalidRequest where there are too few.
+    InvalidRequest if there are too few.
     """
     chosen: list[Path] = []
     total = 0

@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from statistics import mean, median
 
 from benchmarks.report import table
-from benchmarks.search.model_writes.arms import ARMS
-from benchmarks.search.model_writes.cells import Cell
+from benchmarks.search.model_writes.cells import ARMS, Cell
 
 BOUNDS = (1, 4, 8)
 RESAMPLES = 10_000
@@ -123,5 +122,5 @@ def bootstrap(values: Sequence[float], seed: int = 0) -> tuple[float, float]:
 
 
 def about_arms(names: Iterable[str]) -> str:
-    """What the arms are."""
+    """Descriptions of the arms."""
     return "\n".join(f"* `{name}`: {ARMS[name].about}" for name in names)

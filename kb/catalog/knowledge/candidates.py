@@ -21,10 +21,10 @@ from numpy.typing import NDArray
 from sqlalchemy import Connection
 
 from kb.catalog.dialect import driver_sql
-from kb.catalog.engine import portions
 from kb.catalog.kept import keeps, look_up, made, put_made
 from kb.catalog.knowledge import embeddings, lexical, passages
 from kb.catalog.knowledge.embeddings import Vector, index_state, newest
+from kb.catalog.rows import portions
 from kb.scope import ScopeFilter
 
 _KEPT_AS = "candidates"

@@ -1,11 +1,12 @@
-"""People's corrections, kept apart from what machines read, so that the next revision does not undo
-them.
+"""People's corrections, stored apart from the machine's reading, so that the next revision of a
+document does not undo them.
 
-A correction is anchored to the machine's own reading: the SHA-256 of the passage's uncorrected
-text, the heading path of a section, or the name of a symbol. When a revision is read again, equal
-text gets its correction back; what no longer matches is reported, with what it said, until it is
-made again under the same heading or dropped. Cards of symbols that a model has
-proposed are kept here too, with what people decided about them (`proposed_symbols`)."""
+A correction is anchored to the machine's reading: the SHA-256 of the passage's uncorrected text,
+the heading path of a section, or the name of a symbol. When a revision is read again, equal text
+gets its correction back; one that matches nothing is reported, with its text, until it is made
+again under the same heading or dropped. Cards that a model has proposed are stored here too, with
+the decisions about them (`kb.catalog.knowledge.symbols`).
+"""
 
 from __future__ import annotations
 
@@ -18,9 +19,9 @@ import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables.knowledge import corrections
+from kb.catalog.tables import corrections
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -28,23 +29,47 @@ REMARKED = 6  # corrections that a job names
 QUOTED = 200  # characters of one in it
 
 
+def record(
+    connection: Connection,
+    document_id: str,
+    target: str,
+    anchor: str,
+    field: str,
+    value: Any,
+    actor: str,
+) -> None:
+    """Store a correction; it replaces an earlier correction of the same place and field."""
+    place = {"document_id": document_id, "target": target, "anchor": anchor, "field": field}
+    same = (corrections.c[name] == wanted for name, wanted in place.items())
+    connection.execute(corrections.delete().where(*same))
+    row = {"id": new_id("cor"), "value": {"value": value}, "actor": actor}
+    connection.execute(corrections.insert().values(**place, **row, created_at=clock.now()))
+
+
+def of_symbols(connection: Connection, document_id: str, field: str) -> dict[str, Any]:
+    """The values of one field by symbol name, oldest first."""
+    rows = connection.execute(
+        sa.select(corrections.c.anchor, corrections.c.value)
+        .where(
+            corrections.c.document_id == document_id,
+            corrections.c.target == "symbol",
+            corrections.c.field == field,
+        )
+        .order_by(corrections.c.created_at, corrections.c.id)
+    )
+    return {row.anchor: row.value["value"] for row in rows}
+
+
+# -- applying them to a revision
+
+
 @dataclass(frozen=True)
 class PassageFix:
-    """Corrected fields of a passage; None leaves what the machine read."""
+    """Corrected fields of a passage; None leaves the machine's reading."""
 
     text: str | None = None
     tags: tuple[tuple[str, str], ...] | None = None
     hardware: tuple[str, ...] | None = None
-
-    @property
-    def any(self) -> bool:
-        """Whether anything is corrected."""
-        return (self.text, self.tags, self.hardware) != (None, None, None)
-
-
-def section_anchor(path: Sequence[str]) -> str:
-    """The anchor of a section: its heading path as JSON."""
-    return json.dumps(list(path))
 
 
 class Corrections:
@@ -72,8 +97,8 @@ class Corrections:
         )
 
     def section_hardware(self, path: Sequence[str]) -> tuple[str, ...] | None:
-        """The corrected hardware scope of a section; None where nobody corrected it."""
-        hardware = self._value("section", section_anchor(path), "hardware")
+        """The corrected hardware scope of a section; None without a correction."""
+        hardware = self._value("section", json.dumps(list(path)), "hardware")
         return tuple(hardware) if hardware is not None else None
 
     def unmatched(self) -> list[dict[str, Any]]:
@@ -98,10 +123,13 @@ def load(connection: Connection, document_id: str) -> Corrections:
     return Corrections(list(rows))
 
 
+# -- those that match nothing
+
+
 @dataclass(frozen=True)
 class Unfit:
     """A correction whose text, section or symbol the current version of its document does not have.
-    `text` is what was corrected to; `path` and `passage_id` name the passage that it was made of,
+    `text` is the corrected text; `path` and `passage_id` name the passage that it was made of,
     `path` alone the section or the symbol.
     """
 
@@ -126,29 +154,26 @@ def unfit(
     first.
     """
     current = t.documents.c.current_version_id
+    is_passage = (
+        t.passages.c.version_id == current,
+        t.passages.c.text_sha256 == corrections.c.anchor,
+    )
+    is_symbol = t.symbols.c.version_id == current, t.symbols.c.name == corrections.c.anchor
     query = (
         sa.select(corrections, t.documents.c.title, current)
         .join(t.documents, t.documents.c.id == corrections.c.document_id)
-        .where(current.is_not(None), visible.documents(access))
         .where(
+            current.is_not(None),
+            visible.documents(access),
             sa.or_(
                 corrections.c.target == "section",
-                sa.and_(
-                    corrections.c.target == "passage",
-                    ~sa.exists().where(
-                        t.passages.c.version_id == current,
-                        t.passages.c.text_sha256 == corrections.c.anchor,
-                    ),
-                ),
+                sa.and_(corrections.c.target == "passage", ~sa.exists().where(*is_passage)),
                 sa.and_(
                     corrections.c.target == "symbol",
-                    corrections.c.field == "card",  # a proposal stands or falls with its text
-                    ~sa.exists().where(
-                        t.symbols.c.version_id == current,
-                        t.symbols.c.name == corrections.c.anchor,
-                    ),
+                    corrections.c.field == "card",  # a proposal goes with its text
+                    ~sa.exists().where(*is_symbol),
                 ),
-            )
+            ),
         )
         .order_by(corrections.c.created_at, corrections.c.id)
     )
@@ -159,16 +184,17 @@ def unfit(
 
 
 def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> Unfit | None:
-    """None for a section that is there, and for what the caller may not see."""
+    """None for a section that exists, and for a correction that the caller may not see."""
+    passage_id: str | None = None
     if row.target == "section":
-        path, passage_id = tuple(json.loads(row.anchor)), None
-        there = connection.execute(
+        path = tuple(json.loads(row.anchor))
+        paths = connection.execute(
             sa.select(t.sections.c.path).where(t.sections.c.version_id == row.current_version_id)
         ).scalars()
-        if access.restricted or list(path) in list(there):
+        if access.restricted or list(path) in list(paths):
             return None
     elif row.target == "symbol":
-        path, passage_id = (str(row.anchor),), None
+        path = (str(row.anchor),)
         if access.restricted:
             return None
     else:
@@ -209,29 +235,29 @@ def no_longer_fit(entries: Sequence[Unfit]) -> str:
 
 
 def remarks(entries: Sequence[Unfit]) -> list[str]:
-    """What the job of a new version says of corrections that it does not have a place for."""
+    """The remark of a new version's job on corrections that match nothing in it."""
     if not entries:
         return []
-    said = []
+    named = []
     for entry in entries[:REMARKED]:
         text = " ".join(entry.text.split())
         text = text if len(text) <= QUOTED else f"{text[: QUOTED - 3]}..."
         place = f" (under {' > '.join(entry.path)})" if entry.path else ""
-        said.append(f"{entry.field} '{text}'{place}")
+        named.append(f"{entry.field} '{text}'{place}")
     if len(entries) > REMARKED:
-        said.append(f"and {len(entries) - REMARKED} more")
+        named.append(f"and {len(entries) - REMARKED} more")
     again = "make it again" if len(entries) == 1 else "make them again"
     return [
-        f"{no_longer_fit(entries)} this version: {'; '.join(said)}; {again} on the document's page,"
-        " or with `kernlore documents correct`"
+        f"{no_longer_fit(entries)} this version: {'; '.join(named)}; {again} on the document's"
+        " page, or with `kernlore documents correct`"
     ]
 
 
 def made_again(
     connection: Connection, document_id: str, fields: Collection[str], path: Sequence[str]
 ) -> None:
-    """A passage of the current version was corrected: what no longer fitted of the same field and
-    heading is done.
+    """A passage of the current version was corrected: drop unfit corrections of the same field and
+    heading.
     """
     for entry in unfit(connection, document_id):
         if entry.target == "passage" and entry.field in fields and entry.path == tuple(path):
@@ -239,40 +265,8 @@ def made_again(
 
 
 def drop(connection: Connection, document_id: str, correction_id: str) -> bool:
-    """Forget a correction that no longer fits; False where there is no such one."""
+    """Remove a correction that no longer fits; False where there is no such one."""
     if correction_id not in {entry.id for entry in unfit(connection, document_id)}:
         return False
     connection.execute(corrections.delete().where(corrections.c.id == correction_id))
     return True
-
-
-def record(
-    connection: Connection,
-    document_id: str,
-    target: str,
-    anchor: str,
-    field: str,
-    value: Any,
-    actor: str,
-) -> None:
-    """Store a correction; it replaces an earlier correction of the same place and field."""
-    connection.execute(
-        corrections.delete().where(
-            corrections.c.document_id == document_id,
-            corrections.c.target == target,
-            corrections.c.anchor == anchor,
-            corrections.c.field == field,
-        )
-    )
-    connection.execute(
-        corrections.insert().values(
-            id=new_id("cor"),
-            document_id=document_id,
-            target=target,
-            anchor=anchor,
-            field=field,
-            value={"value": value},
-            actor=actor,
-            created_at=clock.now(),
-        )
-    )

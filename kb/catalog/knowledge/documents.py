@@ -1,66 +1,32 @@
-"""Reading and removing documents: the list, one document with its versions, its sections and
-passages.
+"""Documents: the list, one document with its versions and sections, and deletion.
+
+A deletion removes rows in one transaction, and SQLite writes zeros over them. Stored files, words
+in segments of the lexical index and pages of the write-ahead log still hold text then: the deletion
+notes that in its own transaction, and `erase_deleted` removes them; after a crash in between the
+next call does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import visible
-from kb.catalog.engine import Catalog, portions
+from kb.blobs import Blobs
+from kb.catalog import meta, visible
+from kb.catalog import tables as t
+from kb.catalog.engine import Catalog
+from kb.catalog.facts import Withdrawn, left_behind, withdraw
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge import embeddings, erasure
-from kb.catalog.knowledge.identity import check_document
-from kb.catalog.knowledge.versions import deactivate
+from kb.catalog.knowledge import embeddings, lexical
+from kb.catalog.knowledge.versions import check_document, deactivate
 from kb.catalog.meta import bump_revision
-from kb.catalog.read_facts import Withdrawn, withdraw
-from kb.catalog.tables import jobs as jobs_table
-from kb.catalog.tables import knowledge as t
-from kb.errors import NotFound
+from kb.catalog.rows import columns_of, record_of, select_in
+from kb.errors import NotFound, StoreAway
 from kb.scope import ALL_ACCESS, AccessScope
-
-
-def languages_of(
-    connection: Connection, hardware_id: str, access_scope: AccessScope
-) -> tuple[str, ...]:
-    """The languages that current documents about this very hardware name, by name."""
-
-    def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, tuple[str, ...]]]:
-        return {scope: _languages_by_hardware(connection, scope) for scope in scopes}
-
-    # Of all hardware at once: it takes hardly longer than of one.
-    kept = look_up(connection, "languages of hardware", [access_scope], read, skills=False)[
-        access_scope
-    ]
-    return kept.get(hardware_id, ())
-
-
-def _languages_by_hardware(
-    connection: Connection, access_scope: AccessScope
-) -> dict[str, tuple[str, ...]]:
-    about, spoken = t.document_scopes.alias(), t.document_scopes.alias()
-    rows = connection.execute(
-        sa.select(about.c.value.label("hardware"), spoken.c.value)
-        .distinct()
-        .join(about, about.c.document_id == spoken.c.document_id)
-        .join(t.documents, t.documents.c.id == spoken.c.document_id)
-        .where(
-            spoken.c.kind == "language",
-            about.c.kind == "hardware",
-            visible.documents(access_scope),
-            t.documents.c.current_version_id.is_not(None),
-        )
-        .order_by(spoken.c.value)
-    )
-    languages: dict[str, list[str]] = {}
-    for row in rows:
-        languages.setdefault(row.hardware, []).append(row.value)
-    return {hardware_id: tuple(names) for hardware_id, names in languages.items()}
 
 
 @dataclass(frozen=True)
@@ -114,19 +80,8 @@ class Section:
     passages: int
 
 
-@dataclass(frozen=True)
-class Deleted:
-    """What went with a document: keys of stored files that nothing refers to any more; facts."""
-
-    blob_keys: list[str]
-    facts: Withdrawn
-
-
-_VERSION_COLUMNS = [t.document_versions.c[name] for name in Version.__dataclass_fields__]
-
-
 class Documents:
-    """Every method sees only what `access_scope` may see."""
+    """Every method sees only rows that `access_scope` may see."""
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
@@ -145,15 +100,11 @@ class Documents:
         `words`: only those that have each of them in title or source key; with `limit`, at most
         that many after the first `offset`.
         """
-        query = sa.select(t.documents).where(visible.documents(access_scope))
-        if category is not None:
-            query = query.where(t.documents.c.category == category)
-        if hardware is not None:
-            query = query.where(t.documents.c.id.in_(_about(hardware)))
-        query = query.where(*_with_words(words)).limit(limit).offset(offset)
+        where = _conditions(hardware, category, words, access_scope)
+        query = sa.select(t.documents).where(*where).limit(limit).offset(offset)
         query = query.order_by(t.documents.c.category, t.documents.c.title, t.documents.c.id)
         with self._catalog.read() as connection:
-            return _complete(connection, list(connection.execute(query)), access_scope)
+            return _complete(connection, connection.execute(query).all(), access_scope)
 
     def count(
         self,
@@ -164,13 +115,8 @@ class Documents:
         access_scope: AccessScope = ALL_ACCESS,
     ) -> int:
         """How many documents `find` has without a limit."""
-        query = sa.select(sa.func.count(t.documents.c.id)).where(
-            visible.documents(access_scope), *_with_words(words)
-        )
-        if category is not None:
-            query = query.where(t.documents.c.category == category)
-        if hardware is not None:
-            query = query.where(t.documents.c.id.in_(_about(hardware)))
+        where = _conditions(hardware, category, words, access_scope)
+        query = sa.select(sa.func.count(t.documents.c.id)).where(*where)
         with self._catalog.read() as connection:
             return int(connection.execute(query).scalar_one())
 
@@ -214,43 +160,11 @@ class Documents:
         with self._catalog.read() as connection:
             self._row(connection, document_id, access_scope)
             rows = connection.execute(
-                sa.select(*_VERSION_COLUMNS)
+                sa.select(*columns_of(t.document_versions, Version))
                 .where(t.document_versions.c.document_id == document_id)
                 .order_by(t.document_versions.c.number.desc())
             )
-            return [Version(**row._mapping) for row in rows]
-
-    def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Deleted:
-        """Remove a document with everything made of it, its facts included, whoever accepted them.
-        `erasure.erase` takes the stored files, and what else is left of the text, out of the
-        files.
-        """
-        with self._catalog.write() as connection:
-            self._row(connection, document_id, access_scope)
-            check_document(connection, document_id, access_scope)
-            versions = t.document_versions
-            keys = set(
-                connection.execute(
-                    sa.select(versions.c.blob_key).where(versions.c.document_id == document_id)
-                ).scalars()
-            )
-            texts = list(
-                connection.execute(
-                    sa.select(t.passages.c.embed_sha256)
-                    .distinct()
-                    .where(t.passages.c.document_id == document_id)
-                ).scalars()
-            )
-            deactivate(connection, document_id)
-            withdrawn = withdraw(connection, document_id)
-            connection.execute(
-                jobs_table.jobs.delete().where(jobs_table.jobs.c.subject_id == document_id)
-            )
-            connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
-            embeddings.delete_unused(connection, texts)
-            erasure.owe(connection, keys)
-            bump_revision(connection)
-            return Deleted(erasure.unused(connection, keys), withdrawn)
+            return [record_of(Version, row) for row in rows]
 
     def sections(
         self,
@@ -269,23 +183,13 @@ class Documents:
                 .subquery()
             )
             rows = connection.execute(
-                sa.select(t.sections, sa.func.coalesce(counts.c.n, 0).label("n"))
+                sa.select(t.sections, sa.func.coalesce(counts.c.n, 0).label("passages"))
                 .outerjoin(counts, counts.c.section_id == t.sections.c.id)
                 .where(t.sections.c.version_id == version_id)
                 .order_by(t.sections.c.ordinal)
             )
             return [
-                Section(
-                    row.id,
-                    row.parent_id,
-                    row.level,
-                    row.heading,
-                    tuple(row.path),
-                    row.page_index,
-                    row.page_label,
-                    _narrowed(row.hardware_scope, access_scope),
-                    row.n,
-                )
+                record_of(Section, row, hardware=_named(row.hardware_scope, access_scope))
                 for row in rows
                 if access_scope.sees(row.hardware_scope or ())
             ]
@@ -297,24 +201,48 @@ class Documents:
         number: int | None,
         access_scope: AccessScope,
     ) -> str:
-        """The id of a numbered version, or of the current one."""
+        """The id of a numbered version, or of the current one. Raises NotFound."""
         row = self._row(connection, document_id, access_scope)
         if number is None and row.current_version_id is not None:
             return str(row.current_version_id)
-        query = sa.select(t.document_versions.c.id).where(
-            t.document_versions.c.document_id == document_id
-        )
+        versions = t.document_versions
+        query = sa.select(versions.c.id).where(versions.c.document_id == document_id)
         if number is not None:
-            query = query.where(t.document_versions.c.number == number)
-        version_id = connection.execute(
-            query.order_by(t.document_versions.c.number.desc()).limit(1)
-        ).scalar()
+            query = query.where(versions.c.number == number)
+        version_id = connection.execute(query.order_by(versions.c.number.desc()).limit(1)).scalar()
         if version_id is None:
             raise NotFound(
                 f"document {document_id} has no version {number}",
                 hint=f"GET /documents/{document_id} lists its versions.",
             )
         return str(version_id)
+
+    def delete(self, document_id: str, *, access_scope: AccessScope = ALL_ACCESS) -> Withdrawn:
+        """Remove a document with everything derived from it, accepted facts included; the facts
+        that went. `erase_deleted` then removes its stored files and what is left of its text.
+        """
+        with self._catalog.write() as connection:
+            self._row(connection, document_id, access_scope)
+            check_document(connection, document_id, access_scope)
+            keys = connection.execute(
+                sa.select(t.document_versions.c.blob_key).where(
+                    t.document_versions.c.document_id == document_id
+                )
+            ).scalars()
+            owe_erasure(connection, set(keys))
+            texts = connection.execute(
+                sa.select(t.passages.c.embed_sha256)
+                .distinct()
+                .where(t.passages.c.document_id == document_id)
+            ).scalars()
+            embedded = list(texts)
+            deactivate(connection, document_id)
+            withdrawn = withdraw(connection, document_id)
+            connection.execute(t.work.delete().where(t.work.c.subject_id == document_id))
+            connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
+            embeddings.delete_unused(connection, embedded)
+            bump_revision(connection)
+            return withdrawn
 
     @staticmethod
     def _row(connection: Connection, document_id: str, access_scope: AccessScope) -> sa.Row[Any]:
@@ -328,55 +256,42 @@ class Documents:
         return row
 
 
-def _about(hardware: str) -> sa.Select[Any]:
-    return sa.select(t.document_scopes.c.document_id).where(
-        t.document_scopes.c.kind == "hardware", t.document_scopes.c.value == hardware
-    )
-
-
-def _with_words(words: str) -> list[sa.ColumnElement[bool]]:
+def _conditions(
+    hardware: str | None, category: str | None, words: str, access: AccessScope
+) -> list[sa.ColumnElement[bool]]:
     text = t.documents.c.title.concat(" ").concat(t.documents.c.source_key)
-    return [text.icontains(word, autoescape=True) for word in words.split()]
+    conditions = [visible.documents(access)]
+    conditions += [text.icontains(word, autoescape=True) for word in words.split()]
+    if category is not None:
+        conditions.append(t.documents.c.category == category)
+    if hardware is not None:
+        about = sa.select(t.document_scopes.c.document_id).where(
+            t.document_scopes.c.kind == "hardware", t.document_scopes.c.value == hardware
+        )
+        conditions.append(t.documents.c.id.in_(about))
+    return conditions
 
 
 def _complete(
-    connection: Connection, rows: list[sa.Row[Any]], access: AccessScope
+    connection: Connection, rows: Sequence[sa.Row[Any]], access: AccessScope
 ) -> list[Document]:
-    """Fetch what belongs to each document in one query a table, not one a document."""
+    """Fetch the other parts of documents in one query a table, not one a document."""
     ids = [row.id for row in rows]
     scopes: dict[tuple[str, str], list[str]] = {}
-    for part in portions(ids):
-        for row in connection.execute(
-            sa.select(t.document_scopes)
-            .where(t.document_scopes.c.document_id.in_(part))
-            .order_by(t.document_scopes.c.value)
-        ):
-            scopes.setdefault((row.document_id, row.kind), []).append(row.value)
+    query = sa.select(t.document_scopes).order_by(t.document_scopes.c.value)
+    for row in select_in(connection, query, t.document_scopes.c.document_id, ids):
+        scopes.setdefault((row.document_id, row.kind), []).append(row.value)
+    about = t.passages.c.document_id
+    counted = sa.select(about, sa.func.count().label("n")).group_by(about)
+    counted = counted.where(t.passages.c.active.is_(True), visible.passages(access))
+    counts = {row.document_id: int(row.n) for row in select_in(connection, counted, about, ids)}
+    work = t.work.c
+    jobs = sa.select(work.subject_id, work.id, work.state).order_by(work.created_at, work.id)
+    latest_jobs = {
+        row.subject_id: (row.id, row.state)
+        for row in select_in(connection, jobs, work.subject_id, ids)
+    }
     versions = _newest_versions(connection, ids)
-    counts: dict[str, int] = {}
-    latest_jobs: dict[str, tuple[str, str]] = {}
-    jobs = jobs_table.jobs
-    for part in portions(ids):
-        counts |= {
-            document_id: n
-            for document_id, n in connection.execute(
-                sa.select(t.passages.c.document_id, sa.func.count())
-                .where(
-                    t.passages.c.document_id.in_(part),
-                    t.passages.c.active.is_(True),
-                    visible.passages(access),
-                )
-                .group_by(t.passages.c.document_id)
-            )
-        }
-        latest_jobs |= {
-            row.subject_id: (row.id, row.state)
-            for row in connection.execute(
-                sa.select(jobs.c.subject_id, jobs.c.id, jobs.c.state)
-                .where(jobs.c.subject_id.in_(part))
-                .order_by(jobs.c.created_at, jobs.c.id)
-            )
-        }
     return [
         Document(
             row.id,
@@ -396,23 +311,163 @@ def _complete(
     ]
 
 
-def _narrowed(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:
+def _named(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:
     return None if hardware is None else access.named(tuple(hardware))
 
 
 def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Version]:
     """Per document the current version, else the newest."""
+    columns = t.document_versions.c
+    query = sa.select(columns.document_id, *columns_of(t.document_versions, Version))
     chosen: dict[str, Version] = {}
-    for part in portions(ids):
-        rows = connection.execute(
-            sa.select(t.document_versions.c.document_id, *_VERSION_COLUMNS)
-            .where(t.document_versions.c.document_id.in_(part))
-            .order_by(t.document_versions.c.number)
-        )
-        for row in rows:
-            values = dict(row._mapping)
-            document_id = values.pop("document_id")
-            known = chosen.get(document_id)
-            if known is None or known.state != "current":
-                chosen[document_id] = Version(**values)
+    for row in select_in(connection, query.order_by(columns.number), columns.document_id, ids):
+        known = chosen.get(row.document_id)
+        if known is None or known.state != "current":
+            chosen[row.document_id] = record_of(Version, row)
     return chosen
+
+
+def unknown_ids(connection: Connection, ids: Iterable[str], access: AccessScope) -> list[str]:
+    """Those of the ids, in their order, that name no passage, section, document, card or sample, of
+    any version, that the caller may see.
+    """
+    wanted = list(dict.fromkeys(ids))
+    passages = visible.passages(access)
+    known: set[str] = set()
+    for column, seen in (
+        (t.passages.c.id, passages),
+        (t.passages.c.section_id, passages),
+        (t.documents.c.id, visible.documents(access)),
+        (t.symbols.c.id, visible.read_from(t.symbols, access)),
+        (t.samples.c.id, visible.read_from(t.samples, access)),
+    ):
+        known |= {
+            row[0] for row in select_in(connection, sa.select(column).where(seen), column, wanted)
+        }
+    return [i for i in wanted if i not in known]
+
+
+def languages_of(
+    connection: Connection, hardware_id: str, access_scope: AccessScope
+) -> tuple[str, ...]:
+    """The languages of current documents about exactly this hardware, by name."""
+
+    def read(scopes: Sequence[AccessScope]) -> dict[AccessScope, dict[str, tuple[str, ...]]]:
+        return {scope: _languages_by_hardware(connection, scope) for scope in scopes}
+
+    # Of all hardware at once: it takes hardly longer than of one.
+    languages = look_up(connection, "languages of hardware", [access_scope], read, skills=False)
+    return languages[access_scope].get(hardware_id, ())
+
+
+def _languages_by_hardware(
+    connection: Connection, access_scope: AccessScope
+) -> dict[str, tuple[str, ...]]:
+    about, language = t.document_scopes.alias(), t.document_scopes.alias()
+    rows = connection.execute(
+        sa.select(about.c.value.label("hardware"), language.c.value)
+        .distinct()
+        .join(about, about.c.document_id == language.c.document_id)
+        .join(t.documents, t.documents.c.id == language.c.document_id)
+        .where(
+            language.c.kind == "language",
+            about.c.kind == "hardware",
+            visible.documents(access_scope),
+            t.documents.c.current_version_id.is_not(None),
+        )
+        .order_by(language.c.value)
+    )
+    languages: dict[str, list[str]] = {}
+    for row in rows:
+        languages.setdefault(row.hardware, []).append(row.value)
+    return {hardware_id: tuple(names) for hardware_id, names in languages.items()}
+
+
+# -- erasure
+
+_OWED = "erasures_owed"  # keys of stored files; None: nothing
+_COUNT = "erasures"  # how many times stored files were removed
+
+
+def owe_erasure(connection: Connection, blob_keys: Collection[str]) -> None:
+    """Note the stored files that the deletion of this transaction leaves to `erase_deleted`."""
+    owed = meta.get(connection, _OWED) or ()
+    meta.put(connection, _OWED, sorted({*owed, *blob_keys}))
+
+
+def is_erasure_owed(catalog: Catalog) -> bool:
+    """Whether a deletion has left something to `erase_deleted`."""
+    with catalog.read() as connection:
+        return meta.get(connection, _OWED) is not None
+
+
+def erase_deleted(catalog: Catalog, blobs: Blobs) -> bool:
+    """Finish all deletions. False where another process still reads the catalog as it was before:
+    the log holds the text until the next call. Raises StoreAway where the files cannot be removed
+    now; the next call does.
+    """
+    if not is_erasure_owed(catalog):
+        return True
+    away: StoreAway | None = None
+    try:
+        blobs.check()  # wait for a silent server before holding the write lock
+    except StoreAway as error:
+        away = error
+    # Under the write lock: the same file may not be stored again between the look and the removal.
+    with catalog.write() as connection:
+        owed = meta.get(connection, _OWED) or ()
+        try:
+            for key in _unused_blobs(connection, owed) if away is None else ():
+                blobs.delete(key)
+        except StoreAway as error:
+            away = error  # the words go all the same
+        meta.put(connection, _COUNT, count_erasures(connection) + 1)
+        lexical.merge(connection)
+    if not catalog.empty_log():
+        return False
+    if away is not None:
+        raise away
+    with catalog.write() as connection:
+        if meta.get(connection, _OWED) == owed:  # else something was deleted meanwhile
+            meta.put(connection, _OWED, None)
+    return True
+
+
+def _unused_blobs(connection: Connection, blob_keys: Collection[str]) -> list[str]:
+    """Those of the keys that are the file of no version."""
+    column = t.document_versions.c.blob_key
+    rows = select_in(connection, sa.select(column), column, blob_keys)
+    return sorted(set(blob_keys) - {row.blob_key for row in rows})
+
+
+def is_blob_in_use(connection: Connection, blob_key: str) -> bool:
+    """Whether the key is the file of a version."""
+    return not _unused_blobs(connection, [blob_key])
+
+
+def count_erasures(connection: Connection) -> int:
+    """How many times stored files were removed."""
+    return int(meta.get(connection, _COUNT) or 0)
+
+
+def may_blob_be_gone(connection: Connection, blob_key: str, count_before: int) -> bool:
+    """Whether a file that was stored when the count was `count_before` may have been removed since.
+    In a transaction that writes, the answer holds until its end.
+    """
+    owed = meta.get(connection, _OWED) or ()
+    return count_erasures(connection) != count_before or blob_key in owed
+
+
+def remove_orphan_facts(catalog: Catalog) -> int:
+    """Remove the facts of documents that are gone; of how many documents. Earlier releases left
+    accepted ones, with a quotation; `erase_deleted` then removes them from the files.
+    """
+    with catalog.read() as connection:
+        if not left_behind(connection):  # the usual case, which needs no write lock
+            return 0
+    with catalog.write() as connection:
+        gone = left_behind(connection)
+        for document_id in gone:
+            withdraw(connection, document_id)
+        owe_erasure(connection, ())
+    return len(gone)

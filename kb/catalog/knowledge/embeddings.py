@@ -18,9 +18,9 @@ from sqlalchemy import Connection
 
 from kb import clock
 from kb.catalog import dialect
-from kb.catalog.engine import portions
+from kb.catalog import tables as t
 from kb.catalog.kept import revision_of, seen_by
-from kb.catalog.tables import knowledge as t
+from kb.catalog.rows import portions
 from kb.embedding import embedding_text
 from kb.scope import ALL_ACCESS, AccessScope
 

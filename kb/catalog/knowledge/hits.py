@@ -13,10 +13,10 @@ from typing import NamedTuple, Protocol
 from sqlalchemy import Connection
 
 from kb.catalog.dialect import driver_sql
-from kb.catalog.engine import portions
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import About, Live
+from kb.catalog.rows import portions
 from kb.scope import ScopeFilter
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.tables import knowledge as t
+from kb.catalog import tables as t
 
 MAX_TEXT = 200_000  # characters of a version that are compared
 RUN = 4  # words in a row that count as the same text

@@ -1,48 +1,44 @@
-"""Moves in the catalog: remedies with the predicate that says when they apply. Deciding is
-retrieval's.
+"""Moves in the catalog: remedies with the predicate that says when they apply. Knows no request;
+`retrieval.moves` decides which ones to return.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge.identity import scopes_of
-from kb.catalog.tables import knowledge as t
+from kb.catalog.knowledge.versions import scopes_of
+from kb.catalog.rows import record_of
 from kb.ids import MoveId, derived_id
 from kb.scope import ALL_ACCESS, AccessScope, ScopeFilter
 
 
-class MoveLike(Protocol):
-    """What a document states of a move (ingestion.findings.moves.Move)."""
+@dataclass(frozen=True)
+class DocumentMove:
+    """A remedy that a document states. `section` is the heading that argues for it."""
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def when(self) -> str: ...
-    @property
-    def signals(self) -> tuple[str, ...]: ...
-    @property
-    def change(self) -> Mapping[str, Any]: ...
-    @property
-    def limit(self) -> str | None: ...
-    @property
-    def section(self) -> str: ...
-    @property
-    def why(self) -> str: ...
+    name: str
+    when: str
+    signals: tuple[str, ...]
+    change: Mapping[str, Any]
+    limit: str | None
+    section: str
+    why: str
 
 
 @dataclass(frozen=True)
 class StoredMove:
-    """A move. Empty `hardware` or `languages` means any; `section` is the heading that argues for
-    it."""
+    """A move of the catalog. Empty `hardware` or `languages` means any; `section` is the heading
+    that argues for it.
+    """
 
     id: MoveId
     name: str
@@ -60,8 +56,60 @@ class StoredMove:
     origin: str
 
 
+_SELECT = (
+    sa.select(t.moves, t.documents.c.title.label("document_title"), t.sections.c.heading)
+    .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
+    .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
+)
+
+
+def candidates(
+    connection: Connection, signals: Sequence[str], scope: ScopeFilter
+) -> list[StoredMove]:
+    """Accepted moves within the scope that name any of the signals, or none; by document and
+    name.
+    """
+    wanted, places = set(signals), frozenset(scope.hardware or ())
+    return [
+        move
+        for move in _accepted(connection, scope.access_scope)
+        if not (move.signals and wanted.isdisjoint(move.signals))
+        and not (move.hardware and places.isdisjoint(move.hardware))
+        and scope.speaks(move.languages)
+    ]
+
+
+def _accepted(connection: Connection, access: AccessScope) -> tuple[StoredMove, ...]:
+    """All accepted moves; read once a revision, since decoding them takes most of the time."""
+
+    def read(keys: Sequence[AccessScope]) -> dict[AccessScope, tuple[StoredMove, ...]]:
+        accepted = _SELECT.where(
+            t.moves.c.status == "accepted", visible.read_from(t.moves, access)
+        ).order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
+        return dict.fromkeys(keys, tuple(map(_move, connection.execute(accepted))))
+
+    return look_up(connection, "accepted moves", [access], read, skills=False)[access]
+
+
+def of_document(
+    connection: Connection, document_id: str, access_scope: AccessScope = ALL_ACCESS
+) -> list[StoredMove]:
+    """Moves of one document in every status, by name."""
+    rows = connection.execute(
+        _SELECT.where(
+            t.moves.c.document_id == document_id, visible.read_from(t.moves, access_scope)
+        ).order_by(t.moves.c.name)
+    )
+    moves = (_move(row) for row in rows if access_scope.sees(row.hardware))
+    return [replace(move, hardware=access_scope.named(move.hardware)) for move in moves]
+
+
+def _move(row: sa.Row[Any]) -> StoredMove:
+    return record_of(StoredMove, row, section=row.heading)
+
+
 def replace_document_moves(
-    connection: Connection, document_id: str, moves: Sequence[MoveLike], hardware: Sequence[str]
+    connection: Connection, document_id: str, moves: Sequence[DocumentMove], hardware: Sequence[str]
 ) -> None:
     """Replace the document's moves; ids depend on document and name, so references survive."""
     connection.execute(t.moves.delete().where(t.moves.c.document_id == document_id))
@@ -98,69 +146,3 @@ def replace_document_moves(
     ]
     if rows:
         connection.execute(t.moves.insert(), rows)
-
-
-def candidates(
-    connection: Connection, signals: Sequence[str], scope: ScopeFilter
-) -> list[StoredMove]:
-    """Accepted moves within the scope that speak of any of the signals, or of none; by document and
-    name.
-    """
-    wanted, places = set(signals), frozenset(scope.hardware or ())
-    return [
-        move
-        for move in _accepted(connection, scope.access_scope)
-        if not (move.signals and wanted.isdisjoint(move.signals))
-        and not (move.hardware and places.isdisjoint(move.hardware))
-        and scope.speaks(move.languages)
-    ]
-
-
-def _accepted(connection: Connection, access: AccessScope) -> tuple[StoredMove, ...]:
-    """All accepted moves; read once a revision, since decoding them takes most of the time."""
-
-    def read(keys: Sequence[AccessScope]) -> dict[AccessScope, tuple[StoredMove, ...]]:
-        rows = connection.execute(
-            sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
-            .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
-            .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
-            .where(t.moves.c.status == "accepted", visible.read_from(t.moves, access))
-            .order_by(t.documents.c.title.nulls_first(), t.moves.c.name)
-        )
-        return dict.fromkeys(keys, tuple(map(_stored, rows)))
-
-    return look_up(connection, "accepted moves", [access], read, skills=False)[access]
-
-
-def of_document(
-    connection: Connection, document_id: str, access_scope: AccessScope = ALL_ACCESS
-) -> list[StoredMove]:
-    """Moves of one document in every status, by name."""
-    rows = connection.execute(
-        sa.select(t.moves, t.documents.c.title, t.sections.c.heading)
-        .outerjoin(t.documents, t.documents.c.id == t.moves.c.document_id)
-        .outerjoin(t.sections, t.sections.c.id == t.moves.c.section_id)
-        .where(t.moves.c.document_id == document_id, visible.read_from(t.moves, access_scope))
-        .order_by(t.moves.c.name)
-    )
-    moves = (_stored(row) for row in rows if access_scope.sees(row.hardware))
-    return [replace(move, hardware=access_scope.named(move.hardware)) for move in moves]
-
-
-def _stored(row: sa.Row[Any]) -> StoredMove:
-    return StoredMove(
-        id=MoveId(row.id),
-        name=row.name,
-        predicate=row.predicate,
-        signals=tuple(row.signals),
-        change=row.change,
-        limit_fact=row.limit_fact,
-        why=row.why,
-        hardware=tuple(row.hardware),
-        languages=tuple(row.languages),
-        document_id=row.document_id,
-        document_title=row.title,
-        section=row.heading,
-        status=row.status,
-        origin=row.origin,
-    )

@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import driver_sql
-from kb.catalog.engine import Catalog, portions
+from kb.catalog.engine import Catalog
 from kb.catalog.kept import kept, look_up
 from kb.catalog.knowledge import corrections
-from kb.catalog.knowledge.identity import check_document
-from kb.catalog.knowledge.reindexing import hardware_of, reindex_section
+from kb.catalog.knowledge.versions import check_document, hardware_of_passages, reindex_section
 from kb.catalog.meta import bump_revision
-from kb.catalog.tables import knowledge as t
+from kb.catalog.rows import portions
 from kb.embedding import embedding_text
 from kb.errors import InvalidRequest, NotFound
 from kb.ids import sha256
@@ -338,7 +338,7 @@ def _with_tags(connection: Connection, rows: Sequence[sa.Row[Any]]) -> list[Pass
             .order_by(t.passage_tags.c.kind, t.passage_tags.c.value)
         ):
             tags.setdefault(tag.passage_id, []).append((tag.kind, tag.value))
-    hardware = hardware_of(connection, ids)
+    hardware = hardware_of_passages(connection, ids)
     return [_passage(row, hardware.get(row.id, ()), tuple(tags.get(row.id, ()))) for row in rows]
 
 
@@ -438,7 +438,10 @@ def correct(
         raise InvalidRequest("a passage cannot be emptied", hint="Delete or re-scope it instead.")
     with catalog.write() as connection:
         passage = get(connection, passage_id, access_scope)
-        about = [*hardware_of(connection, [passage_id])[passage_id], *(patch.hardware or ())]
+        about = [
+            *hardware_of_passages(connection, [passage_id])[passage_id],
+            *(patch.hardware or ()),
+        ]
         access_scope.check_change(about, f"the passage {passage_id}")
         check_document(connection, passage.document_id, access_scope)
         row = connection.execute(

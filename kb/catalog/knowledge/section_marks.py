@@ -11,10 +11,10 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog.engine import rows_of
+from kb.catalog import tables as t
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
-from kb.catalog.tables import knowledge as t
+from kb.catalog.rows import rows_of
 
 
 class Mark(NamedTuple):

@@ -15,12 +15,12 @@ from typing import NamedTuple
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import rows_of
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import About, Passage
-from kb.catalog.tables import knowledge as t
+from kb.catalog.rows import rows_of
 from kb.prompt_tokens import count_tokens, least_tokens
 from kb.scope import CATEGORIES, ScopeFilter
 

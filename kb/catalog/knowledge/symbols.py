@@ -1,68 +1,106 @@
-"""Cards of symbols: what a manual says about each instruction, function, directive, type, register
-and error code of a chip's languages.
+"""Cards of symbols: a manual's text about each instruction, function, directive, type, register and
+error code of a chip's languages.
 
 A card belongs to a version of its document, as passages do: only those of current versions are
-active. A person's correction is anchored to the symbol's name and comes back with the next version.
-So does a card that a model has proposed (`proposed_symbols`). It has the status `proposed` until a
-person decides; `listed` gives accepted cards unless it is asked for others, so nothing that reads
-cards for a prompt gets one that nobody has accepted.
+active. A person's correction is anchored to the symbol's name and returns with the next version.
+
+A language model may propose cards. A proposal is stored with the document's corrections, and
+compared with the text again whenever the document is read: fields that the text no longer contains
+are dropped, and the card goes when nothing is left of it. It has the status `proposed` until a
+person decides; `listed` gives accepted cards by default, so no prompt holds an undecided one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
+from kb.catalog import tables as t
 from kb.catalog import visible
-from kb.catalog.engine import Catalog, portions
+from kb.catalog.engine import Catalog
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge import corrections, proposed_symbols
-from kb.catalog.knowledge.identity import check_document
-from kb.catalog.knowledge.proposed_symbols import STRUCTURE, ProposedCard, SymbolStatus
+from kb.catalog.knowledge import corrections
+from kb.catalog.knowledge.verbatim import Source
+from kb.catalog.knowledge.versions import (
+    check_document,
+    document_hardware,
+    document_of,
+    section_scopes,
+)
 from kb.catalog.meta import bump_revision
-from kb.catalog.tables import knowledge as t
+from kb.catalog.rows import record_of, select_in
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
-TEXT_FIELDS = ("signature", "meaning", "example")
-CORRECTABLE = (*TEXT_FIELDS, "limits")
+CardKind = Literal[
+    "instruction", "function", "directive", "type", "register", "error", "constant", "keyword"
+]
+SymbolStatus = Literal["accepted", "proposed", "rejected"]
 ACCEPTED: tuple[SymbolStatus, ...] = ("accepted",)
 DECISIONS: tuple[SymbolStatus, ...] = ("accepted", "rejected")
+STRUCTURE = "structure"  # the origin of a card that was read without a model
+TEXT_FIELDS = ("signature", "meaning", "example")
+CORRECTABLE = (*TEXT_FIELDS, "limits")
 
 
-class CardLike(Protocol):
-    """What a document defines (ingestion.symbols.cards.Card)."""
+@dataclass(frozen=True)
+class Card:
+    """A named part of a chip's languages, as a document defines it.
+
+    `name` is as code writes it; `signature`, `operands` (each with its meaning), `meaning`,
+    `limits` and `example` are verbatim and empty where the document gives none. `language` is that
+    of the code block, or the toolchain where it is known. `section` is the index of the section
+    that defines it. `further` are other cells of its row as "Header: value".
+    """
+
+    name: str
+    kind: CardKind
+    signature: str
+    operands: tuple[tuple[str, str], ...]
+    meaning: str
+    limits: tuple[str, ...]
+    example: str
+    language: str
+    section: int
+    further: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ProposedCard:
+    """A card as a model proposes it. `origin` is "model NAME"; `path` are the headings of the
+    section that it was proposed from.
+    """
+
+    name: str
+    kind: str
+    language: str
+    signature: str
+    operands: tuple[tuple[str, str], ...]
+    meaning: str
+    limits: tuple[str, ...]
+    example: str
+    origin: str
+    path: tuple[str, ...]
+    status: SymbolStatus = "proposed"
 
     @property
-    def name(self) -> str: ...
-    @property
-    def kind(self) -> str: ...
-    @property
-    def signature(self) -> str: ...
-    @property
-    def operands(self) -> tuple[tuple[str, str], ...]: ...
-    @property
-    def meaning(self) -> str: ...
-    @property
-    def limits(self) -> tuple[str, ...]: ...
-    @property
-    def example(self) -> str: ...
-    @property
-    def language(self) -> str: ...
-    @property
-    def section(self) -> int: ...
-    @property
-    def further(self) -> tuple[str, ...]: ...
+    def fields(self) -> int:
+        """How many texts it states, apart from its name: each operand, its meaning and each limit
+        is one.
+        """
+        meanings = sum(bool(meaning) for _, meaning in self.operands)
+        single = sum(map(bool, (self.signature, self.meaning, self.example)))
+        return single + len(self.operands) + meanings + len(self.limits)
 
 
 @dataclass(frozen=True)
 class Symbol:
-    """A card as it is stored. `operands` are (operand, meaning) pairs, `limits` sentences of the
+    """A card of the catalog. `operands` are (operand, meaning) pairs, `limits` sentences of the
     source, `further` other cells of its row, `path` the headings of the section that defines it,
     `hardware` the chips that it is about (empty: any). `origin` is "structure", or "model NAME" for
     a card that a model has proposed.
@@ -91,135 +129,11 @@ class Symbol:
 
     def as_json(self) -> dict[str, Any]:
         """The form of GET /hardware/{id}/symbols."""
-        row = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "ordinal"}
+        row = {name: value for name, value in vars(self).items() if name != "ordinal"}
         return {**row, "operands": [list(pair) for pair in self.operands]}
 
 
-def replace_version_symbols(
-    connection: Connection, version_id: str, cards: Sequence[CardLike], current: bool
-) -> int:
-    """Store the cards of a version in place of those that it had, with the proposals that it still
-    bears out; where it is `current`, those of the document's other versions leave every answer.
-    Returns their number.
-    """
-    document = _document(connection, version_id)
-    if current:
-        connection.execute(
-            t.symbols.update().where(t.symbols.c.document_id == document.id).values(active=False)
-        )
-        bump_revision(connection)  # what is kept of the lists does not hold any more
-    connection.execute(t.symbols.delete().where(t.symbols.c.version_id == version_id))
-    place = _Place(connection, document, version_id, current)
-    sections = list(_sections(connection, version_id))
-    rows = [
-        place.row(card, _card(card), sections[card.section], n, derived_id("sym", version_id, n))
-        for n, card in enumerate(cards)
-    ]
-    names = {card.name for card in cards}
-    for stands in proposed_symbols.standing(connection, document.id, version_id, names):
-        rows.append(place.proposed(stands.card, sections[stands.section], len(rows)))
-    if rows:
-        connection.execute(t.symbols.insert(), rows)
-    return len(rows)
-
-
-def propose(
-    catalog: Catalog,
-    section_id: str,
-    cards: Sequence[ProposedCard],
-    access_scope: AccessScope = ALL_ACCESS,
-) -> list[str]:
-    """Store cards that a model has proposed from a section, checked by `proposed_symbols.checked`;
-    the names of those that were new to the document. Raises Conflict where the section is of no
-    current version any more.
-    """
-    with catalog.write() as connection:
-        section = connection.execute(
-            sa.select(t.sections)
-            .join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
-            .where(t.sections.c.id == section_id, visible.documents(access_scope))
-        ).one_or_none()
-        if section is None:
-            raise Conflict(
-                "the document was read again while the model was asked",
-                hint="Run the same command again; stored answers are used where the text is the"
-                " same.",
-            )
-        document = _document(connection, section.version_id)
-        place = _Place(connection, document, section.version_id, True)
-        known = connection.execute(
-            sa.select(t.symbols.c.name, t.symbols.c.ordinal).where(
-                t.symbols.c.version_id == section.version_id
-            )
-        ).all()
-        ordinal = max((row.ordinal for row in known), default=-1)
-        new: dict[str, ProposedCard] = {}
-        for card in cards:
-            if card.name not in {row.name for row in known}:
-                new.setdefault(card.name, card)
-        for n, card in enumerate(new.values(), ordinal + 1):
-            proposed_symbols.record(connection, document.id, card, card.origin)
-            connection.execute(t.symbols.insert().values(place.proposed(card, section, n)))
-        return [*new]
-
-
-class _Place:
-    """What the rows of one version share."""
-
-    def __init__(
-        self, connection: Connection, document: sa.Row[Any], version_id: str, current: bool
-    ) -> None:
-        self._fixes = _corrections(connection, document.id)
-        self._scope = document_hardware(connection, document.id)
-        self._version_id = version_id
-        self._shared = {
-            "document_id": document.id,
-            "version_id": version_id,
-            "active": current,
-            "access_scope": document.access_scope,
-        }
-
-    def row(
-        self,
-        card: CardLike | ProposedCard,
-        texts: Mapping[str, Any],
-        section: sa.Row[Any],
-        ordinal: int,
-        identity: str,
-    ) -> dict[str, Any]:
-        """The row of a card, with a person's correction applied."""
-        fix = self._fixes.get(card.name, {})
-        return {
-            **self._shared,
-            "id": identity,
-            "section_id": section.id,
-            "ordinal": ordinal,
-            "name": card.name,
-            "kind": card.kind,
-            "language": card.language,
-            "hardware": section.hardware_scope or self._scope,
-            "card": {**texts, **fix},
-            "corrected": bool(fix),
-            "origin": STRUCTURE,
-            "status": "accepted",
-        }
-
-    def proposed(self, card: ProposedCard, section: sa.Row[Any], ordinal: int) -> dict[str, Any]:
-        """The row of a proposed card. Its id holds its name: proposals come and go."""
-        identity = derived_id("sym", self._version_id, "proposed", card.name)
-        row = self.row(card, card.card, section, ordinal, identity)
-        return {**row, "origin": card.origin, "status": card.status}
-
-
-def _card(card: CardLike) -> dict[str, Any]:
-    return {
-        "signature": card.signature,
-        "operands": [list(pair) for pair in card.operands],
-        "meaning": card.meaning,
-        "limits": list(card.limits),
-        "example": card.example,
-        "further": list(card.further),
-    }
+# -- reading
 
 
 def listed(
@@ -233,21 +147,29 @@ def listed(
 ) -> list[Symbol]:
     """Active cards in the order of their documents; with `hardware`, those about one of these ids,
     with `names`, those with one of these names, with `section`, those that this section defines.
-    Without `statuses`, only accepted ones: what was
-    read from structure, and what a person has accepted of a model's proposals.
+    By default only accepted ones: read from structure, or proposed by a model and accepted by a
+    person.
     """
     whole = names is None and section is None and access_scope == ALL_ACCESS
     if whole and statuses == ACCEPTED:
         # Proposals come without a new revision; accepted cards change with it alone.
-        kept = look_up(
+        symbols = look_up(
             connection, "symbols", ["accepted"], lambda _: {"accepted": _read(connection)}
-        )
-        symbols = kept["accepted"]
+        )["accepted"]
     else:
         symbols = _read(connection, names, section, statuses, access_scope)
     if hardware is not None:
         symbols = [s for s in symbols if set(s.hardware) & set(hardware)]
     return sorted(symbols, key=lambda s: (s.document_title, s.document_id, s.ordinal))
+
+
+_SELECT = (
+    sa.select(t.symbols, t.documents.c.title.label("document_title"))
+    .add_columns(t.document_versions.c.number.label("version"), t.sections.c.path)
+    .join(t.documents, t.documents.c.id == t.symbols.c.document_id)
+    .join(t.document_versions, t.document_versions.c.id == t.symbols.c.version_id)
+    .join(t.sections, t.sections.c.id == t.symbols.c.section_id)
+)
 
 
 def _read(
@@ -257,20 +179,19 @@ def _read(
     statuses: Collection[SymbolStatus] = ACCEPTED,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> list[Symbol]:
-    wanted = [
+    query = _SELECT.where(
         t.symbols.c.active.is_(True),
         visible.read_from(t.symbols, access_scope),
         t.symbols.c.status.in_(statuses),
-    ]
+    )
     if section is not None:
-        wanted.append(t.symbols.c.section_id == section)
-    parts: Iterable[Sequence[str] | None] = [None] if names is None else portions(sorted(names))
-    symbols: list[Symbol] = []
-    for part in parts:
-        query = _SELECT.where(*wanted)
-        if part is not None:
-            query = query.where(t.symbols.c.name.in_(part))
-        symbols += [_symbol(row) for row in connection.execute(query)]
+        query = query.where(t.symbols.c.section_id == section)
+    rows: Iterable[sa.Row[Any]]
+    if names is None:
+        rows = connection.execute(query)
+    else:
+        rows = select_in(connection, query, t.symbols.c.name, sorted(names))
+    symbols = map(_symbol, rows)
     return [_as_seen(s, access_scope) for s in symbols if access_scope.sees(s.hardware)]
 
 
@@ -288,6 +209,139 @@ def get(connection: Connection, symbol_id: str, access_scope: AccessScope = ALL_
 
 def _as_seen(symbol: Symbol, access: AccessScope) -> Symbol:
     return replace(symbol, hardware=access.named(symbol.hardware))
+
+
+def _symbol(row: sa.Row[Any]) -> Symbol:
+    card = row.card
+    return record_of(
+        Symbol,
+        row,
+        signature=card["signature"],
+        operands=tuple((operand, meaning) for operand, meaning in card["operands"]),
+        meaning=card["meaning"],
+        limits=tuple(card["limits"]),
+        example=card["example"],
+        further=tuple(card["further"]),
+        hardware=tuple(h for h in row.hardware if h != ANY),
+    )
+
+
+# -- storing
+
+
+def replace_version_symbols(
+    connection: Connection, version_id: str, cards: Sequence[Card], current: bool
+) -> int:
+    """Store the cards of a version in place of those that it had, with the proposals that its text
+    still contains; where it is `current`, those of the document's other versions leave every
+    answer. Returns their number.
+    """
+    document = document_of(connection, version_id)
+    if current:
+        connection.execute(
+            t.symbols.update().where(t.symbols.c.document_id == document.id).values(active=False)
+        )
+        bump_revision(connection)  # cached lists are outdated
+    connection.execute(t.symbols.delete().where(t.symbols.c.version_id == version_id))
+    version = _VersionRows(connection, document, version_id, current)
+    sections = section_scopes(connection, version_id)
+    rows = [version.row(card, sections[card.section], n) for n, card in enumerate(cards)]
+    names = {card.name for card in cards}
+    for placed in _placed_proposals(connection, document.id, version_id, names):
+        rows.append(version.row(placed.card, sections[placed.section], len(rows)))
+    if rows:
+        connection.execute(t.symbols.insert(), rows)
+    return len(rows)
+
+
+class _VersionRows:
+    """Makes the rows of one version's cards, with corrections of people applied."""
+
+    def __init__(
+        self, connection: Connection, document: sa.Row[Any], version_id: str, current: bool
+    ) -> None:
+        self._fixes = corrections.of_symbols(connection, document.id, "card")
+        self._scope = document_hardware(connection, document.id)
+        self._shared = {
+            "document_id": document.id,
+            "version_id": version_id,
+            "active": current,
+            "access_scope": document.access_scope,
+        }
+
+    def row(self, card: Card | ProposedCard, section: sa.Row[Any], ordinal: int) -> dict[str, Any]:
+        """The id of a proposal holds its name: proposals come and go."""
+        if isinstance(card, ProposedCard):
+            named: tuple[object, ...] = ("proposed", card.name)
+            further, origin, status = [], card.origin, card.status
+        else:
+            named, further, origin, status = (ordinal,), list(card.further), STRUCTURE, "accepted"
+        fix = self._fixes.get(card.name, {})
+        texts = {
+            "signature": card.signature,
+            "operands": [list(pair) for pair in card.operands],
+            "meaning": card.meaning,
+            "limits": list(card.limits),
+            "example": card.example,
+            "further": further,
+        }
+        return {
+            **self._shared,
+            "id": derived_id("sym", self._shared["version_id"], *named),
+            "section_id": section.id,
+            "ordinal": ordinal,
+            "name": card.name,
+            "kind": card.kind,
+            "language": card.language,
+            "hardware": section.hardware_scope or self._scope,
+            "card": {**texts, **fix},
+            "corrected": bool(fix),
+            "origin": origin,
+            "status": status,
+        }
+
+
+def propose(
+    catalog: Catalog,
+    section_id: str,
+    cards: Sequence[ProposedCard],
+    access_scope: AccessScope = ALL_ACCESS,
+) -> list[str]:
+    """Store cards that a model has proposed from a section, checked by `check_proposal`; the names
+    of those that were new to the document. Raises Conflict where the section is of no current
+    version any more.
+    """
+    with catalog.write() as connection:
+        section = connection.execute(
+            sa.select(t.sections)
+            .join(t.documents, t.documents.c.current_version_id == t.sections.c.version_id)
+            .where(t.sections.c.id == section_id, visible.documents(access_scope))
+        ).one_or_none()
+        if section is None:
+            raise Conflict(
+                "the document was read again while the model answered",
+                hint="Run the same command again; stored answers are used where the text is the"
+                " same.",
+            )
+        document = document_of(connection, section.version_id)
+        version = _VersionRows(connection, document, section.version_id, True)
+        known = connection.execute(
+            sa.select(t.symbols.c.name, t.symbols.c.ordinal).where(
+                t.symbols.c.version_id == section.version_id
+            )
+        ).all()
+        ordinal = max((row.ordinal for row in known), default=-1)
+        new: dict[str, ProposedCard] = {}
+        for card in cards:
+            if card.name not in {row.name for row in known}:
+                new.setdefault(card.name, card)
+        for n, card in enumerate(new.values(), ordinal + 1):
+            _record_proposal(connection, document.id, card, card.origin)
+            connection.execute(t.symbols.insert().values(version.row(card, section, n)))
+        return [*new]
+
+
+# -- people's corrections and decisions
 
 
 def correct(
@@ -315,41 +369,6 @@ def correct(
         return get(connection, symbol_id, access_scope)
 
 
-def _correct_texts(
-    connection: Connection, symbol: Symbol, fix: Mapping[str, Any], actor: str
-) -> None:
-    earlier = _corrections(connection, symbol.document_id).get(symbol.name, {})
-    merged = {**earlier, **fix}
-    corrections.record(connection, symbol.document_id, "symbol", symbol.name, "card", merged, actor)
-    # The card may be of an earlier version, or the document may define the name twice.
-    for row in connection.execute(
-        sa.select(t.symbols.c.id, t.symbols.c.card).where(*_same(symbol))
-    ).all():
-        connection.execute(
-            t.symbols.update()
-            .where(t.symbols.c.id == row.id)
-            .values(card={**row.card, **merged}, corrected=True)
-        )
-
-
-def _decide(connection: Connection, symbol: Symbol, status: SymbolStatus, actor: str) -> None:
-    proposal = proposed_symbols.proposals(connection, symbol.document_id).get(symbol.name)
-    if symbol.origin == STRUCTURE or proposal is None:
-        raise InvalidRequest(
-            f"the card of {symbol.name[:80]!r} is no proposal: its manual states it",
-            hint="Correct its fields where it was read wrongly.",
-        )
-    decided = replace(proposal, status=status)
-    proposed_symbols.record(connection, symbol.document_id, decided, actor)
-    proposed = t.symbols.c.origin != STRUCTURE
-    connection.execute(t.symbols.update().where(*_same(symbol), proposed).values(status=status))
-
-
-def _same(symbol: Symbol) -> tuple[sa.ColumnElement[bool], ...]:
-    """The rows of this name in all versions of its document."""
-    return (t.symbols.c.document_id == symbol.document_id, t.symbols.c.name == symbol.name)
-
-
 def _check_fix(fix: Mapping[str, Any]) -> None:
     unknown = sorted(set(fix) - {*CORRECTABLE, "status"})
     texts = [fix[name] for name in TEXT_FIELDS if name in fix]
@@ -367,78 +386,190 @@ def _check_fix(fix: Mapping[str, Any]) -> None:
         raise InvalidRequest("a field of a card is no text", hint="Give texts.")
 
 
-_SELECT = (
-    sa.select(
-        t.symbols,
-        t.documents.c.title,
-        t.document_versions.c.number,
-        t.sections.c.path,
-    )
-    .join(t.documents, t.documents.c.id == t.symbols.c.document_id)
-    .join(t.document_versions, t.document_versions.c.id == t.symbols.c.version_id)
-    .join(t.sections, t.sections.c.id == t.symbols.c.section_id)
-)
-
-
-def _symbol(row: sa.Row[Any]) -> Symbol:
-    card = row.card
-    return Symbol(
-        id=row.id,
-        name=row.name,
-        kind=row.kind,
-        language=row.language,
-        signature=card["signature"],
-        operands=tuple((operand, meaning) for operand, meaning in card["operands"]),
-        meaning=card["meaning"],
-        limits=tuple(card["limits"]),
-        example=card["example"],
-        further=tuple(card["further"]),
-        hardware=tuple(h for h in row.hardware if h != ANY),
-        document_id=row.document_id,
-        document_title=row.title,
-        version=row.number,
-        section_id=row.section_id,
-        path=tuple(row.path),
-        ordinal=row.ordinal,
-        corrected=row.corrected,
-        origin=row.origin,
-        status=row.status,
-    )
-
-
-def _document(connection: Connection, version_id: str) -> sa.Row[Any]:
-    return connection.execute(
-        sa.select(t.documents)
-        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
-        .where(t.document_versions.c.id == version_id)
-    ).one()
-
-
-def _sections(connection: Connection, version_id: str) -> Iterable[sa.Row[Any]]:
-    return connection.execute(
-        sa.select(t.sections.c.id, t.sections.c.hardware_scope)
-        .where(t.sections.c.version_id == version_id)
-        .order_by(t.sections.c.ordinal)
-    )
-
-
-def document_hardware(connection: Connection, document_id: str) -> list[str]:
-    """The chips that a document is about; `any` where it is about none in particular."""
-    scopes = t.document_scopes
-    values = connection.execute(
-        sa.select(scopes.c.value)
-        .where(scopes.c.document_id == document_id, scopes.c.kind == "hardware")
-        .order_by(scopes.c.value)
-    ).scalars()
-    return list(values) or [ANY]
-
-
-def _corrections(connection: Connection, document_id: str) -> dict[str, dict[str, Any]]:
-    rows = connection.execute(
-        sa.select(t.corrections.c.anchor, t.corrections.c.value).where(
-            t.corrections.c.document_id == document_id,
-            t.corrections.c.target == "symbol",
-            t.corrections.c.field == "card",
+def _decide(connection: Connection, symbol: Symbol, status: SymbolStatus, actor: str) -> None:
+    proposal = _proposals(connection, symbol.document_id).get(symbol.name)
+    if symbol.origin == STRUCTURE or proposal is None:
+        raise InvalidRequest(
+            f"the card of {symbol.name[:80]!r} is no proposal: its manual states it",
+            hint="Correct its fields where it was read wrongly.",
         )
+    _record_proposal(connection, symbol.document_id, replace(proposal, status=status), actor)
+    proposed = t.symbols.c.origin != STRUCTURE
+    connection.execute(t.symbols.update().where(*_same(symbol), proposed).values(status=status))
+
+
+def _correct_texts(
+    connection: Connection, symbol: Symbol, fix: Mapping[str, Any], actor: str
+) -> None:
+    earlier = corrections.of_symbols(connection, symbol.document_id, "card").get(symbol.name, {})
+    merged = {**earlier, **fix}
+    corrections.record(connection, symbol.document_id, "symbol", symbol.name, "card", merged, actor)
+    # The card may be of an earlier version, or the document may define the name twice.
+    for row in connection.execute(
+        sa.select(t.symbols.c.id, t.symbols.c.card).where(*_same(symbol))
+    ).all():
+        connection.execute(
+            t.symbols.update()
+            .where(t.symbols.c.id == row.id)
+            .values(card={**row.card, **merged}, corrected=True)
+        )
+
+
+def _same(symbol: Symbol) -> tuple[sa.ColumnElement[bool], ...]:
+    """The rows of this name in all versions of its document."""
+    return (t.symbols.c.document_id == symbol.document_id, t.symbols.c.name == symbol.name)
+
+
+# -- proposals and their source
+
+
+@dataclass(frozen=True)
+class CheckedProposal:
+    """The part of a proposal that its source contains. `card` is None for a refused card, with the
+    reason; `dropped` names each field that was taken out, as often as it happened.
+    """
+
+    card: ProposedCard | None
+    dropped: tuple[str, ...] = ()
+    reason: str = ""
+
+
+def proposal_source_text(path: Sequence[str], passages: Iterable[tuple[str, str]]) -> str:
+    """The text of a section: its heading, then its passages in order. These are (lead, text): the
+    pieces of a table have its header as their lead, which is written once.
+    """
+    parts = [*path[-1:]]
+    before = ""
+    for lead, text in passages:
+        parts += [lead, text] if lead and lead != before else [text]
+        before = lead
+    return "\n".join(parts)
+
+
+def check_proposal(card: ProposedCard, source: Source) -> CheckedProposal:
+    """The card with the fields that its section contains word for word; see `verbatim`. A signature
+    and an example must contain the name too, else they are another symbol's. A card is refused
+    whose name is not in the section, or of which neither meaning nor signature is left; so is one
+    that lost a limit and has no meaning, for it may have been about a forbidden use.
+    """
+    if not source.names(card.name):
+        return CheckedProposal(None, reason="its name is not in the section")
+    left = replace(
+        card,
+        signature=_with_name(card, _quoted(card.signature, source)),
+        operands=_quoted_operands(card.operands, source),
+        meaning=_quoted(card.meaning, source),
+        limits=tuple(filter(None, (_quoted(limit, source) for limit in card.limits))),
+        example=_with_name(card, source.quoted(card.example)),
     )
-    return {row.anchor: row.value["value"] for row in rows}
+    dropped = _dropped(card, left)
+    if left.signature == card.name:  # which is known
+        left = replace(left, signature="")
+    if not (left.meaning or left.signature):
+        reason = "neither its meaning nor its signature is in the section"
+        return CheckedProposal(None, dropped, reason)
+    if "limit" in dropped and not left.meaning:
+        reason = "a limit of it is not in the section, and it has no meaning"
+        return CheckedProposal(None, dropped, reason)
+    return CheckedProposal(left, dropped)
+
+
+def _with_name(card: ProposedCard, text: str | None) -> str:
+    """The text where it has the name, or the last part of a dotted one: imports shorten names."""
+    last = card.name.rstrip(".*").rpartition(".")[2]
+    return text if text and (last or card.name) in text else ""
+
+
+def _quoted(text: str, source: Source) -> str:
+    """As in the source, on one line."""
+    return " ".join((source.quoted(text) or "").split())
+
+
+def _quoted_operands(
+    operands: Iterable[tuple[str, str]], source: Source
+) -> tuple[tuple[str, str], ...]:
+    pairs = ((_quoted(operand, source), _quoted(meaning, source)) for operand, meaning in operands)
+    return tuple((operand, meaning) for operand, meaning in pairs if operand)
+
+
+def _dropped(before: ProposedCard, after: ProposedCard) -> tuple[str, ...]:
+    """The names of fields that were stated and are gone."""
+    lost = [n for n in TEXT_FIELDS if getattr(before, n) and not getattr(after, n)]
+    lost += ["limit"] * (len(before.limits) - len(after.limits))
+    lost += ["operand"] * (len(before.operands) - len(after.operands))
+    stated, left = (sum(bool(m) for _, m in card.operands) for card in (before, after))
+    return (*lost, *["meaning of an operand"] * (stated - left))
+
+
+def _record_proposal(
+    connection: Connection, document_id: str, card: ProposedCard, actor: str
+) -> None:
+    """Store a proposal, or the decision about it, for every later version of its document."""
+    corrections.record(
+        connection, document_id, "symbol", card.name, "proposal", asdict(card), actor
+    )
+
+
+def _proposals(connection: Connection, document_id: str) -> dict[str, ProposedCard]:
+    """The proposals of a document by name, decided or not, oldest first."""
+    stored = corrections.of_symbols(connection, document_id, "proposal")
+    return {name: _card_from(value) for name, value in stored.items()}
+
+
+def _card_from(row: Mapping[str, Any]) -> ProposedCard:
+    pairs = tuple((operand, meaning) for operand, meaning in row["operands"])
+    lists = {name: tuple(row[name]) for name in ("limits", "path")}
+    return ProposedCard(**{**row, **lists, "operands": pairs})
+
+
+@dataclass(frozen=True)
+class _PlacedProposal:
+    """A proposal that a version still contains, and the number of its section."""
+
+    card: ProposedCard
+    section: int
+
+
+def _placed_proposals(
+    connection: Connection, document_id: str, version_id: str, taken: Collection[str]
+) -> list[_PlacedProposal]:
+    """The proposals that a version contains, except those whose names are `taken` by cards of its
+    structure. A card is looked for in the section of its headings first, then in all others, where
+    it must be complete.
+    """
+    cards = [c for name, c in _proposals(connection, document_id).items() if name not in taken]
+    if not cards:
+        return []
+    sections = _section_sources(connection, version_id)
+    places = (_place(card, sections) for card in cards)
+    return [place for place in places if place is not None]
+
+
+def _place(
+    card: ProposedCard, sections: Sequence[tuple[tuple[str, ...], Source]]
+) -> _PlacedProposal | None:
+    for number, (path, source) in enumerate(sections):
+        if path == card.path and (left := check_proposal(card, source).card) is not None:
+            return _PlacedProposal(left, number)
+    for number, (path, source) in enumerate(sections):
+        if check_proposal(card, source).card == card:
+            return _PlacedProposal(replace(card, path=path), number)
+    return None
+
+
+def _section_sources(
+    connection: Connection, version_id: str
+) -> list[tuple[tuple[str, ...], Source]]:
+    """Headings and text of the version's sections in order."""
+    rows = connection.execute(
+        sa.select(t.sections.c.id, t.sections.c.path, t.passages.c.lead, t.passages.c.text)
+        .outerjoin(t.passages, t.passages.c.section_id == t.sections.c.id)
+        .where(t.sections.c.version_id == version_id)
+        .order_by(t.sections.c.ordinal, t.passages.c.ordinal)
+    )
+    paths: dict[str, tuple[str, ...]] = {}
+    parts: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        paths[row.id] = tuple(row.path)
+        parts.setdefault(row.id, []).append((row.lead or "", row.text or ""))
+    return [(path, Source(proposal_source_text(path, parts[key]))) for key, path in paths.items()]

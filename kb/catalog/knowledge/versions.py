@@ -1,32 +1,273 @@
-"""Writing what a version holds, and the one step that makes it current.
+"""Versions of documents: whether an upload is a new one, its content, and making it current.
 
-`activate` does everything in the caller's transaction: sections, passages, tags, scope and lexical
-rows of the new version appear and those of the old one go, or nothing changes. Old versions stay
-readable by number.
-
-Knows nothing about parsing or embedding.
+`source_key` names the logical document; the SHA-256 of its bytes, the pipeline fingerprint and the
+scope name the version. `activate` does everything in the caller's transaction: sections, passages,
+tags, scope and lexical rows of the new version appear and those of the old one go, or nothing
+changes. Old versions stay readable by number. Knows nothing about parsing or embedding.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 import sqlalchemy as sa
+import structlog
 from sqlalchemy import Connection
 
 from kb import clock
+from kb.catalog import tables as t
 from kb.catalog import visible
+from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import corrections, lexical
-from kb.catalog.knowledge.identity import scopes_of, set_scopes
 from kb.catalog.meta import bump_revision
-from kb.catalog.tables import knowledge as t
+from kb.catalog.rows import select_in
 from kb.embedding import embedding_text
-from kb.ids import PassageId, SectionId, derived_id, sha256
-from kb.scope import ANY, AccessScope
+from kb.ids import DocumentId, PassageId, SectionId, VersionId, derived_id, new_id, sha256
+from kb.scope import ALL_ACCESS, ANY, AccessScope
 from kb.tokens import shadow
+
+UploadOutcome = Literal["created", "new_version", "unchanged", "duplicate_of"]
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True)
+class DocumentSource:
+    """An uploaded file."""
+
+    source_key: str
+    title: str
+    category: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    file_name: str
+    format: str
+    sha256: str
+    size_bytes: int
+    blob_key: str
+    pipeline: str
+    origin: str = "upload"
+    access_scope: AccessScope = ALL_ACCESS
+
+
+@dataclass(frozen=True)
+class Registered:
+    """The result of an upload. `version_id` is None when there is nothing to ingest."""
+
+    document_id: DocumentId
+    outcome: UploadOutcome
+    version_id: VersionId | None
+
+
+# -- uploads
+
+
+def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSource:
+    """The source with a key that no document of another caller has. Else a restricted caller could
+    replace a document that it may not see, or learn that one exists.
+    """
+    access = source.access_scope
+    if not access.restricted:
+        return source
+    known = connection.execute(
+        sa.select(t.documents.c.id).where(
+            t.documents.c.source_key == source.source_key,
+            t.documents.c.access_scope == access.owner,
+        )
+    ).scalar()
+    if known is None:
+        return source
+    about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
+    if about and about <= access.own:
+        return source
+    return replace(source, source_key=f"{'+'.join(sorted(access.own))}/{source.source_key}")
+
+
+def register(connection: Connection, source: DocumentSource) -> Registered:
+    """Decide what an upload is; create its rows in state `staged` when it is new."""
+    document = connection.execute(
+        sa.select(t.documents).where(
+            t.documents.c.source_key == source.source_key,
+            t.documents.c.access_scope == source.access_scope.owner,
+        )
+    ).one_or_none()
+    if document is not None:
+        return _register_again(connection, DocumentId(document.id), source)
+    duplicate = _duplicate_of(connection, source)
+    if duplicate is not None:
+        return Registered(DocumentId(duplicate), "duplicate_of", None)
+    document_id = DocumentId(derived_id("doc", source.access_scope.owner, source.source_key))
+    connection.execute(
+        t.documents.insert().values(
+            id=document_id,
+            source_key=source.source_key,
+            title=source.title,
+            category=source.category,
+            origin=source.origin,
+            created_at=clock.now(),
+            updated_at=clock.now(),
+            access_scope=source.access_scope.owner,
+        )
+    )
+    _set_scopes(connection, document_id, declared(source))
+    return Registered(document_id, "created", _stage(connection, document_id, source))
+
+
+def _register_again(
+    connection: Connection, document_id: DocumentId, source: DocumentSource
+) -> Registered:
+    newest = connection.execute(
+        sa.select(t.document_versions)
+        .where(t.document_versions.c.document_id == document_id, _staged_or_current())
+        .order_by(t.document_versions.c.number.desc())
+        .limit(1)
+    ).one_or_none()
+    if (
+        newest is not None
+        and newest.sha256 == source.sha256
+        and newest.pipeline == source.pipeline
+        and _about(newest.declared) == _about(declared(source))
+    ):
+        return Registered(document_id, "unchanged", None)
+    return Registered(document_id, "new_version", _stage(connection, document_id, source))
+
+
+def _staged_or_current() -> sa.ColumnElement[bool]:
+    return t.document_versions.c.state.in_(("staged", "current"))
+
+
+def _about(declaration: Mapping[str, Any]) -> list[Any]:
+    return [declaration[key] for key in ("category", "hardware", "languages")]
+
+
+def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
+    """Another live document of the same scope and category with the same bytes. An upload is never
+    a duplicate of a built-in document: its sender may delete it.
+    """
+    rows = connection.execute(
+        sa.select(t.documents.c.id)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(
+            t.document_versions.c.sha256 == source.sha256,
+            _staged_or_current(),
+            t.documents.c.category == source.category,
+            t.documents.c.access_scope == source.access_scope.owner,
+            t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
+        )
+        .order_by(t.documents.c.created_at, t.documents.c.id)
+    ).scalars()
+    scopes = {("hardware", h) for h in source.hardware}
+    scopes |= {("language", language) for language in source.languages}
+    return next((str(id_) for id_ in rows if scopes_of(connection, id_) == scopes), None)
+
+
+def declared(source: DocumentSource) -> dict[str, Any]:
+    """The sender's declaration about the document."""
+    return {
+        "title": source.title,
+        "category": source.category,
+        "hardware": list(source.hardware),
+        "languages": list(source.languages),
+    }
+
+
+def _stage(connection: Connection, document_id: str, source: DocumentSource) -> VersionId:
+    versions = t.document_versions
+    last = sa.select(sa.func.max(versions.c.number)).where(versions.c.document_id == document_id)
+    version_id = VersionId(new_id("ver"))
+    connection.execute(
+        versions.insert().values(
+            id=version_id,
+            document_id=document_id,
+            number=1 + (connection.execute(last).scalar() or 0),
+            sha256=source.sha256,
+            pipeline=source.pipeline,
+            state="staged",
+            file_name=source.file_name,
+            format=source.format,
+            size_bytes=source.size_bytes,
+            blob_key=source.blob_key,
+            declared=declared(source),
+            report={},
+            created_at=clock.now(),
+        )
+    )
+    return version_id
+
+
+def newest_builtin(connection: Connection) -> Sequence[Any]:
+    """The newest version that is staged or current of each built-in document: document_id,
+    source_key, sha256, pipeline, declared.
+    """
+    v = t.document_versions.c
+    rows = connection.execute(
+        sa.select(v.document_id, t.documents.c.source_key, v.sha256, v.pipeline, v.declared)
+        .join(t.documents, t.documents.c.id == v.document_id)
+        .where(t.documents.c.origin == "builtin", _staged_or_current())
+        .order_by(v.number)
+    )
+    return list({row.document_id: row for row in rows}.values())
+
+
+# -- scopes
+
+
+def scopes_of(connection: Connection, document_id: str) -> set[tuple[str, str]]:
+    """The document's scopes as (kind, value); the kinds are hardware and language."""
+    rows = connection.execute(
+        sa.select(t.document_scopes.c.kind, t.document_scopes.c.value).where(
+            t.document_scopes.c.document_id == document_id
+        )
+    )
+    return {(kind, value) for kind, value in rows}
+
+
+def document_hardware(connection: Connection, document_id: str) -> list[str]:
+    """The chips that a document is about; `any` where it is about none in particular."""
+    about = sorted(scopes_of(connection, document_id))
+    return [value for kind, value in about if kind == "hardware"] or [ANY]
+
+
+def check_document(connection: Connection, document_id: str, access: AccessScope) -> None:
+    """Raise Forbidden where the caller may not change the content of a document."""
+    about = [value for kind, value in scopes_of(connection, document_id) if kind == "hardware"]
+    access.check_change(about, f"the document {document_id}")
+
+
+def _set_scopes(connection: Connection, document_id: str, declaration: Mapping[str, Any]) -> None:
+    connection.execute(
+        t.document_scopes.delete().where(t.document_scopes.c.document_id == document_id)
+    )
+    rows = [
+        {"document_id": document_id, "kind": kind, "value": value}
+        for kind, key in (("hardware", "hardware"), ("language", "languages"))
+        for value in sorted(declaration[key])
+    ]
+    if rows:
+        connection.execute(t.document_scopes.insert(), rows)
+
+
+def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
+    """The row of the document of a version."""
+    return connection.execute(
+        sa.select(t.documents)
+        .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
+        .where(t.document_versions.c.id == version_id)
+    ).one()
+
+
+def section_scopes(connection: Connection, version_id: str) -> Sequence[Any]:
+    """`id` and `hardware_scope` of a version's sections, in order."""
+    return connection.execute(
+        sa.select(t.sections.c.id, t.sections.c.hardware_scope)
+        .where(t.sections.c.version_id == version_id)
+        .order_by(t.sections.c.ordinal)
+    ).all()
+
+
+# -- content
 
 
 @dataclass(frozen=True)
@@ -66,11 +307,13 @@ class VersionContent:
     sections: Sequence[SectionDraft]
     passages: Sequence[PassageDraft]
     report: Mapping[str, Any] = field(default_factory=dict)
-    title: str | None = None  # what the document calls itself, where the upload gave no title
+    title: str | None = None  # as the document states it, where the upload gave no title
 
 
-def fail(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
-    """A version that could not be read. One that was read before (a retried job) stays as it is."""
+def fail_version(connection: Connection, version_id: str, report: Mapping[str, Any]) -> None:
+    """Mark a version that could not be read. One that was read before (a retried job) is left as it
+    is.
+    """
     connection.execute(
         t.document_versions.update()
         .where(
@@ -85,14 +328,12 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     """Make a version current with all its content; returns the number of passages.
 
     A version older than the current one (its job was retried late) is stored as superseded instead.
-    Activating a version again replaces what was stored of it, so a retried job leaves no
-    duplicates."""
+    Activating a version again replaces its stored content, so a retried job leaves no duplicates.
+    """
     version = connection.execute(
         sa.select(t.document_versions).where(t.document_versions.c.id == version_id)
     ).one()
-    document = connection.execute(
-        sa.select(t.documents).where(t.documents.c.id == version.document_id)
-    ).one()
+    document = document_of(connection, version_id)
     first = document.current_version_id is None and version.number == 1
     newest = first or _is_newest(connection, version)
     if newest:
@@ -110,10 +351,10 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
     if not first:
         connection.execute(t.sections.delete().where(t.sections.c.version_id == version_id))
     fixes = corrections.load(connection, document.id)
-    hardware, languages = _document_scope(connection, document.id)
     narrowed = [fixes.section_hardware(s.path) or s.hardware for s in content.sections]
     section_rows = _insert_sections(connection, version, content.sections, narrowed)
-    scopes = [own or tuple(hardware) for own in narrowed]
+    hardware = tuple(document_hardware(connection, document.id))
+    scopes = [own or hardware for own in narrowed]
     passages = _insert_passages(connection, version, document, content, section_rows, scopes, fixes)
     report = {**content.report, "corrections_unmatched": fixes.unmatched()}
     connection.execute(
@@ -126,36 +367,13 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
             t.passages.update().where(t.passages.c.version_id == version_id).values(active=False)
         )
         return len(passages)
-    _index(connection, document, content, passages, section_rows, scopes, languages)
+    _index(connection, document, content, passages, section_rows, scopes)
     values: dict[str, Any] = {"current_version_id": version_id, "updated_at": clock.now()}
     if content.title:
         values["title"] = content.title
     connection.execute(t.documents.update().where(t.documents.c.id == document.id).values(**values))
     bump_revision(connection)
     return len(passages)
-
-
-def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
-    """The document takes over what its new version was declared to be; returns its row."""
-    connection.execute(
-        t.documents.update()
-        .where(t.documents.c.id == version.document_id)
-        .values(title=version.declared["title"], category=version.declared["category"])
-    )
-    set_scopes(connection, version.document_id, version.declared)
-    return connection.execute(
-        sa.select(t.documents).where(t.documents.c.id == version.document_id)
-    ).one()
-
-
-def is_first(connection: Connection, version_id: str) -> bool:
-    """Whether nothing was ever stored of the document that this version is of."""
-    row = connection.execute(
-        sa.select(t.documents.c.current_version_id, t.document_versions.c.number)
-        .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
-        .where(t.document_versions.c.id == version_id)
-    ).one()
-    return bool(row.current_version_id is None and row.number == 1)
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
@@ -168,77 +386,32 @@ def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
     return current is None or version.number >= current
 
 
-def is_current(connection: Connection, version_id: str) -> bool:
-    """Whether the version is its document's current one."""
-    return (
-        connection.execute(
-            sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
-        ).scalar()
-        is not None
+def _declare(connection: Connection, version: sa.Row[Any]) -> sa.Row[Any]:
+    """Apply the declaration of a new version to its document; returns the document's row."""
+    connection.execute(
+        t.documents.update()
+        .where(t.documents.c.id == version.document_id)
+        .values(title=version.declared["title"], category=version.declared["category"])
     )
-
-
-@dataclass(frozen=True)
-class Standing:
-    """Whether a passage is of a version that another one has replaced. `successor`: the passage of
-    the current version that has the same text, or else stands alone under the same headings."""
-
-    superseded: bool
-    successor: str | None = None
-
-
-def standing(connection: Connection, passage_id: str, access_scope: AccessScope) -> Standing:
-    """Where a stored passage stands among its document's versions."""
-    old = connection.execute(
-        sa.select(t.passages, t.sections.c.path)
-        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-        .where(t.passages.c.id == passage_id)
-    ).one()
-    if old.active:
-        return Standing(False)
-    rows = connection.execute(
-        sa.select(t.passages.c.id, t.passages.c.text_sha256, t.sections.c.path)
-        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-        .where(
-            t.passages.c.document_id == old.document_id,
-            t.passages.c.active.is_(True),
-            visible.passages(access_scope),
-        )
-        .order_by(t.passages.c.ordinal)
-    ).all()
-    there = [row for row in rows if row.path == old.path]
-    same = [row for row in (*there, *rows) if row.text_sha256 == old.text_sha256]
-    nearest = same[:1] or (there if len(there) == 1 else [])
-    return Standing(True, nearest[0].id if nearest else None)
+    _set_scopes(connection, version.document_id, version.declared)
+    return document_of(connection, version.id)
 
 
 def deactivate(connection: Connection, document_id: str) -> None:
     """Take the document's passages out of every search; the rows stay."""
-    seqs = connection.execute(
-        sa.select(t.passages.c.seq).where(
-            t.passages.c.document_id == document_id, t.passages.c.active.is_(True)
-        )
-    ).scalars()
-    passage_seqs = list(seqs)
-    section_seqs = list(
-        connection.execute(
-            sa.select(t.sections.c.seq)
-            .distinct()
-            .join(t.passages, t.passages.c.section_id == t.sections.c.id)
-            .where(t.passages.c.document_id == document_id, t.passages.c.active.is_(True))
-        ).scalars()
+    active = t.passages.c.document_id == document_id, t.passages.c.active.is_(True)
+    passages = sa.select(t.passages.c.seq).where(*active)
+    sections = (
+        sa.select(t.sections.c.seq)
+        .distinct()
+        .join(t.passages, t.passages.c.section_id == t.sections.c.id)
+        .where(*active)
     )
-    lexical.delete(connection, "passage", passage_seqs)
-    lexical.delete(connection, "section", section_seqs)
+    lexical.delete(connection, "passage", list(connection.execute(passages).scalars()))
+    lexical.delete(connection, "section", list(connection.execute(sections).scalars()))
     connection.execute(
         t.passages.update().where(t.passages.c.document_id == document_id).values(active=False)
     )
-
-
-def _document_scope(connection: Connection, document_id: str) -> tuple[list[str], list[str]]:
-    rows = sorted(scopes_of(connection, document_id))
-    hardware = [value for kind, value in rows if kind == "hardware"] or [ANY]
-    return hardware, [value for kind, value in rows if kind == "language"]
 
 
 def _insert_sections(
@@ -247,6 +420,7 @@ def _insert_sections(
     drafts: Sequence[SectionDraft],
     narrowed: Sequence[tuple[str, ...] | None],
 ) -> list[tuple[int, SectionId]]:
+    """The numbers and ids of the new rows."""
     ids = [SectionId(derived_id("sec", version.id, n)) for n in range(len(drafts))]
     rows = [
         {
@@ -265,16 +439,16 @@ def _insert_sections(
     ]
     if rows:
         connection.execute(t.sections.insert(), rows)
-    seqs = connection.execute(
-        sa.select(t.sections.c.seq)
-        .where(t.sections.c.version_id == version.id)
-        .order_by(t.sections.c.ordinal)
-    ).scalars()
-    return list(zip(seqs, ids, strict=True))
+    return list(zip(_numbers(connection, t.sections, version.id), ids, strict=True))
+
+
+def _numbers(connection: Connection, table: sa.Table, version_id: str) -> Iterable[int]:
+    query = sa.select(table.c.seq).where(table.c.version_id == version_id)
+    return connection.execute(query.order_by(table.c.ordinal)).scalars()
 
 
 @dataclass(frozen=True)
-class _Stored:
+class _StoredPassage:
     seq: int
     section: int
     searched: str  # lead and text
@@ -289,7 +463,7 @@ def _insert_passages(
     sections: Sequence[tuple[int, SectionId]],
     scopes: Sequence[tuple[str, ...]],
     fixes: corrections.Corrections,
-) -> list[_Stored]:
+) -> list[_StoredPassage]:
     rows, tag_rows, hardware_rows, stored = [], [], [], []
     for n, draft in enumerate(content.passages):
         fix = fixes.passage(sha256(draft.text))
@@ -308,7 +482,7 @@ def _insert_passages(
                 "ordinal": n,
                 "text": text,
                 "embed_sha256": sha256(embedding_text(path, draft.lead, text)),
-                "corrected": fix.any,
+                "corrected": fix != corrections.PassageFix(),
                 "active": True,
                 "access_scope": document.access_scope,
                 **_draft_values(draft),
@@ -328,16 +502,12 @@ def _insert_passages(
     ):
         if values:
             connection.execute(table.insert(), values)
-    seqs = connection.execute(
-        sa.select(t.passages.c.seq)
-        .where(t.passages.c.version_id == version.id)
-        .order_by(t.passages.c.ordinal)
-    ).scalars()
-    return [_Stored(seq, *parts) for seq, parts in zip(seqs, stored, strict=True)]
+    seqs = _numbers(connection, t.passages, version.id)
+    return [_StoredPassage(seq, *parts) for seq, parts in zip(seqs, stored, strict=True)]
 
 
 def _draft_values(draft: PassageDraft) -> dict[str, Any]:
-    """The columns that hold what the machine read, corrected or not."""
+    """The columns with the machine's reading, corrected or not."""
     first = draft.boxes[0] if draft.boxes else {}
     return {
         "kind": draft.kind,
@@ -351,29 +521,75 @@ def _draft_values(draft: PassageDraft) -> dict[str, Any]:
     }
 
 
+def is_first(connection: Connection, version_id: str) -> bool:
+    """Whether nothing was ever stored of the document of this version."""
+    number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
+    document = document_of(connection, version_id)
+    return document.current_version_id is None and connection.execute(number).scalar() == 1
+
+
+def is_current(connection: Connection, version_id: str) -> bool:
+    """Whether the version is its document's current one."""
+    current = sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
+    return connection.execute(current).scalar() is not None
+
+
+@dataclass(frozen=True)
+class Succession:
+    """Whether a passage is of a version that another one has replaced. `successor` is the passage
+    of the current version with the same text, else the only one under the same headings.
+    """
+
+    superseded: bool
+    successor: str | None = None
+
+
+def succession_of(connection: Connection, passage_id: str, access_scope: AccessScope) -> Succession:
+    """The passage of the current version that has replaced a stored passage."""
+    select = sa.select(t.passages, t.sections.c.path).join(
+        t.sections, t.sections.c.id == t.passages.c.section_id
+    )
+    old = connection.execute(select.where(t.passages.c.id == passage_id)).one()
+    if old.active:
+        return Succession(False)
+    rows = connection.execute(
+        select.where(
+            t.passages.c.document_id == old.document_id,
+            t.passages.c.active.is_(True),
+            visible.passages(access_scope),
+        ).order_by(t.passages.c.ordinal)
+    ).all()
+    there = [row for row in rows if row.path == old.path]
+    same = [row for row in (*there, *rows) if row.text_sha256 == old.text_sha256]
+    nearest = same[:1] or (there if len(there) == 1 else [])
+    return Succession(True, nearest[0].id if nearest else None)
+
+
+# -- lexical rows
+
+
 def _index(
     connection: Connection,
     document: sa.Row[Any],
     content: VersionContent,
-    passages: Sequence[_Stored],
+    passages: Sequence[_StoredPassage],
     sections: Sequence[tuple[int, SectionId]],
     scopes: Sequence[tuple[str, ...]],
-    languages: Sequence[str],
 ) -> None:
     """Write the two lexical levels of a version."""
-    by_section: dict[int, list[_Stored]] = defaultdict(list)
+    scope_parts = _scope_parts(connection, document)
+    by_section: dict[int, list[_StoredPassage]] = defaultdict(list)
     for passage in passages:
         by_section[passage.section].append(passage)
     passage_rows: list[lexical.LexicalRow] = []
     section_rows: list[lexical.LexicalRow] = []
     for section, members in by_section.items():
-        bodies = [shadow(member.searched) for member in members]
-        in_section, whole = lexical_rows(
-            seq=sections[section][0],
-            heading=shadow(" ".join(content.sections[section].path[-3:])),
-            members=[(m.seq, m.hardware, body) for m, body in zip(members, bodies, strict=True)],
-            section_hardware=scopes[section],
-            scope_parts=(languages, document.category, document.access_scope),
+        in_section, whole = _lexical_rows(
+            sections[section][0],
+            content.sections[section].path,
+            [(member.seq, member.hardware, member.searched) for member in members],
+            scopes[section],
+            scope_parts,
         )
         passage_rows += in_section
         section_rows.append(whole)
@@ -381,19 +597,91 @@ def _index(
     lexical.insert(connection, "section", section_rows)
 
 
-def lexical_rows(
-    *,
+def _scope_parts(connection: Connection, document: sa.Row[Any]) -> tuple[list[str], str, str]:
+    """Languages, category and access scope, for `lexical.row_scope`."""
+    scopes = sorted(scopes_of(connection, document.id))
+    languages = [value for kind, value in scopes if kind == "language"]
+    return languages, document.category, document.access_scope
+
+
+def _lexical_rows(
     seq: int,
-    heading: str,
+    path: Sequence[str],
     members: Sequence[tuple[int, Sequence[str], str]],
-    section_hardware: Sequence[str],
+    hardware: Sequence[str],
     scope_parts: tuple[Sequence[str], str, str],
 ) -> tuple[list[lexical.LexicalRow], lexical.LexicalRow]:
-    """The rows of a section's passages, and its own. members: (seq, hardware, shadow text)."""
+    """The rows of a section's passages, and of the section. members: (seq, hardware, text)."""
+    heading = shadow(" ".join(path[-3:]))
     passage_rows = [
-        lexical.LexicalRow(passage_seq, lexical.row_scope(hardware, *scope_parts), heading, body)
-        for passage_seq, hardware, body in members
+        lexical.LexicalRow(number, lexical.row_scope(about, *scope_parts), heading, shadow(text))
+        for number, about, text in members
     ]
-    scope = lexical.row_scope(section_hardware, *scope_parts)
-    text = " ".join(body for _, _, body in members)
+    scope = lexical.row_scope(hardware, *scope_parts)
+    text = " ".join(row.body for row in passage_rows)
     return passage_rows, lexical.LexicalRow(seq, scope, heading, text)
+
+
+def hardware_of_passages(connection: Connection, ids: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """The hardware scopes of passages, `any` included."""
+    query = sa.select(t.passage_hardware).order_by(t.passage_hardware.c.hardware_id)
+    scopes: dict[str, tuple[str, ...]] = {}
+    for row in select_in(connection, query, t.passage_hardware.c.passage_id, ids):
+        scopes[row.passage_id] = (*scopes.get(row.passage_id, ()), row.hardware_id)
+    return scopes
+
+
+def reindex_section(connection: Connection, section_id: str) -> None:
+    """Write the lexical rows of one live section anew from its passages, as after a correction."""
+    rows = connection.execute(
+        sa.select(t.passages)
+        .where(t.passages.c.section_id == section_id, t.passages.c.active.is_(True))
+        .order_by(t.passages.c.ordinal)
+    ).all()
+    if not rows:
+        return
+    hardware = hardware_of_passages(connection, [row.id for row in rows])
+    section = connection.execute(sa.select(t.sections).where(t.sections.c.id == section_id)).one()
+    document = document_of(connection, section.version_id)
+    lexical.delete(connection, "passage", [row.seq for row in rows])
+    lexical.delete(connection, "section", [section.seq])
+    passage_rows, section_row = _lexical_rows(
+        section.seq,
+        section.path,
+        [(row.seq, hardware.get(row.id, ()), f"{row.lead}\n{row.text}") for row in rows],
+        section.hardware_scope or document_hardware(connection, document.id),
+        _scope_parts(connection, document),
+    )
+    lexical.insert(connection, "passage", passage_rows)
+    lexical.insert(connection, "section", [section_row])
+
+
+def repair_lexical(catalog: Catalog) -> bool:
+    """Write the lexical index anew where it is missing, damaged, or not that of the live passages;
+    whether it was.
+    """
+    active = t.passages.c.active.is_(True)
+    live = sa.select(sa.func.count()).where(active)
+    sections = sa.select(sa.func.count(sa.distinct(t.passages.c.section_id))).where(active)
+    with catalog.write() as connection:
+        counts: dict[lexical.Level, int] = {
+            "passage": connection.execute(live).scalar_one(),
+            "section": connection.execute(sections).scalar_one(),
+        }
+        if lexical.is_whole(connection, counts):
+            return False
+        rebuild_lexical(connection)
+    log.warning("lexical index was not whole, rebuilt it")
+    return True
+
+
+def rebuild_lexical(connection: Connection) -> int:
+    """Write the whole lexical index anew from the live passages; returns how many there are."""
+    lexical.create(connection)
+    sections = connection.execute(
+        sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
+    ).scalars()
+    for section_id in list(sections):
+        reindex_section(connection, section_id)
+    bump_revision(connection)
+    return lexical.count(connection, "passage")

@@ -7,37 +7,25 @@ transaction. Knows neither the SKILL.md format (`skills`) nor how skills are ran
 """
 
 from kb.catalog.skills.evidence import (
+    FAILURES,
     NOT_MEASURED,
-    add_evidence,
+    TRIALS,
+    Bounds,
     evidence_for,
     evidence_line,
     evidence_lines,
     evidence_of,
-    note_toolchain,
+    measured,
     present_toolchains,
+    tested,
     toolchain_name,
+    wilson,
 )
-from kb.catalog.skills.languages import named_languages, shared_languages
 from kb.catalog.skills.reading import (
-    MEND,
-    about,
-    candidate_skills,
-    count,
-    error_words,
-    events,
-    find,
-    get,
-    heads,
-    heads_of,
-    listed,
-    names,
-    revision_of,
-    search,
-)
-from kb.catalog.skills.rows import (
     AVOIDING,
     EVIDENCE_KINDS,
     LINK_KINDS,
+    MEND,
     REVISES,
     REVISES_SHA256,
     REVISES_VERSION,
@@ -62,12 +50,37 @@ from kb.catalog.skills.rows import (
     Stored,
     Tier,
     UseRow,
+    about,
     as_warning,
+    candidate_skills,
+    count,
+    error_words,
+    events,
+    find,
+    get,
+    heads,
+    heads_of,
+    listed,
+    named_languages,
+    names,
+    revision_of,
+    search,
+    shared_languages,
     structured_key,
 )
-from kb.catalog.skills.support import FAILURES, TRIALS, Bounds, measured, tested, wilson
-from kb.catalog.skills.uses import lift_of, nth_last_retrieval, record_uses, uses_of
-from kb.catalog.skills.writing import link, links_of, narrow, put, set_state
+from kb.catalog.skills.writing import (
+    add_evidence,
+    lift_of,
+    link,
+    links_of,
+    narrow,
+    note_toolchain,
+    nth_last_retrieval,
+    put,
+    record_uses,
+    set_state,
+    uses_of,
+)
 
 __all__ = [
     "AVOIDING",

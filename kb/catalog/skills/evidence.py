@@ -7,23 +7,19 @@ where that differs from the one in use on the hardware, the evidence is about an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb import clock
 from kb.catalog import meta, visible
-from kb.catalog.engine import portions
+from kb.catalog import tables as t
 from kb.catalog.kept import look_up
-from kb.catalog.meta import bump_skills
-from kb.catalog.skills.reading import get
-from kb.catalog.skills.rows import EVIDENCE_KINDS, EvidenceKind, EvidenceRow, SkillRow, one_of
-from kb.catalog.skills.writing import append_event
-from kb.catalog.tables import skills as t
-from kb.errors import InvalidRequest
-from kb.ids import new_id
+from kb.catalog.rows import portions
+from kb.catalog.skills.reading import EvidenceRow, SkillHead
 from kb.scope import ALL_ACCESS, AccessScope
 
 _TOOLCHAINS = "toolchains"
@@ -45,116 +41,9 @@ def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]
     return look_up(connection, "toolchains in use", [_TOOLCHAINS], read)[_TOOLCHAINS]
 
 
-def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
-    """Store that this toolchain is in use on the hardware.
-
-    Returns the one of the same name that was in use before, or None. Raises InvalidRequest.
-    """
-    name = toolchain_name(toolchain)
-    if not name or not hardware:
-        raise InvalidRequest(
-            f"no toolchain: {toolchain!r} on {hardware!r}", hint="Give its name and versions."
-        )
-    known = {place: dict(chains) for place, chains in present_toolchains(connection).items()}
-    before = known.setdefault(hardware, {}).get(name)
-    if before != toolchain:
-        known[hardware][name] = toolchain
-        meta.put(connection, _TOOLCHAINS, known)
-        meta.bump_skills(connection)
-    return before
-
-
 NOT_MEASURED = "not measured here"
 _COLUMNS = [t.evidence.c[name] for name in EvidenceRow.__dataclass_fields__]
 _FIGURES = [column for column in _COLUMNS if column.name != "details"]
-
-
-def add_evidence(
-    connection: Connection,
-    name: str,
-    *,
-    kind: EvidenceKind,
-    hardware: str,
-    n: int,
-    actor: str,
-    reason: str,
-    device: str | None = None,
-    toolchain: str | None = None,
-    problem: str | None = None,
-    case: str | None = None,
-    evaluation: str | None = None,
-    baseline_us: float | None = None,
-    measured_us: float | None = None,
-    speedup: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    details: Mapping[str, Any] | None = None,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> EvidenceRow:
-    """Add a measurement of the skill `name`; returns its row.
-
-    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
-    time without the skill over the time with it, `low` and `high` its 95 % interval. `toolchain` is
-    named as the harness names it. A wall-clock measurement makes its toolchain the one that the
-    skill was last verified with. Raises InvalidRequest and NotFound.
-    """
-    one_of(kind, EVIDENCE_KINDS, "kind of evidence")
-    _check(n, speedup, low, high)
-    skill = get(connection, name, access_scope)
-    row = EvidenceRow(
-        id=new_id("ev"),
-        hardware_id=hardware,
-        device_id=device,
-        toolchain_id=toolchain,
-        problem_id=problem,
-        case_id=case,
-        evaluation_id=evaluation,
-        kind=kind,
-        n=n,
-        baseline_us=baseline_us,
-        measured_us=measured_us,
-        speedup=speedup,
-        speedup_low=low,
-        speedup_high=high,
-        details=dict(details or {}),
-        created_at=clock.now(),
-    )
-    _store(connection, skill, row, actor, reason, access_scope)
-    return row
-
-
-def _store(
-    connection: Connection,
-    skill: SkillRow,
-    row: EvidenceRow,
-    actor: str,
-    reason: str,
-    access_scope: AccessScope,
-) -> None:
-    connection.execute(
-        t.evidence.insert().values(
-            **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope.owner
-        )
-    )
-    if row.toolchain_id is not None and row.kind != "simulator":
-        connection.execute(
-            t.skills.update().where(t.skills.c.id == skill.id).values(toolchain_id=row.toolchain_id)
-        )
-    noted = {"evidence": row.id, "kind": row.kind, "version": skill.version}
-    state = (skill.state, skill.state)
-    append_event(connection, skill.id, "evidence", state, actor, reason, noted)
-    bump_skills(connection)
-
-
-def _check(n: int, speedup: float | None, low: float | None, high: float | None) -> None:
-    if n < 1:
-        raise InvalidRequest(f"evidence of {n} measurements", hint="n is at least 1.")
-    known = [figure for figure in (low, speedup, high) if figure is not None]
-    if any(not 0 < figure < 1e6 for figure in known) or known != sorted(known):
-        raise InvalidRequest(
-            f"a speed-up of {speedup} between {low} and {high}",
-            hint="low <= speedup <= high, each positive; 2.0 means twice as fast.",
-        )
 
 
 def evidence_of(
@@ -249,3 +138,165 @@ def _line(n: int, low: float | None, shapes: int, runs: int, simulated: int) -> 
         return ";".join([NOT_MEASURED, *simulations])
     bound = [f"speedup_lcb={low:.2f}"] if low is not None else []
     return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *simulations])
+
+
+# -- support: Whether measurements bear out what a skill claims: that a change helps, or, for a sk
+
+Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """An interval of a rate, both ends between 0 and 1."""
+
+    low: float
+    high: float
+
+
+def wilson(wins: int, trials: int) -> Bounds:
+    """Wilson's 95 % score interval of a rate; all of it, 0 to 1, without trials.
+
+    Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
+    """
+    if trials == 0:
+        return Bounds(0.0, 1.0)
+    rate, spread = wins / trials, Z95 * Z95 / trials
+    centre = (rate + spread / 2) / (1 + spread)
+    half = Z95 / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
+    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
+
+
+TRIALS = ("ablation", "lift")
+# Ends of a kernel that was tried and cannot be used. They have no figure, and are what an advice to
+# avoid something may rest on.
+FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
+AVOID = "avoid"
+
+
+def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
+
+    Only trials as new as the skill's present text count. A trial bears a skill out where its lower
+    bound is above 1; for a skill to avoid something, where its upper bound is below 1. Skills
+    without such a trial are left out. Read once for each revision of the catalog.
+    """
+
+    def read(ids: Sequence[str]) -> dict[str, tuple[int, int] | None]:
+        return {**dict.fromkeys(ids), **_tested(connection, ids)}
+
+    counts = look_up(connection, "trials of skills", skill_ids, read)
+    return {identity: count for identity, count in counts.items() if count is not None}
+
+
+def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+    avoided = t.skills.c.polarity == AVOID
+    wins = sa.func.sum(
+        sa.case(
+            (sa.and_(avoided, t.evidence.c.speedup_high < 1.0), 1),
+            (sa.and_(~avoided, t.evidence.c.speedup_low > 1.0), 1),
+            else_=0,
+        )
+    )
+    counts: dict[str, tuple[int, int]] = {}
+    for part in portions(list(skill_ids)):
+        rows = connection.execute(
+            sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
+            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+            .where(
+                t.evidence.c.subject_kind == "skill",
+                t.evidence.c.subject_id.in_(part),
+                t.evidence.c.kind.in_(TRIALS),
+                t.evidence.c.speedup.is_not(None),
+                t.evidence.c.created_at >= t.skills.c.written_at,
+            )
+            .group_by(t.evidence.c.subject_id)
+        )
+        counts |= {identity: (int(known), int(won)) for identity, known, won in rows}
+    return counts
+
+
+def measured(connection: Connection, skill: SkillHead) -> bool:
+    """Whether trials that are as new as the present text bear the skill out.
+
+    A skill to avoid something may rest on a failure instead, on another problem or case than the
+    one that it was distilled from.
+    """
+    rows = list(
+        connection.execute(
+            sa.select(t.evidence, t.skills.c.origin_run_id)
+            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+            .where(
+                t.evidence.c.subject_kind == "skill",
+                t.evidence.c.subject_id == skill.id,
+                t.evidence.c.kind != "simulator",
+            )
+            .order_by(t.evidence.c.created_at.desc(), t.evidence.c.id.desc())
+        )
+    )
+    present = [row for row in rows if row.created_at >= skill.written_at]
+    if _certain([row for row in present if row.kind in TRIALS], skill.polarity):
+        return True
+    return skill.polarity == AVOID and _fails_elsewhere(rows, present)
+
+
+def _certain(newest: Sequence[sa.Row[Any]], polarity: str) -> bool:
+    """Whether the newest trials, as many as are needed, together bear the skill out.
+
+    The count ends at a trial that is certainly against it, or in which it led to a wrong kernel or
+    to a search that ended certainly slower.
+    """
+    sign = -1.0 if polarity == AVOID else 1.0
+    gains: list[tuple[float, float]] = []
+    for row in newest:
+        if polarity != AVOID and _harmful(row.details):
+            return False
+        if row.speedup is None or row.speedup_low is None or row.speedup_high is None:
+            continue
+        gain = sign * math.log(row.speedup)
+        least, most = sorted(sign * math.log(end) for end in (row.speedup_low, row.speedup_high))
+        if most < 0:
+            return False
+        gains.append((gain, gain - least))
+        if _surely_above_0(gains):
+            return True
+    return False
+
+
+def _harmful(trial: Mapping[str, Any]) -> bool:
+    """Whether it led to a wrong kernel, or the search with it ended certainly slower."""
+    end = trial.get("end")
+    return bool(trial.get("wrong")) or (end is not None and float(end["high"]) < 1.0)
+
+
+def _surely_above_0(logs: Sequence[tuple[float, float]]) -> bool:
+    """Whether the mean of logarithms is above 0 with certainty.
+
+    Each logarithm comes with the distance to its lower bound; errors of trials are independent and
+    add as squares.
+    """
+    return sum(log for log, _ in logs) > math.sqrt(sum(below * below for _, below in logs))
+
+
+def _fails_elsewhere(rows: Sequence[sa.Row[Any]], present: Sequence[sa.Row[Any]]) -> bool:
+    """Whether it failed on another problem or case than the one it was distilled from.
+
+    A failure without a case concerns all cases of its problem, so on the same problem it is the
+    same failure again.
+    """
+    origin = [row for row in rows if _of_origin(row)]
+    problems = {row.problem_id for row in origin}
+    cases = {(row.problem_id, row.case_id) for row in origin}
+    return any(
+        row.details.get("validity") in FAILURES
+        and not _of_origin(row)
+        and row.problem_id is not None
+        and (
+            row.problem_id not in problems
+            or (row.case_id is not None and (row.problem_id, row.case_id) not in cases)
+        )
+        for row in present
+    )
+
+
+def _of_origin(row: sa.Row[Any]) -> bool:
+    return row.origin_run_id is not None and row.details.get("run") == row.origin_run_id

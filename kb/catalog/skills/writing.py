@@ -7,25 +7,39 @@ where a person approved it without a measurement.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
 from kb import clock
-from kb.catalog import visible
+from kb.catalog import meta, visible
+from kb.catalog import tables as t
 from kb.catalog.meta import bump_skills
-from kb.catalog.skills.reading import find, get
-from kb.catalog.skills.rows import (
+from kb.catalog.skills.evidence import (
+    _TOOLCHAINS,
+    AVOID,
+    measured,
+    present_toolchains,
+    toolchain_name,
+)
+from kb.catalog.skills.reading import (
+    EVIDENCE_KINDS,
     LINK_KINDS,
     REVISES,
     REVISES_SHA256,
+    ROLES,
     SCOPE_KINDS,
     TRANSITIONS,
     WRITTEN,
+    EvidenceKind,
+    EvidenceRow,
+    Lift,
     Link,
     LinkKind,
+    NewUse,
+    Role,
     SkillDraft,
     SkillEvent,
     SkillHead,
@@ -33,11 +47,14 @@ from kb.catalog.skills.rows import (
     SkillScopes,
     State,
     Stored,
+    UseRow,
+    find,
+    get,
+    heads_of,
     one_of,
     structured_key,
 )
-from kb.catalog.skills.support import AVOID, measured
-from kb.catalog.tables import skills as t
+from kb.catalog.tables import outcomes, retrievals
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import SkillId, derived_id, new_id
 from kb.scope import ALL_ACCESS, AccessScope
@@ -461,3 +478,228 @@ def links_of(
         .order_by(t.skill_links.c.created_at, source.c.name, target.c.name)
     )
     return [Link(**row._mapping) for row in rows]
+
+
+# -- uses: Uses of skills in answers: shown, used or withheld, and whether that helped.
+
+_COLUMNS = [t.skill_uses.c[name] for name in UseRow.__dataclass_fields__]
+
+
+def record_uses(
+    connection: Connection, uses: Sequence[NewUse], access_scope: AccessScope = ALL_ACCESS
+) -> int:
+    """Store uses; returns how many.
+
+    Uses of a skill that no longer exists are left out. The retrievals that they belong to must be
+    stored. Raises InvalidRequest for an unknown role.
+    """
+    skills = heads_of(connection, {use.skill for use in uses}, access_scope)
+    now = clock.now()
+    rows = []
+    for use in uses:
+        one_of(use.role, ROLES, "role of a skill in an answer")
+        if use.skill in skills:
+            skill = skills[use.skill]
+            values = {key: value for key, value in vars(use).items() if key != "skill"}
+            values["situation"] = dict(use.situation)
+            fixed = {"skill_id": skill.id, "version": skill.version, "created_at": now}
+            rows.append({**values, **fixed, "id": new_id("use")})
+    if rows:
+        connection.execute(t.skill_uses.insert(), rows)
+    for use in uses:
+        if use.role == "used" and use.skill in skills:
+            _count(connection, skills[use.skill].id, use.helped, now)
+    return len(rows)
+
+
+def _count(connection: Connection, skill_id: str, helped: int | None, now: str) -> None:
+    known = int(helped is not None)
+    connection.execute(
+        t.skills.update()
+        .where(t.skills.c.id == skill_id)
+        .values(
+            trials=t.skills.c.trials + known,
+            wins=t.skills.c.wins + (helped or 0),
+            last_used_at=now,
+        )
+    )
+
+
+def uses_of(
+    connection: Connection,
+    skill_id: str,
+    access_scope: AccessScope = ALL_ACCESS,
+    *,
+    role: Role | None = None,
+    since: str | None = None,
+) -> list[UseRow]:
+    """Uses of a skill, oldest first."""
+    query = (
+        sa.select(*_COLUMNS)
+        .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
+        .where(t.skill_uses.c.skill_id == skill_id, visible.in_skills(t.skills, access_scope))
+        .order_by(t.skill_uses.c.created_at, t.skill_uses.c.id)
+    )
+    if role is not None:
+        query = query.where(t.skill_uses.c.role == role)
+    if since is not None:
+        query = query.where(t.skill_uses.c.created_at >= since)
+    return [UseRow(**row._mapping) for row in connection.execute(query)]
+
+
+def lift_of(connection: Connection, skill_id: str) -> Lift:
+    """Outcomes with a known effect of answers that showed the skill, beside those that would have
+    shown it and withheld it: the difference of the two rates is what showing it is worth.
+
+    Only answers to runs count, because chance decided of those alone which of the two it was, and
+    only those since the present text was written.
+    """
+    rows = connection.execute(
+        sa.select(
+            t.skill_uses.c.role,
+            sa.func.count(outcomes.c.helped),
+            sa.func.coalesce(sa.func.sum(outcomes.c.helped), 0),
+        )
+        .join(outcomes, outcomes.c.retrieval_id == t.skill_uses.c.retrieval_id)
+        .join(retrievals, retrievals.c.id == t.skill_uses.c.retrieval_id)
+        .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
+        .where(
+            t.skill_uses.c.skill_id == skill_id,
+            t.skill_uses.c.role.in_(("shown", "withheld")),
+            sa.func.coalesce(retrievals.c.run_id, "") != "",
+            retrievals.c.created_at >= t.skills.c.written_at,
+        )
+        .group_by(t.skill_uses.c.role)
+    )
+    outcomes_by_role = {role: (int(known), int(wins)) for role, known, wins in rows}
+    return Lift(*outcomes_by_role.get("shown", (0, 0)), *outcomes_by_role.get("withheld", (0, 0)))
+
+
+def nth_last_retrieval(
+    connection: Connection,
+    n: int,
+    hardware: Sequence[str] | None,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> str | None:
+    """The time of the n-th last retrieval for any of these chips (None counts all retrievals).
+
+    None where there are fewer.
+    """
+    query = (
+        sa.select(retrievals.c.created_at)
+        .where(retrievals.c.access_scope == access_scope.owner)
+        .order_by(retrievals.c.created_at.desc())
+        .offset(n - 1)
+        .limit(1)
+    )
+    if hardware is not None:
+        query = query.where(retrievals.c.hardware_id.in_(list(hardware)))
+    moment: str | None = connection.execute(query).scalar()
+    return moment
+
+
+def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
+    """Store that this toolchain is in use on the hardware.
+
+    Returns the one of the same name that was in use before, or None. Raises InvalidRequest.
+    """
+    name = toolchain_name(toolchain)
+    if not name or not hardware:
+        raise InvalidRequest(
+            f"no toolchain: {toolchain!r} on {hardware!r}", hint="Give its name and versions."
+        )
+    known = {place: dict(chains) for place, chains in present_toolchains(connection).items()}
+    before = known.setdefault(hardware, {}).get(name)
+    if before != toolchain:
+        known[hardware][name] = toolchain
+        meta.put(connection, _TOOLCHAINS, known)
+        meta.bump_skills(connection)
+    return before
+
+
+def add_evidence(
+    connection: Connection,
+    name: str,
+    *,
+    kind: EvidenceKind,
+    hardware: str,
+    n: int,
+    actor: str,
+    reason: str,
+    device: str | None = None,
+    toolchain: str | None = None,
+    problem: str | None = None,
+    case: str | None = None,
+    evaluation: str | None = None,
+    baseline_us: float | None = None,
+    measured_us: float | None = None,
+    speedup: float | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    details: Mapping[str, Any] | None = None,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> EvidenceRow:
+    """Add a measurement of the skill `name`; returns its row.
+
+    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
+    time without the skill over the time with it, `low` and `high` its 95 % interval. `toolchain` is
+    named as the harness names it. A wall-clock measurement makes its toolchain the one that the
+    skill was last verified with. Raises InvalidRequest and NotFound.
+    """
+    one_of(kind, EVIDENCE_KINDS, "kind of evidence")
+    _check_figures(n, speedup, low, high)
+    skill = get(connection, name, access_scope)
+    row = EvidenceRow(
+        id=new_id("ev"),
+        hardware_id=hardware,
+        device_id=device,
+        toolchain_id=toolchain,
+        problem_id=problem,
+        case_id=case,
+        evaluation_id=evaluation,
+        kind=kind,
+        n=n,
+        baseline_us=baseline_us,
+        measured_us=measured_us,
+        speedup=speedup,
+        speedup_low=low,
+        speedup_high=high,
+        details=dict(details or {}),
+        created_at=clock.now(),
+    )
+    _store_evidence(connection, skill, row, actor, reason, access_scope)
+    return row
+
+
+def _store_evidence(
+    connection: Connection,
+    skill: SkillRow,
+    row: EvidenceRow,
+    actor: str,
+    reason: str,
+    access_scope: AccessScope,
+) -> None:
+    connection.execute(
+        t.evidence.insert().values(
+            **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope.owner
+        )
+    )
+    if row.toolchain_id is not None and row.kind != "simulator":
+        connection.execute(
+            t.skills.update().where(t.skills.c.id == skill.id).values(toolchain_id=row.toolchain_id)
+        )
+    noted = {"evidence": row.id, "kind": row.kind, "version": skill.version}
+    state = (skill.state, skill.state)
+    append_event(connection, skill.id, "evidence", state, actor, reason, noted)
+    bump_skills(connection)
+
+
+def _check_figures(n: int, speedup: float | None, low: float | None, high: float | None) -> None:
+    if n < 1:
+        raise InvalidRequest(f"evidence of {n} measurements", hint="n is at least 1.")
+    known = [figure for figure in (low, speedup, high) if figure is not None]
+    if any(not 0 < figure < 1e6 for figure in known) or known != sorted(known):
+        raise InvalidRequest(
+            f"a speed-up of {speedup} between {low} and {high}",
+            hint="low <= speedup <= high, each positive; 2.0 means twice as fast.",
+        )

@@ -27,8 +27,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from kb.data_dir import private_file, private_folder
 from kb.errors import Unavailable
-from kb.private import private_file, private_folder
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.launch import threads_and_memory
 from optimizer.evaluation.isolation.machine import DeviceLock

@@ -24,7 +24,7 @@ def main(arguments: list[str]) -> None:
     """Import the module, then serve forks until the other side closes the socket."""
     sock, _, entry = arguments
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
-    from kb.garbage import collect_rarely
+    from kb.memory import collect_rarely
     from optimizer.evaluation.runner.forks import ForkOptions, serve
 
     collect_rarely()

@@ -18,8 +18,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from kb.errors import InvalidRequest
-from kb.predicate_nodes import Bindings
-from kb.predicates import compile_expression
+from kb.predicates import Bindings, compile_expression
 from kb.problem_terms import op_family
 from optimizer.evaluation.problem.spec import ATTENTION, MatrixProduct, Observed, Problem, Trait
 from optimizer.evaluation.runner.kernels import DispatchWatch

@@ -26,9 +26,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from kb.errors import InvalidRequest
-from kb.hardware.scalars import ScalarFormula, compile_scalar
+from kb.hardware.toolchains import ScalarFormula, compile_scalar, named
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
-from kb.hardware.toolchain_schema import named
 from kb.plain import plain
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle

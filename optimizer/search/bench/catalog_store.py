@@ -8,8 +8,8 @@ from dataclasses import asdict
 from typing import Any
 
 from kb.blobs import Blobs
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.runs import EVERY_RUN, NodeRow, Runs, RunWhere
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.runs import EVERY_RUN, NodeRow, Runs, RunWhere
 from optimizer.search.records import Node, Proposal, node_from_json
 from optimizer.search.store import RunRow, run_from_json
 

@@ -15,8 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kb.cluster.connection import Cluster, Sent, WorkLost
-from kb.cluster.nodes import Slots
+from kb.cluster import Cluster, Sent, Slots, WorkLost
 from kb.errors import InvalidRequest, Unavailable
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle

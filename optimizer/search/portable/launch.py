@@ -34,7 +34,7 @@ import json, sys
 from pathlib import Path
 
 sys.path.insert(0, sys.argv[1])
-from kb.garbage import collect_rarely
+from kb.memory import collect_rarely
 
 collect_rarely()
 from optimizer.search.portable.problem_process import search

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kb.cluster.source_files import ROOT, source_files
+from kb.cluster import ROOT, source_files
 from optimizer.evaluation.problem.load import SHIPPED
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.portable.launch import SESSION

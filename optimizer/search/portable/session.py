@@ -21,7 +21,7 @@ from typing import Any
 import torch
 
 from kb.errors import KernloreError
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_file, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.isolation.launch import ForkServer

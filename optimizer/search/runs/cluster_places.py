@@ -8,9 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.cluster.connection import Cluster, Sent, WorkLost
-from kb.cluster.nodes import NODE_ID, ClusterNode, Slots, only_hardware, slots_for
+from kb.catalog.evaluations import Evaluations
+from kb.cluster import (
+    NODE_ID,
+    Cluster,
+    ClusterNode,
+    Sent,
+    Slots,
+    WorkLost,
+    only_hardware,
+    slots_for,
+)
 from kb.errors import InternalError, InvalidRequest, Unavailable, UnknownHardware
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings

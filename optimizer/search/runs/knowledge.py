@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import skills as rows
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from kb.problem_terms import guide_words
 from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import (

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from kb import telemetry
-from kb.catalog.search.runs import Runs
+from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.hardware.detection import probe
 from optimizer.evaluation.catalog_journal import CatalogJournal

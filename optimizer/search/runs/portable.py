@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from kb.catalog import skills as skill_rows
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.ids import new_id
 from kb.scope import ALL_ACCESS

@@ -18,11 +18,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.run_processes import RunMail
+from kb.catalog.runs import RunMail
+from kb.data_dir import private_folder
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import new_id
-from kb.jobs import ChildProcess, WorkerThread
-from kb.private import private_folder
+from kb.workers import ChildProcess, WorkerThread
 from optimizer.search.runs.run_lock import announce, cancel_start, owner_of, start_of
 from optimizer.search.runs.run_store import cancel_run, run_store
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS, NOTHING_MORE

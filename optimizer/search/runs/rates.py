@@ -7,7 +7,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from kb.private import private_file, private_folder
+from kb.data_dir import private_file, private_folder
 from optimizer.evaluation.collectors.ceilings import from_file
 from optimizer.search.portable.launch import CEILINGS
 from optimizer.search.runs.machine import rates_of

@@ -13,7 +13,7 @@ from typing import Any
 
 import structlog
 
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.ids import new_id
 from optimizer.evaluation.abi import Signature

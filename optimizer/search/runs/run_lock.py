@@ -19,12 +19,11 @@ from typing import Literal
 import structlog
 
 from kb import clock
-from kb.catalog.search.run_processes import CANCELLED, STARTING, ProcessRows, RunProcess
+from kb.catalog.runs import CANCELLED, STARTING, RunProcess, RunProcesses
+from kb.data_dir import is_locked, private_folder, take_lock
 from kb.errors import Conflict
 from kb.ids import new_id
-from kb.jobs import keep_lease
-from kb.private import private_folder
-from kb.service_lock import is_locked, take_lock
+from kb.workers import keep_lease
 from retrieval.knowledge_base import KnowledgeBase
 
 FOLDER = "locks"  # of the data directory
@@ -66,7 +65,7 @@ class RunLock:
     def __init__(self, base: KnowledgeBase, run_id: str, seconds: float) -> None:
         self._data_dir = base.settings.data_dir
         self._path = _path(self._data_dir, run_id)
-        self._rows = ProcessRows(base.catalog)
+        self._rows = RunProcesses(base.catalog)
         self._lease = base.settings.lease_seconds
         self.run_id, self._seconds = run_id, seconds
         self._owner = new_id(f"run{os.getpid()}")
@@ -78,17 +77,17 @@ class RunLock:
         self._fd = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o600)
         if not take_lock(self._fd):
             os.close(self._fd)
-            raise self._conflict(self._rows.find(self.run_id))
+            raise self._conflict(self._rows.process_of(self.run_id))
         until = clock.after(self._lease)
         place = place_of(self._data_dir)
         mine = RunProcess(
             self.run_id, self._owner, place, os.getpid(), time.time(), self._seconds, until
         )
-        holder = self._rows.take(mine)
+        holder = self._rows.take_run(mine)
         # One of this directory that holds no lock is dead, however long its lease lasts.
         if holder is not None and holder.place == place and holder.owner != CANCELLED:
-            self._rows.give_back(self.run_id, holder.owner)
-            holder = self._rows.take(mine)
+            self._rows.remove(self.run_id, holder.owner)
+            holder = self._rows.take_run(mine)
         if holder is not None:
             os.close(self._fd)
             raise self._conflict(holder)
@@ -102,11 +101,11 @@ class RunLock:
         trace: TracebackType | None,
     ) -> None:
         self._renewing.close()
-        self._rows.give_back(self.run_id, self._owner)
+        self._rows.remove(self.run_id, self._owner)
         os.close(self._fd)
 
     def _renewed(self) -> bool:
-        if self._rows.renew(self.run_id, self._owner, self._lease):
+        if self._rows.renew(self._owner, self._lease, self.run_id):
             return True
         log.error("this run is another process's now", run=self.run_id)
         # Nothing may be written any more, not even how it ended.
@@ -125,7 +124,7 @@ class RunLock:
 
 def owner_of(base: KnowledgeBase, run_id: str) -> Owner | None:
     """The process that works on a run now, on any machine; None where none does."""
-    row, data_dir = ProcessRows(base.catalog).find(run_id), base.settings.data_dir
+    row, data_dir = RunProcesses(base.catalog).process_of(run_id), base.settings.data_dir
     if row is None or row.owner in (STARTING, CANCELLED):
         return None
     owner = _owner(row, data_dir)
@@ -137,7 +136,7 @@ def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled
     """How far a run is whose process has not taken it yet: `failed` where its process must have
     ended before it did. None where nobody has begun to start it.
     """
-    row = ProcessRows(base.catalog).find(run_id)
+    row = RunProcesses(base.catalog).process_of(run_id)
     if row is None:
         return None
     if row.owner == CANCELLED:
@@ -147,13 +146,13 @@ def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled
 
 def cancel_start(base: KnowledgeBase, run_id: str) -> bool:
     """Cancel a run whose process has not taken it yet; False where it has."""
-    return ProcessRows(base.catalog).cancel_start(run_id)
+    return RunProcesses(base.catalog).cancel_start(run_id)
 
 
 def announce(base: KnowledgeBase, run_id: str) -> None:
     """A process for the run is being started: every replica shows that until it has taken it."""
     place, until = place_of(base.settings.data_dir), clock.after(STARTING_SECONDS)
-    ProcessRows(base.catalog).take(
+    RunProcesses(base.catalog).take_run(
         RunProcess(run_id, STARTING, place, os.getpid(), time.time(), 0.0, until)
     )
 

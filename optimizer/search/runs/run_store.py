@@ -15,8 +15,8 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.search.runs import EVERY_RUN, Runs, RunWhere
+from kb.catalog.evaluations import Evaluations
+from kb.catalog.runs import EVERY_RUN, Runs, RunWhere
 from kb.errors import NotFound
 from kb.plain import plain
 from optimizer.search.bench.catalog_store import CatalogStore

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from kb.catalog.knowledge import proposed_recipes
-from kb.catalog.knowledge.proposed_recipes import StoredRecipe
+from kb.catalog.knowledge.samples import StoredRecipe, list_recipes
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.simulated import SimulatedBench, by_commands
 from optimizer.search.confirm import FIRST_RIGHT
@@ -29,9 +28,7 @@ def manual_samples(base: KnowledgeBase, places: Mapping[str, Place]) -> list[Man
         return []
     target = next(iter(places.values())).target
     with base.catalog.read() as connection:
-        recipes = proposed_recipes.listed(
-            connection, target.lineage, statuses=("proposed", "accepted")
-        )
+        recipes = list_recipes(connection, target.lineage, statuses=("proposed", "accepted"))
     return [
         ManualSample(
             recipe.id,

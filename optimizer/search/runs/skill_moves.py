@@ -6,8 +6,8 @@ Imports nothing that runs kernels.
 from __future__ import annotations
 
 from kb.catalog.skills import SkillHead, SkillRow
-from kb.catalog.skills.support import AVOID
-from kb.hardware.checks import Problems
+from kb.catalog.skills.evidence import AVOID
+from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import changes_named
 from optimizer.search.knowledge import Move
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe

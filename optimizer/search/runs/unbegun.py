@@ -6,7 +6,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from kb.catalog.search.evaluations import Evaluations
+from kb.catalog.evaluations import Evaluations
 from kb.errors import KernloreError, NotFound
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.problem.load import load_problem

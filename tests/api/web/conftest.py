@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 from reportlab.pdfgen.canvas import Canvas
 
 from api.services import Services
-from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
+from kb.catalog.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import CaseCheck, CaseTiming, Evaluation
 from optimizer.search.goal import Goal

@@ -11,7 +11,7 @@ from ingestion.findings.proposals import Source, proposals
 from ingestion.findings.subjects import DocumentSubjects, Subject
 from ingestion.formats import parse
 from ingestion.passages import split_sections
-from kb.catalog.hardware import Fact
+from kb.catalog.facts import Fact
 from kb.hardware.spec import HardwareSpec
 
 REGISTRY = {

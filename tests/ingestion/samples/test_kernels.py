@@ -11,15 +11,9 @@ from hypothesis import strategies as st
 
 from ingestion.formats import parse
 from ingestion.passages import split_sections
-from ingestion.samples.kernels import (
-    MAX_KERNELS,
-    KernelSample,
-    entry_of,
-    fragments_of,
-    kernels_of,
-    operator_of,
-)
+from ingestion.samples.kernels import MAX_KERNELS, entry_of, fragments_of, kernels_of, operator_of
 from ingestion.symbols.cards import cards_of
+from kb.catalog.knowledge.samples import KernelSample
 from tests.ingestion.samples.drawn_chips import CHIPS
 
 TRITON = """\

@@ -22,11 +22,10 @@ from ingestion.samples.recipes import (
     MAX_SAMPLES,
     MAX_TEXT,
     LeftOut,
-    ProposedRecipe,
     domain,
     propose_recipes,
 )
-from kb.catalog.knowledge import proposed_recipes as stored
+from kb.catalog.knowledge.samples import ProposedRecipe, StoredRecipe, decide_recipe, list_recipes
 from kb.errors import NotFound
 from kb.hardware.schema import parse_hardware
 from kb.predicates import Bindings, compile_predicate
@@ -340,9 +339,9 @@ timing = "simulator"
 MANUAL = f"# Q1 manual\n\n## Blend\n\nA sample.\n\n```quill\n{QUILL}```\n"
 
 
-def listed(store: Store, hardware: str = "q1") -> list[stored.StoredRecipe]:
+def listed(store: Store, hardware: str = "q1") -> list[StoredRecipe]:
     with store.catalog.read() as connection:
-        return stored.listed(connection, (hardware,))
+        return list_recipes(connection, (hardware,))
 
 
 @pytest.fixture
@@ -366,7 +365,7 @@ def test_a_decision_outlives_a_revision_that_keeps_the_sample(chip_store: Store)
     submitted = chip_store.ingest("q1.md", MANUAL, hardware=("q1",))
     [before] = listed(chip_store)
     with chip_store.catalog.write() as connection:
-        stored.decide(connection, before.id, "rejected")
+        decide_recipe(connection, before.id, "rejected")
     chip_store.ingest("q1.md", MANUAL.replace("A sample.", "The sample."), hardware=("q1",))
     assert [(r.id, r.status) for r in listed(chip_store)] == [(before.id, "rejected")]
     chip_store.ingest("q1.md", MANUAL.replace("STEP 16", "STEP 32"), hardware=("q1",))
@@ -375,7 +374,7 @@ def test_a_decision_outlives_a_revision_that_keeps_the_sample(chip_store: Store)
     chip_store.documents.delete(submitted.document_id)
     assert listed(chip_store) == []
     with chip_store.catalog.write() as connection, pytest.raises(NotFound, match="no proposed"):
-        stored.decide(connection, before.id, "accepted")
+        decide_recipe(connection, before.id, "accepted")
 
 
 def test_a_manual_of_a_chip_without_command_templates_proposes_nothing(store: Store) -> None:
@@ -391,7 +390,7 @@ def test_a_decision_outlives_another_heading_and_equal_samples_are_told_apart(
     first, second = sorted(listed(chip_store), key=lambda r: r.section != ("Q1 manual", "Blend"))
     assert second.section == ("Q1 manual", "Again") and first.id != second.id
     with chip_store.catalog.write() as connection:
-        stored.decide(connection, first.id, "rejected")
+        decide_recipe(connection, first.id, "rejected")
     renamed = twice.replace("## Blend", "## Mixing two arrays")
     chip_store.ingest("q1.md", renamed, hardware=("q1",))
     told = {recipe.section[-1]: (recipe.id, recipe.status) for recipe in listed(chip_store)}
@@ -466,5 +465,5 @@ def test_a_sample_is_for_the_chips_of_its_section(
     manual = f"# Two chips\n\n## {heading}\n\n```{language}\n{QUILL}```\n"
     store.ingest("two.md", manual, hardware=("quill7", "rill9"))
     with store.catalog.read() as connection:
-        found = stored.listed(connection)
+        found = list_recipes(connection)
     assert [recipe.hardware for recipe in found] == ([] if hardware is None else [hardware])

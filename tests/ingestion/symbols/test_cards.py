@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ingestion.elements import Element, ElementKind
 from ingestion.formats import parse
 from ingestion.passages import Section, split_sections
-from ingestion.symbols.cards import MAX_CARDS, Card, cards_of
+from ingestion.symbols.cards import MAX_CARDS, cards_of
+from kb.catalog.knowledge.symbols import Card
 from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS
 
 pytestmark = pytest.mark.slow(seconds=6)

@@ -6,7 +6,8 @@ import pytest
 
 from ingestion.formats import parse
 from ingestion.passages import split_sections
-from ingestion.symbols.cards import Card, cards_of
+from ingestion.symbols.cards import cards_of
+from kb.catalog.knowledge.symbols import Card
 
 CODES = {f"K2E-03{n}": f"tag {n} out of range" for n in range(31, 41)}
 WHY = "It lies outside the ring. Use a smaller tag."

@@ -10,8 +10,9 @@ import pytest
 from ingestion.elements import Element
 from ingestion.formats import parse
 from ingestion.passages import Section, split_sections
-from ingestion.symbols.cards import Card, cards_of
+from ingestion.symbols.cards import cards_of
 from ingestion.symbols.labelled import without_card
+from kb.catalog.knowledge.symbols import Card
 
 INSTRUCTIONS = {
     "vld": ("VR, SRC, OFFSET", "Loads a vector register from the roost."),

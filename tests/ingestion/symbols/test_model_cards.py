@@ -13,8 +13,7 @@ import pytest
 from api.card_proposals import SectionModel, section_model
 from ingestion.symbols.model import NotCards, Proposed, propose_cards, rows_of
 from kb.catalog.knowledge import symbols
-from kb.catalog.knowledge.proposed_symbols import SymbolStatus
-from kb.catalog.knowledge.symbols import Symbol
+from kb.catalog.knowledge.symbols import Symbol, SymbolStatus
 from kb.errors import InvalidRequest, Unavailable
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, failure
 

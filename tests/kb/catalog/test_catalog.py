@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kb.catalog import Catalog, meta, open_catalog
-from kb.catalog.engine import portions
-from kb.catalog.sqlite_file import CACHE_KIB
+from kb.catalog.database import CACHE_KIB
+from kb.catalog.knowledge.documents import erase_deleted
+from kb.catalog.rows import portions
 from kb.errors import NotFound, UnknownHardware
 from kb.scope import AccessScope
 
@@ -96,12 +97,15 @@ def test_what_another_may_see_is_not_found(store: Store) -> None:
     )
 
 
-def test_deleting_returns_only_files_that_nothing_else_uses(store: Store) -> None:
+def test_deleting_removes_only_files_that_nothing_else_uses(store: Store) -> None:
     shared = store.submit("one.md", MANUAL, hardware=("h100",))
     store.submit("two.md", MANUAL, hardware=("mi300x",))
-    assert store.documents.delete(shared.document_id).blob_keys == []
+    assert len(store.blobs.sizes()) == 1
+    store.documents.delete(shared.document_id)
+    assert erase_deleted(store.catalog, store.blobs) and len(store.blobs.sizes()) == 1
     [left] = store.documents.find()
-    assert len(store.documents.delete(left.id).blob_keys) == 1
+    store.documents.delete(left.id)
+    assert erase_deleted(store.catalog, store.blobs) and store.blobs.sizes() == {}
     with pytest.raises(NotFound):
         store.documents.get(left.id)
 
@@ -140,7 +144,7 @@ def test_opening_a_catalog_again_keeps_the_locks_that_this_process_holds(tmp_pat
     )
     command = [sys.executable, "-c", take, str(first.path)]
     with first.read() as connection:
-        connection.exec_driver_sql("SELECT count(*) FROM jobs").scalar()
+        connection.exec_driver_sql("SELECT count(*) FROM work").scalar()
         second = open_catalog(tmp_path)
         taken = subprocess.run(command, capture_output=True, text=True, check=False)
         assert "database is locked" in taken.stderr, taken.stdout

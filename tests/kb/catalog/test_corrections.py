@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING
 
 import pytest
@@ -119,7 +120,7 @@ def test_a_correction_without_a_place_is_told_with_its_text_until_it_is_made_aga
 def test_a_section_scope_is_kept_and_its_index_rewritten(store: Store) -> None:
     document = ingest(store, MANUAL)
     with store.catalog.write() as connection:
-        anchor = corrections.section_anchor(("Clock manual", "Power"))
+        anchor = json.dumps(["Clock manual", "Power"])
         corrections.record(connection, document, "section", anchor, "hardware", ["h200"], "ana")
     ingest(store, REVISED)
     power = next(s for s in store.documents.sections(document) if s.heading == "Power")

@@ -9,7 +9,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from kb.catalog.knowledge import embeddings, lexical
-from kb.catalog.knowledge.erasure import erase
+from kb.catalog.knowledge.documents import erase_deleted
 from kb.index.chroma import ChromaIndex
 from tests.stored_text import files_with
 
@@ -45,7 +45,7 @@ def test_deleted_text_is_in_no_file(store: Store, chroma: ChromaIndex) -> None:
         len(files_with(store.data_dir, WORD[1:])) >= 3
     )  # two originals, and the catalog or its log
     store.documents.delete(document)
-    assert erase(store.catalog, store.blobs)
+    assert erase_deleted(store.catalog, store.blobs)
     assert files_with(store.data_dir, WORD[1:]) == []
     assert store.by_words(WORD, "h100") == []
     assert [p.document_id for p in store.by_words("quince", "h100")] == [kept.document_id]
@@ -61,7 +61,7 @@ def test_what_a_killed_process_left_is_erased_by_the_next(store: Store) -> None:
     assert files_with(store.data_dir, WORD[1:])
     store.catalog.close()
     again = open_catalog(store.data_dir)
-    assert erase(again, store.blobs) and erase(again, store.blobs)
+    assert erase_deleted(again, store.blobs) and erase_deleted(again, store.blobs)
     again.close()
     assert files_with(store.data_dir, WORD[1:]) == []
 
@@ -73,10 +73,10 @@ def test_a_reader_that_still_needs_the_log_delays_it(store: Store) -> None:
     with reader.read() as connection:
         assert lexical.count(connection, "passage") > 0
         store.documents.delete(document)
-        assert not erase(store.catalog, store.blobs)
+        assert not erase_deleted(store.catalog, store.blobs)
         assert lexical.count(connection, "passage") > 0  # what it began with
     reader.close()
-    assert erase(store.catalog, store.blobs)
+    assert erase_deleted(store.catalog, store.blobs)
     assert files_with(store.data_dir, WORD[1:]) == []
 
 
@@ -84,6 +84,6 @@ def test_a_file_that_was_sent_again_stays(store: Store) -> None:
     document = store.ingest("manual.md", MANUAL, hardware=("h100",)).document_id
     store.documents.delete(document)
     again = store.ingest("manual.md", MANUAL, hardware=("h100",))
-    assert erase(store.catalog, store.blobs)
+    assert erase_deleted(store.catalog, store.blobs)
     version = store.documents.get(again.document_id).version
     assert version is not None and store.blobs.get(version.blob_key) == MANUAL.encode()

@@ -1,4 +1,4 @@
-"""Jobs as a state machine: one owner at a time, a lease that ends, a retry that works."""
+"""Jobs of documents: turns, progress, checkpoints and retries; leases are in test_work.py."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import time
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.jobs import FIRST_COME, Jobs, Turn
+from kb.catalog.jobs import FIRST_COME, Jobs, Turn, checkpoint_of
+from kb.data_dir import is_alive, marked_alive, remove_dead_marks
 from kb.errors import Conflict, NotFound
 from kb.ids import JobId
-from kb.liveness import forget_dead, lives, living
 from kb.scope import AccessScope
-
-KINDS = ("ingest",)
 
 
 @pytest.fixture
@@ -24,7 +22,7 @@ def jobs(catalog: Catalog) -> Jobs:
 
 def queued(jobs: Jobs, catalog: Catalog, subject: str = "doc_1", turn: Turn = FIRST_COME) -> JobId:
     with catalog.write() as connection:
-        return jobs.enqueue(connection, "ingest", subject, {"version_id": "ver_1"}, turn)
+        return jobs.enqueue(connection, subject, {"version_id": "ver_1"}, turn)
 
 
 def taken_in_order(jobs: Jobs, catalog: Catalog, turns: dict[str, Turn]) -> list[str | None]:
@@ -32,32 +30,21 @@ def taken_in_order(jobs: Jobs, catalog: Catalog, turns: dict[str, Turn]) -> list
     order = []
     for subject, turn in turns.items():
         queued(jobs, catalog, subject, turn)
-    while (job := jobs.claim(KINDS, "w", 60)) is not None:
+    while (job := jobs.claim("w", 60)) is not None:
         order.append(job.subject_id)
         with catalog.write() as connection:
             jobs.finish(connection, job.id, "w", "ready")
     return order
 
 
-def test_a_job_runs_and_ends_once(jobs: Jobs, catalog: Catalog) -> None:
+def test_a_job_that_is_another_workers_now_cannot_be_ended(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
-    job = jobs.claim(KINDS, "w1", 60)
-    assert job is not None and (job.id, job.state, job.attempts) == (job_id, "running", 1)
-    assert jobs.claim(KINDS, "w2", 60) is None
+    assert jobs.claim("w1", 60) is not None and jobs.claim("w2", 60) is None
+    with pytest.raises(Conflict), catalog.write() as connection:
+        jobs.finish(connection, job_id, "w2", "failed")
     with catalog.write() as connection:
         jobs.finish(connection, job_id, "w1", "ready", result={"passages": 3})
-    done = jobs.get(job_id)
-    assert done.finished and done.result == {"passages": 3} and done.lease_owner is None
-    with pytest.raises(Conflict), catalog.write() as connection:
-        jobs.finish(connection, job_id, "w1", "failed")
-    assert jobs.counts() == {"ready": 1}
-
-
-def test_jobs_are_taken_oldest_first_and_by_kind(jobs: Jobs, catalog: Catalog) -> None:
-    ids = [queued(jobs, catalog, f"doc_{n}") for n in range(3)]
-    assert jobs.claim(("verify",), "w", 60) is None
-    taken = [jobs.claim(KINDS, "w", 60) for _ in ids]
-    assert [job.id for job in taken if job] == ids
+    assert jobs.get(job_id).result == {"passages": 3} and jobs.counts() == {"ready": 1}
 
 
 def test_shares_take_turns_and_a_late_small_one_does_not_wait(jobs: Jobs, catalog: Catalog) -> None:
@@ -75,14 +62,14 @@ def test_what_is_behind_waits_for_all_others(jobs: Jobs, catalog: Catalog) -> No
     order = taken_in_order(jobs, catalog, turns)
     assert order == ["upload0", "upload1", "upload2", "builtin0", "builtin1"]
     queued(jobs, catalog, "builtin2", Turn(share="builtin", behind=True))
-    assert jobs.claim(KINDS, "w", 60, none_behind=True) is None
-    assert jobs.claim(KINDS, "w", 60) is not None
+    assert jobs.claim("w", 60, none_behind=True) is None
+    assert jobs.claim("w", 60) is not None
 
 
 def test_a_group_takes_over_only_what_did_not_end_well(jobs: Jobs, catalog: Catalog) -> None:
     ended, failed, waits = (queued(jobs, catalog, name, Turn("old")) for name in "efw")
     for job_id, state in ((ended, "ready"), (failed, "failed")):
-        claimed = jobs.claim(KINDS, "w", 60)
+        claimed = jobs.claim("w", 60)
         assert claimed is not None and claimed.id == job_id
         with catalog.write() as connection:
             jobs.finish(connection, job_id, "w", "ready" if state == "ready" else "failed")
@@ -97,14 +84,14 @@ def test_passages_are_counted_by_the_owner_alone_and_anew_in_each_attempt(
     jobs: Jobs, catalog: Catalog
 ) -> None:
     job_id = queued(jobs, catalog)
-    jobs.claim(KINDS, "w1", 60)
+    jobs.claim("w1", 60)
     jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"}, passages=9)
     for owner, done in (("w1", 4), ("w2", 8)):
         with catalog.write() as connection:
             jobs.report_passages(connection, owner, {job_id: done})
     job = jobs.get(job_id)
     assert (job.passages_done, job.passages) == (4, 9)
-    assert jobs.release("w1") == 1
+    assert jobs.give_back("w1") == 1
     job = jobs.get(job_id)
     assert (job.passages_done, job.passages, job.progress) == (0, None, {})
 
@@ -113,7 +100,7 @@ def test_a_lease_that_ran_out_fails_the_job_and_retry_queues_it(
     jobs: Jobs, catalog: Catalog
 ) -> None:
     job_id = queued(jobs, catalog)
-    jobs.claim(KINDS, "w1", 0.02)
+    jobs.claim("w1", 0.02)
     with pytest.raises(Conflict):
         jobs.retry(job_id)
     time.sleep(0.05)
@@ -124,13 +111,13 @@ def test_a_lease_that_ran_out_fails_the_job_and_retry_queues_it(
     with pytest.raises(Conflict):  # its worker wakes up too late
         jobs.heartbeat(job_id, "w1", 60)
     jobs.retry(job_id)
-    again = jobs.claim(KINDS, "w2", 60)
+    again = jobs.claim("w2", 60)
     assert again is not None and (again.attempts, again.error) == (2, None)
 
 
 def test_a_heartbeat_keeps_the_lease_and_tells_the_progress(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
-    jobs.claim(KINDS, "w1", 0.02)
+    jobs.claim("w1", 0.02)
     jobs.heartbeat(job_id, "w1", 60, {"stage": "embedding"})
     time.sleep(0.03)
     assert jobs.expire() == []
@@ -146,34 +133,34 @@ def test_a_clock_that_jumps_decides_about_no_worker_that_says_whether_it_lives(
     """After a jump back a lease ends in an hour, after one forward it ended an hour ago."""
     data_dir = catalog.data_dir
     living_job, dead_job = queued(jobs, catalog, "doc_1"), queued(jobs, catalog, "doc_2")
-    with living(data_dir, "w1"):
+    with marked_alive(data_dir, "w1"):
         for owner in ("w1", "w2"):
-            assert jobs.claim(KINDS, owner, hours * 3600.0) is not None
+            assert jobs.claim(owner, hours * 3600.0) is not None
         dead = data_dir / "locks" / "w2.worker"
         dead.touch()  # as a killed process leaves it: without its lock
-        assert jobs.expire(lambda owner: lives(data_dir, owner)) == [dead_job]
+        assert jobs.expire(lambda owner: is_alive(data_dir, owner)) == [dead_job]
         assert jobs.get(living_job).state == "running"
-        forget_dead(data_dir)
-        assert not dead.exists() and lives(data_dir, "w1")
-    assert lives(data_dir, "w1") is None
+        remove_dead_marks(data_dir)
+        assert not dead.exists() and is_alive(data_dir, "w1")
+    assert is_alive(data_dir, "w1") is None
     assert list((data_dir / "locks").iterdir()) == []
 
 
 def test_a_job_goes_on_from_what_its_dead_worker_kept(jobs: Jobs, catalog: Catalog) -> None:
     job_id = queued(jobs, catalog)
-    job = jobs.claim(KINDS, "w1", 60)
-    assert job is not None and job.kept is None
+    job = jobs.claim("w1", 60)
+    assert job is not None and checkpoint_of(job) is None
     with pytest.raises(RuntimeError), catalog.write() as connection:
-        jobs.keep(connection, job, "w1", {"passages": 2})
+        jobs.store_checkpoint(connection, job, "w1", {"passages": 2})
         raise RuntimeError("what it belongs to could not be stored")
     with pytest.raises(Conflict), catalog.write() as connection:
-        jobs.keep(connection, job, "w2", {"passages": 2})
+        jobs.store_checkpoint(connection, job, "w2", {"passages": 2})
     with catalog.write() as connection:
-        jobs.keep(connection, job, "w1", {"passages": 3})
+        jobs.store_checkpoint(connection, job, "w1", {"passages": 3})
     assert jobs.expire(lambda owner: False) == []
-    again = jobs.claim(KINDS, "w2", 60)
+    again = jobs.claim("w2", 60)
     assert again is not None and (again.id, again.attempts) == (job_id, 2)
-    assert again.kept == {"passages": 3} and again.payload["version_id"] == "ver_1"
+    assert checkpoint_of(again) == {"passages": 3} and again.payload["version_id"] == "ver_1"
 
 
 def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:
@@ -181,7 +168,7 @@ def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:
     taken: list[JobId] = []  # list.append is atomic
 
     def work(owner: str) -> None:
-        while (job := jobs.claim(KINDS, owner, 60)) is not None:
+        while (job := jobs.claim(owner, 60)) is not None:
             taken.append(job.id)
 
     threads = [threading.Thread(target=work, args=(f"w{n}",)) for n in range(4)]
@@ -190,13 +177,6 @@ def test_a_job_is_claimed_by_one_of_many(jobs: Jobs, catalog: Catalog) -> None:
     for thread in threads:
         thread.join()
     assert sorted(taken) == sorted(ids)
-
-
-def test_a_job_exists_exactly_when_its_transaction_did(jobs: Jobs, catalog: Catalog) -> None:
-    with pytest.raises(RuntimeError), catalog.write() as connection:
-        jobs.enqueue(connection, "ingest", "doc_1", {})
-        raise RuntimeError("the document could not be stored")
-    assert jobs.counts() == {}
 
 
 def test_an_unknown_or_foreign_job_is_not_found(jobs: Jobs, catalog: Catalog) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from kb.catalog import Catalog
-from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
-from kb.catalog.search.runs import Runs, is_measuring
-from kb.catalog.search.submissions import Submissions
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow, SentEvaluations
+from kb.catalog.runs import Runs, is_measuring
 
 
 def measuring(catalog: Catalog) -> bool:
@@ -26,8 +25,8 @@ def test_a_run_measures_until_it_ends(catalog: Catalog) -> None:
 
 
 def test_an_evaluation_that_was_sent_measures_while_it_is_worked_on(catalog: Catalog) -> None:
-    submissions = Submissions(catalog)
-    submissions.add("sub_1", {}, "here", 60, most=10)
+    submissions = SentEvaluations(catalog)
+    submissions.accept("sub_1", {}, "here", 60, most=10)
     assert not measuring(catalog), "it waits"
     assert submissions.claim("here", 60) is not None
     assert measuring(catalog)

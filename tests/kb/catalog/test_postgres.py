@@ -17,18 +17,16 @@ import pytest
 import sqlalchemy as sa
 
 from kb.catalog import Catalog, meta, open_catalog
+from kb.catalog import tables as t
+from kb.catalog.database import store_fault
 from kb.catalog.dialect import Json, json_text
 from kb.catalog.engine import open_place
-from kb.catalog.faults import store_fault
 from kb.catalog.jobs import Jobs, Turn
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.meta import bump_revision
 from kb.catalog.moving import copy_catalog
 from kb.catalog.skills.reading import error_words
-from kb.catalog.tables import hardware as hardware_tables
-from kb.catalog.tables import knowledge as t
-from kb.catalog.tables import metadata
-from kb.catalog.tables.jobs import jobs as jobs_table
+from kb.catalog.tables import metadata, work
 from kb.errors import Conflict, InvalidRequest, KernloreError, StoreError, Unavailable
 from tests.catalogs import fresh_data_dir
 from tests.fixtures import Store
@@ -45,7 +43,7 @@ from kb.catalog.jobs import Jobs
 jobs = Jobs(open_catalog(Path(sys.argv[1]), sys.argv[2]))
 print("ready", flush=True)
 sys.stdin.readline()
-while (job := jobs.claim(("ingest",), sys.argv[3], 60)) is not None:
+while (job := jobs.claim(sys.argv[3], 60)) is not None:
     print(job.subject_id)
 """
 MIGRATE = """
@@ -155,18 +153,18 @@ def test_values_come_back_as_they_do_from_sqlite(served: Catalog, embedded: Cata
         }
         spec = {"id": "h", "name": "H", "kind": "family", "summary": "", "spec": "", "origin": "",
                 "created_at": "", "updated_at": ""}  # fmt: skip
-        table = hardware_tables.devices
+        table = t.devices
         with catalog.write() as connection:
-            connection.execute(hardware_tables.hardware.insert().values(spec))
+            connection.execute(t.hardware.insert().values(spec))
             connection.execute(table.insert().values(device))
             job = {"id": "j1", "kind": "k", "state": "queued", "created_at": ""}
-            connection.execute(jobs_table.insert().values(job | {"error": None}))
-            connection.execute(jobs_table.insert().values(job | {"id": "j2"}))
+            connection.execute(work.insert().values(job | {"error": None}))
+            connection.execute(work.insert().values(job | {"id": "j2"}))
         with catalog.read() as connection:
             total = connection.execute(sa.select(sa.func.sum(table.c.memory_bytes))).scalar()
             peak = connection.execute(sa.select(table.c.matmul_peak, table.c.memory_bytes)).one()
             nulls = connection.execute(
-                sa.select(sa.type_coerce(jobs_table.c.error, sa.Text)).order_by(jobs_table.c.id)
+                sa.select(sa.type_coerce(work.c.error, sa.Text)).order_by(work.c.id)
             ).scalars()
             return [total, type(total), tuple(peak), list(nulls)]
 
@@ -238,7 +236,7 @@ def queue(catalog: Catalog, count: int) -> set[str]:
     subjects = [f"doc_{n}" for n in range(count)]
     with catalog.write() as connection:
         for n, subject in enumerate(subjects):
-            Jobs(catalog).enqueue(connection, "ingest", subject, {}, Turn(share=f"s{n % 5}"))
+            Jobs(catalog).enqueue(connection, subject, {}, Turn(share=f"s{n % 5}"))
     return set(subjects)
 
 
@@ -279,7 +277,7 @@ def served_claim(catalog: Catalog, owner: str) -> str | None:
     found: list[str | None] = []
 
     def claim() -> None:
-        job = Jobs(catalog).claim(("ingest",), owner, 60)
+        job = Jobs(catalog).claim(owner, 60)
         found.append(job.subject_id if job else None)
 
     thread = threading.Thread(target=claim)
@@ -292,7 +290,7 @@ def served_claim(catalog: Catalog, owner: str) -> str | None:
 def test_what_is_being_taken_is_passed_over(served: Catalog) -> None:
     queue(served, 2)
     with served.write(rows_only=True) as connection:
-        held = sa.select(jobs_table.c.id).where(jobs_table.c.subject_id == "doc_0")
+        held = sa.select(work.c.id).where(work.c.subject_id == "doc_0")
         connection.execute(held.with_for_update())
         assert served_claim(served, "w1") == "doc_1"
         assert served_claim(served, "w1") is None
@@ -302,7 +300,7 @@ def test_what_is_being_taken_is_passed_over(served: Catalog) -> None:
 def test_writers_wait_for_each_other_and_say_so(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kb.catalog.postgres.LOCK_TIMEOUT_MS", 50)
+    monkeypatch.setattr("kb.catalog.database.LOCK_TIMEOUT_MS", 50)
     catalog = open_catalog(tmp_path, url)
     refusals: list[KernloreError | None] = []
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
-from kb.catalog.search.reviews import Reviews
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow, Reviews
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.scope import AccessScope
 

@@ -9,8 +9,8 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog import skills as store
-from kb.catalog.search.evaluations import CandidateRow, Evaluations, ProblemRow
-from kb.catalog.search.runs import NodeRow, Runs
+from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
+from kb.catalog.runs import NodeRow, Runs
 from kb.catalog.skills import NewUse
 from kb.ids import new_id
 from retrieval.journal import Journal

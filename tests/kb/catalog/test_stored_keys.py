@@ -10,7 +10,7 @@ from kb import clock
 from kb.audit import MAX_SUBJECTS, AuditLog, Entry
 from kb.catalog import Catalog
 from kb.catalog.keys import Keys
-from kb.catalog.tables.keys import api_keys, key_sessions
+from kb.catalog.tables import api_keys, key_sessions
 from kb.errors import InvalidRequest, NotFound
 
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kb.catalog.knowledge.proposed_symbols import ProposedCard, checked
+from kb.catalog.knowledge.symbols import ProposedCard, check_proposal
 from kb.catalog.knowledge.verbatim import Source
 
 TEXT = """Fences
@@ -71,7 +71,7 @@ def test_fields_that_the_source_lacks_are_dropped_and_counted() -> None:
         limits=("waits for at most 128 lanes", "waits for at most 12"),
         example="tl.load is dotted",  # in the source, but of another name
     )
-    result = checked(card, Source(TEXT))
+    result = check_proposal(card, Source(TEXT))
     assert result.card == proposed(
         signature="vsync lanes, mask",
         meaning="It is called as",
@@ -80,8 +80,10 @@ def test_fields_that_the_source_lacks_are_dropped_and_counted() -> None:
     )
     expected = ["example", "limit", "meaning of an operand", "operand"]
     assert sorted(result.dropped) == expected and card.fields == 9
-    assert result.card is not None and checked(result.card, Source(TEXT)).card == result.card
-    meant = checked(proposed(signature="vsync lanes", meaning="stops every lane"), Source(TEXT))
+    assert result.card is not None and check_proposal(result.card, Source(TEXT)).card == result.card
+    meant = check_proposal(
+        proposed(signature="vsync lanes", meaning="stops every lane"), Source(TEXT)
+    )
     assert meant.card == proposed(signature="vsync lanes") and meant.dropped == ("meaning",)
 
 
@@ -96,5 +98,5 @@ def test_fields_that_the_source_lacks_are_dropped_and_counted() -> None:
     ],
 )
 def test_a_card_of_which_nothing_is_left_is_refused(fields: dict[str, object], reason: str) -> None:
-    result = checked(proposed(**fields), Source(TEXT))
+    result = check_proposal(proposed(**fields), Source(TEXT))
     assert result.card is None and result.reason.startswith(reason)

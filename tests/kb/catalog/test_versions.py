@@ -88,8 +88,10 @@ def test_a_version_that_cannot_be_read_leaves_the_current_one(store: Store) -> N
     activate(store, first, content("the plum clock"))
     _, second = staged(store, "two")
     with store.catalog.write() as connection:
-        versions.fail(connection, second, {"error": {"code": "parse_failed"}})
-        versions.fail(connection, first, {"error": {"code": "parse_failed"}})  # a retried job
+        versions.fail_version(connection, second, {"error": {"code": "parse_failed"}})
+        versions.fail_version(
+            connection, first, {"error": {"code": "parse_failed"}}
+        )  # a retried job
     assert found(store, "plum") == ["the plum clock"]
     states = {v.number: v.state for v in store.documents.versions(document)}
     assert states == {1: "current", 2: "failed"}

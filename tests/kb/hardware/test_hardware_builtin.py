@@ -9,9 +9,8 @@ import pytest
 
 from kb.hardware.facts import formula_warnings
 from kb.hardware.lineage import effective_facts, registry_problems
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import HardwareSpec, SignatureSpec
-from kb.hardware.writer import dump_hardware
 
 FOLDER = Path(__file__).parents[3] / "hw_manuals" / "hardware"
 

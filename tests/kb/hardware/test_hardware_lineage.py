@@ -4,6 +4,7 @@ import pytest
 
 from kb.errors import InvalidKnowledge, UnknownHardware
 from kb.hardware.lineage import (
+    NameIndex,
     descendants,
     effective_facts,
     find,
@@ -15,7 +16,6 @@ from kb.hardware.lineage import (
     resolve,
     siblings,
 )
-from kb.hardware.names import NameIndex
 from kb.hardware.spec import FactKind, FactSpec, HardwareSpec
 
 

@@ -9,7 +9,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kb.errors import InvalidKnowledge
-from kb.hardware.checks import Problem
 from kb.hardware.facts import (
     CANONICAL_UNITS,
     check_formula,
@@ -19,9 +18,9 @@ from kb.hardware.facts import (
     formula_warnings,
     mistyped_key,
 )
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import dump_hardware, hardware_template, parse_hardware
 from kb.hardware.spec import FactSpec, HardwareSpec, ToolchainSpec
-from kb.hardware.writer import dump_hardware, hardware_template
+from kb.hardware.table_reader import Problem
 
 FACT = {
     "key": "memory_bandwidth",

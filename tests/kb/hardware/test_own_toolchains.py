@@ -6,11 +6,9 @@ from __future__ import annotations
 import pytest
 
 from kb.errors import InvalidKnowledge, InvalidPredicate
-from kb.hardware.scalars import compile_scalar
-from kb.hardware.schema import parse_hardware
+from kb.hardware.schema import dump_hardware, parse_hardware
 from kb.hardware.spec import HardwareSpec, MetricAlias, RuleSpec, SampleArgument, ScalarSpec
-from kb.hardware.toolchain_schema import DTYPES
-from kb.hardware.writer import dump_hardware
+from kb.hardware.toolchains import DTYPES, compile_scalar
 from optimizer.evaluation.abi import DTYPE_CODES
 
 WHOLE = '''

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from kb.catalog.moving import copy_catalog
-from kb.catalog.store_id import store_id
 from kb.errors import InvalidRequest, StoreAway
-from kb.index import chroma_client
-from kb.index.chroma import ChromaIndex
-from kb.index.chroma_client import Server, parse_address
+from kb.index import chroma as chroma_client
+from kb.index.chroma import ChromaIndex, Server, parse_address
 from kb.index.near import NearIndex, state_of
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
@@ -118,10 +116,10 @@ def test_a_copied_catalog_is_another_store(
 ) -> None:
     from kb.catalog import open_catalog
 
-    before = store_id(filled.catalog)
+    before = filled.catalog.store_id()
     copied = open_catalog(tmp_path / "copied")
     copy_catalog(filled.catalog, copied)
-    assert store_id(copied) != before == store_id(filled.catalog)
+    assert copied.store_id() != before == filled.catalog.store_id()
     copied.close()
 
 

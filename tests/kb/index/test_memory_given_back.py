@@ -10,7 +10,7 @@ import pytest
 # In a process of its own: the option holds for all of its threads from then on.
 _THREADS = """
 import ctypes, threading
-from kb.process_memory import give_back, share_arenas
+from kb.memory import give_back, share_arenas
 share_arenas()
 libc = ctypes.CDLL(None)
 libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 
 from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
-from kb.catalog.search.evaluations import Evaluations
-from kb.catalog.tables import search as t
+from kb.catalog import tables as t
+from kb.catalog.evaluations import Evaluations
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.attribution import (
     ABSENT,

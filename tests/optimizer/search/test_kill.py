@@ -30,8 +30,8 @@ def test_a_killed_run_loses_and_repeats_nothing_and_leaves_nobody_behind(tmp_pat
     assert result["refused"] == []
     assert len(result["kills"]) == KILLS
     for kill in result["kills"]:
-        assert kill["kept"] and kill["lock_free"] and kill["left"] == 0
+        assert kill["unchanged"] and kill["lock_free"] and kill["left"] == 0
     assert result["ended"] == "finished: 3 candidates were tried"
     assert result["candidates"] == 3
     assert result["twice"] == [] and result["orphaned"] == []
-    assert result["told"] == "" and result["good"]
+    assert result["difference"] == "" and result["good"]

@@ -13,12 +13,18 @@ from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.hardware.schema import parse_hardware
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.records import Evaluation, Interval
+from optimizer.evaluation.records import Interval
 from optimizer.search.records import Proposal, Value
-from skills.curator.contrast import Roles
 from skills.curator.distil import distil as product_distil
-from skills.curator.distillation import Distillation
-from skills.trajectories.records import Side, Step, Subject, Trajectory, side_from_json
+from skills.curator.records import Distillation, Roles
+from skills.trajectories.records import (
+    EvaluationSummary,
+    MeasuredKernel,
+    Trajectory,
+    TrajectoryProblem,
+    TrajectoryStep,
+    summary_from_json,
+)
 from tests.catalogs import filled_data_dir
 
 SEEDS = range(10)
@@ -60,8 +66,8 @@ def ratio(value: float, spread: float = 0.03, n: int = 12) -> Interval:
     return Interval(value, value * (1 - spread), value * (1 + spread), n)
 
 
-def measured(key: str, speedup: float | Interval | None, **other: Any) -> Evaluation:
-    """An evaluation in the words of the stored form of a trajectory."""
+def measured(key: str, speedup: float | Interval | None, **other: Any) -> EvaluationSummary:
+    """An evaluation as a trajectory stores it."""
     figure = ratio(speedup) if isinstance(speedup, int | float) else speedup
     bounds = None if figure is None else vars(figure)
     row: dict[str, Any] = {
@@ -83,9 +89,7 @@ def measured(key: str, speedup: float | Interval | None, **other: Any) -> Evalua
     if figure is not None:
         case = {"case": "main", "baseline_us": 100.0, "candidate_us": 100.0 / figure.value}
         row["cases"] = ({**case, "speedup": bounds, "state": "measured"},)
-    side = side_from_json({"number": 0, "kernel": None, "measured": {**row, **other}})
-    assert side.evaluation is not None
-    return side.evaluation
+    return summary_from_json({**row, **other})
 
 
 def instance(values: Mapping[str, Value], recipe: str | None = RECIPE, note: str = "") -> Proposal:
@@ -100,17 +104,17 @@ def free(text: str, language: str = "cpp") -> Proposal:
 
 
 def step(
-    parent: Side,
-    child: Side,
+    parent: MeasuredKernel,
+    child: MeasuredKernel,
     shown: Mapping[str, tuple[str, ...]] | None = None,
     texts: tuple[str, ...] = (),
     **proposal: Any,
-) -> Step:
+) -> TrajectoryStep:
     """A change by the recipe synthesizer; the rest is of its proposal (plan, attributed, ...)."""
     assert child.proposal is not None
     bundle = replace(child.proposal.bundle, origin="recipe")
     proposed = replace(child.proposal, bundle=bundle, **proposal)
-    return Step(parent, replace(child, proposal=proposed), shown or {}, texts)
+    return TrajectoryStep(parent, replace(child, proposal=proposed), shown or {}, texts)
 
 
 def distil(
@@ -132,15 +136,15 @@ def tuned(
     nodes: tuple[int, int] = (1, 2),
     child: Mapping[str, Any] | None = None,
     **other: Any,
-) -> Step:
+) -> TrajectoryStep:
     """A recipe's values before and after; unroll from 1 to 4 where nothing else is said."""
     changed = after if after is not None else {**before, "unroll": 4}
-    parent = Side(nodes[0], instance(before), measured(f"ev-{nodes[0]}", speedups[0]))
+    parent = MeasuredKernel(nodes[0], instance(before), measured(f"ev-{nodes[0]}", speedups[0]))
     evaluation = measured(f"ev-{nodes[1]}", **{"speedup": speedups[1], **(child or {})})
-    return step(parent, Side(nodes[1], instance(changed), evaluation), **other)
+    return step(parent, MeasuredKernel(nodes[1], instance(changed), evaluation), **other)
 
 
-def subject(**other: Any) -> Subject:
+def subject(**other: Any) -> TrajectoryProblem:
     fields: dict[str, Any] = {
         "name": "layernorm_4096",
         "sha256": "ab" * 32,
@@ -150,11 +154,11 @@ def subject(**other: Any) -> Subject:
         "cases": {"searched": ("main",), "held_out": ("odd",)},
         "sizes": {"main": {"compulsory_bytes": 33554432.0, "rows": 4096.0}},
     }
-    return Subject(**{**fields, **other})
+    return TrajectoryProblem(**{**fields, **other})
 
 
 def trajectory(
-    *steps: Step, hardware: str = "x86-64", run: str = "run_1", **other: Any
+    *steps: TrajectoryStep, hardware: str = "x86-64", run: str = "run_1", **other: Any
 ) -> Trajectory:
     about = subject(**other)
     return Trajectory(run, about, hardware, LINEAGES[hardware], steps, True)
@@ -178,7 +182,7 @@ def at_random(seed: int) -> Trajectory:
 def relabelled(made: Trajectory, run: str) -> Trajectory:
     """The same changes as another run would tell them, with evaluations of its own."""
 
-    def side(old: Side) -> Side:
+    def side(old: MeasuredKernel) -> MeasuredKernel:
         if old.evaluation is None:
             return old
         return replace(old, evaluation=replace(old.evaluation, key=f"{run}-{old.evaluation.key}"))

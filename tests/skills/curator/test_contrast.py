@@ -7,26 +7,26 @@ from typing import Any
 import pytest
 
 from kb.moves_vocabulary import changes_named, direction_of, transformation_of
-from skills.curator.contrast import UNNAMED, WRITTEN, contrast
-from skills.curator.gate import Passed
-from skills.curator.records import Change
-from skills.trajectories.records import Side, Step
+from skills.curator.contrast import contrast
+from skills.curator.gate import GatePass
+from skills.curator.records import UNNAMED, WRITTEN, KernelChange
+from skills.trajectories.records import MeasuredKernel, TrajectoryStep
 from tests.skills.curator.planted import ROLES, VALUES, free, instance, measured, step, tuned
 
-USE = Passed("use", "pair", None)
-AVOID = Passed("avoid", "pair", None)
+USE = GatePass("use", "pair", None)
+AVOID = GatePass("avoid", "pair", None)
 LOOP = (
     "void run(const float *x, float *y, long n) {\n  for (long i = 0; i < n; i++) y[i] = x[i];\n}"
 )
 
 
-def changed(made: Step, passed: Passed = USE, **other: Any) -> Change | None:
+def changed(made: TrajectoryStep, passed: GatePass = USE, **other: Any) -> KernelChange | None:
     return contrast(made, passed, ROLES, **other)[0]
 
 
-def between(before: str, after: str, language: str = "cpp") -> Change | None:
-    sides = (Side(1, free(before, language), measured("a", 1.0)),
-             Side(2, free(after, language), measured("b", 1.5)))  # fmt: skip
+def between(before: str, after: str, language: str = "cpp") -> KernelChange | None:
+    sides = (MeasuredKernel(1, free(before, language), measured("a", 1.0)),
+             MeasuredKernel(2, free(after, language), measured("b", 1.5)))  # fmt: skip
     return changed(step(*sides))
 
 
@@ -47,7 +47,9 @@ def test_more_than_two_causes_have_no_name() -> None:
 
 
 def test_a_recipe_in_place_of_the_reference_is_adopted() -> None:
-    made = step(Side(0, None, None), Side(1, instance(VALUES), measured("b", 1.5)))
+    made = step(
+        MeasuredKernel(0, None, None), MeasuredKernel(1, instance(VALUES), measured("b", 1.5))
+    )
     change = changed(made)
     assert change is not None and change.transformation == "use-recipe-cpp-row-resident-layernorm"
     assert changed(made, AVOID) is None  # nothing says what about it failed
@@ -90,7 +92,9 @@ def test_what_the_parent_had_already_names_nothing() -> None:
 
 
 def test_a_whole_kernel_has_nothing_to_compare_with() -> None:
-    change = changed(step(Side(0, None, None), Side(1, free(LOOP), measured("b", 1.5))))
+    change = changed(
+        step(MeasuredKernel(0, None, None), MeasuredKernel(1, free(LOOP), measured("b", 1.5)))
+    )
     assert change is not None and change.transformation == WRITTEN
 
 

@@ -11,13 +11,13 @@ from skills_ref import validate
 
 from kb.catalog import Catalog
 from kb.errors import InvalidKnowledge
-from kb.hardware.checks import Problems
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
+from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
 from skills.curator.contrast import contrast
-from skills.curator.draft import Draft, compose, slug
-from skills.curator.drafter import Task
+from skills.curator.draft import DraftedSkill, compose, slug
+from skills.curator.drafter import DraftTask
 from skills.curator.evidence import dangling, render, rows_of
 from skills.curator.gate import gate
 from skills.format.lint import Allowed, lint
@@ -31,7 +31,7 @@ PARTS = ("When not", "Steps", "After", "Expected effect", "How to check", "Failu
          "Sources")  # fmt: skip
 
 
-def drafted(made: Trajectory, roles: dict[str, dict[str, str]] = ROLES) -> Draft:
+def drafted(made: Trajectory, roles: dict[str, dict[str, str]] = ROLES) -> DraftedSkill:
     passed, decision = gate(made, made.steps[0], {})
     assert passed is not None, decision.reason
     change, decision = contrast(made.steps[0], passed, roles)
@@ -106,7 +106,7 @@ def test_a_model_is_told_how_the_child_did_on_each_case() -> None:
     row = draft.evidence[0]
     slower = replace(row, case_id="bf16", speedup_low=0.6, speedup_high=0.7)
     nothing = replace(row, case_id="small", speedup_low=0.9, speedup_high=1.1)
-    task = Task(change, replace(draft, evidence=(row, slower, nothing)), ())
+    task = DraftTask(change, replace(draft, evidence=(row, slower, nothing)), ())
     sent = json.loads(task.message.removeprefix("<data>\n").removesuffix("\n</data>"))
     assert [one["child_was"] for one in sent["evidence_rows"]] == [
         "faster than its parent", "slower than its parent", "not certainly faster or slower",

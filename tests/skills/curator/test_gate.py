@@ -11,9 +11,9 @@ import pytest
 
 from kb.catalog import Catalog
 from optimizer.evaluation.records import Interval
+from skills.curator.comparison import kernel_key
 from skills.curator.gate import NOISE_FLOOR, gain_of, gate, noise_floor
-from skills.curator.texts import kernel_key
-from skills.trajectories.records import Side, Trajectory
+from skills.trajectories.records import MeasuredKernel, Trajectory
 from tests.skills.curator.planted import (
     ROLES,
     SEEDS,
@@ -101,9 +101,11 @@ def test_two_simulated_sides_are_evidence_of_their_own_kind() -> None:
 
 
 def test_comments_spacing_and_copies_are_no_news() -> None:
-    parent = Side(1, instance(VALUES), measured("ev-1", 1.0))
+    parent = MeasuredKernel(1, instance(VALUES), measured("ev-1", 1.0))
     renamed = instance(VALUES, note="// faster now\n\n")
-    passed, decision = judged(trajectory(step(parent, Side(2, renamed, measured("e", 1.5)))))
+    passed, decision = judged(
+        trajectory(step(parent, MeasuredKernel(2, renamed, measured("e", 1.5))))
+    )
     assert passed is None and "is its parent's" in decision.reason
     changed = tuned()
     assert changed.child.bundle is not None
@@ -135,9 +137,11 @@ def test_a_figure_without_a_bound_gives_no_gain_on_either_side(
 ) -> None:
     """One pair of blocks says nothing of how far off it is."""
     unbounded, sure = Interval(1.0, *bounds, 1), ratio(1.5)
-    sides = [Side(1, instance(VALUES), measured("e", figure)) for figure in (unbounded, sure)]
+    sides = [
+        MeasuredKernel(1, instance(VALUES), measured("e", figure)) for figure in (unbounded, sure)
+    ]
     assert gain_of(sides[0], sides[1]) is None and gain_of(sides[1], sides[0]) is None
-    reference = Side(0, None, measured("e", 1.0))
+    reference = MeasuredKernel(0, None, measured("e", 1.0))
     assert gain_of(reference, sides[0]) is None
     assert gain_of(reference, sides[1]) == sure
 
@@ -152,8 +156,8 @@ def test_the_interval_of_a_gain_covers_it(seed: int) -> None:
             seen = true * math.exp(chance.gauss(0, 0.02))
             half = math.exp(1.96 * 0.02)
             figure = Interval(seen, seen / half, seen * half, 12)
-            sides.append(Side(1, instance(VALUES), measured("e", figure)))
-        gain = gain_of(*sides)
+            sides.append(MeasuredKernel(1, instance(VALUES), measured("e", figure)))
+        gain = gain_of(sides[0], sides[1])
         assert gain is not None
         covered += gain.low <= 1.5 <= gain.high
     assert 0.91 < covered / rounds < 0.985

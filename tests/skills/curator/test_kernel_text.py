@@ -9,11 +9,9 @@ import pytest
 
 from kb.catalog import Catalog
 from kb.catalog import skills as store
-from skills.curator.distillation import Distillation
-from skills.curator.kernel_text import key_lines
-from skills.curator.records import Change
-from skills.curator.wording import MOST_LINES
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.curator.draft import MOST_LINES, key_lines
+from skills.curator.records import Distillation, KernelChange
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from tests.skills.curator.planted import distil, free, measured, trajectory
 
 REFUSAL = "it is a module of its own"
@@ -33,15 +31,17 @@ def written(
 ) -> Trajectory:
     """Kernels with their speed-up over the reference; each from the reference unless `parents`
     names the node that it changes."""
-    root = Side(0, None, measured("ev-0", 1.0, toolchain="torch"))
+    root = MeasuredKernel(0, None, measured("ev-0", 1.0, toolchain="torch"))
     sides = [root]
     steps = []
     for number, (text, speedup) in enumerate(kernels, 1):
         proposal = free(text)
         bundle = replace(proposal.bundle, origin=origin)  # type: ignore[arg-type]
-        side = Side(number, replace(proposal, bundle=bundle), measured(f"ev-{number}", speedup))
+        side = MeasuredKernel(
+            number, replace(proposal, bundle=bundle), measured(f"ev-{number}", speedup)
+        )
         parent = parents[number - 1] if parents else 0
-        steps.append(Step(sides[parent], side))
+        steps.append(TrajectoryStep(sides[parent], side))
         sides.append(side)
     made: Trajectory = trajectory(*steps)
     return made
@@ -114,7 +114,7 @@ def test_key_lines_are_bounded_and_say_where_lines_are_left_out() -> None:
     filler = "".join(f"int a{n} = {n};\n" for n in range(60))
     [step] = written((filler + LOOP + filler, 3.0)).steps
     lines = [f"+{line}" for line in step.proposal.bundle.source.splitlines()]
-    change = Change(step, "use", "write-kernel", (), (), (), None, tuple(lines))
+    change = KernelChange(step, "use", "write-kernel", (), (), (), None, tuple(lines))
     shown = key_lines(change)
     assert len([line for line in shown if line != "..."]) == MOST_LINES
     assert "  #pragma omp parallel for" in shown and "    y[i] = x[i] * 2;" in shown

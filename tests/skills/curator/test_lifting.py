@@ -13,11 +13,14 @@ from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.recipe.recipe import instantiate
 from optimizer.search.synthesizers.recipe.synthesizer import fit
-from skills.curator.contrast import WRITTEN
 from skills.curator.lifting import KernelLifter, constants_of, recipe_from
-from skills.curator.records import Change, Lifted
-from skills.trajectories.reading import subject_of
-from skills.trajectories.records import Side, Step, Trajectory
+from skills.curator.records import WRITTEN, KernelChange, LiftedRecipe
+from skills.trajectories.records import (
+    MeasuredKernel,
+    Trajectory,
+    TrajectoryStep,
+    problem_of_trajectory,
+)
 from tests.skills.curator.planted import measured
 from tests.skills.trials.curated import KERNEL, bench_of, problem_in
 
@@ -29,19 +32,23 @@ def kernel(source: str = KERNEL, **changed: object) -> Bundle:
     return Bundle(**{**fields, "files": {"kernel.cpp": source}, **changed})  # type: ignore[arg-type]
 
 
-def lifted(problem: Problem, source: str = KERNEL, **changed: object) -> Lifted | str:
+def lifted(problem: Problem, source: str = KERNEL, **changed: object) -> LiftedRecipe | str:
     proposal = Proposal(kernel(source, **changed), "told")
-    step = Step(Side(0, None, None), Side(1, proposal, measured("key", None)))
+    step = TrajectoryStep(
+        MeasuredKernel(0, None, None), MeasuredKernel(1, proposal, measured("key", None))
+    )
     lineage = ("x86-64",)
-    whole = Trajectory("trj_1", subject_of(problem, "float32"), "x86-64", lineage, (step,), True)
-    change = Change(step, "use", WRITTEN, (), (), (), None)
+    whole = Trajectory(
+        "trj_1", problem_of_trajectory(problem, "float32", []), "x86-64", lineage, (step,), True
+    )
+    change = KernelChange(step, "use", WRITTEN, (), (), (), None)
     return KernelLifter(problem, "cpu", bench_of).lift(whole, change)
 
 
 def test_a_right_kernel_is_a_recipe_with_the_values_that_were_tested(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     made = lifted(problem)
-    assert isinstance(made, Lifted), made
+    assert isinstance(made, LiftedRecipe), made
     assert made.name == "cpp-reduction-row-total"
     parameters = {p["name"]: p for p in made.recipe["parameters"]}
     assert {name: p["role"] for name, p in parameters.items()} == {
@@ -73,7 +80,7 @@ def test_a_value_that_breaks_it_is_not_in_its_domain(tmp_path: Path) -> None:
         "y[i] = (float)sum", "y[i] = LANES > 8 ? 0.f : (float)sum"
     )
     made = lifted(problem_in(tmp_path), narrow)
-    assert isinstance(made, Lifted), made
+    assert isinstance(made, LiftedRecipe), made
     (lanes,) = (p for p in made.recipe["parameters"] if p["name"] == "LANES")
     assert lanes["values"] == [4, 8]
 

@@ -14,9 +14,10 @@ from kb.catalog.skills import SkillRow
 from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from kb.scope import ALL_ACCESS
-from skills.curator.changes import _row
-from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, Known, Texts, match, spoken
-from skills.curator.wording import Words
+from skills.curator.draft import SkillSentences
+from skills.curator.match import ALIKE_COSINE, ALIKE_OVERLAP, TextSimilarity, draft_words, match
+from skills.curator.pipeline import skill_row
+from skills.curator.records import KnownSkill
 from tests.skills.curator.paraphrases import NEAR, PAIRS, Paraphrase
 from tests.skills.curator.planted import LINEAGES, ROLES, VALUES, distil, trajectory, tuned
 from tests.skills.curator.test_draft import drafted
@@ -30,7 +31,7 @@ FAILED = {"validity": "incorrect", "checks": (3, 6), "cases": ()}
 
 def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
     """A draft about a layer norm on x86-64 in these words, with no knob that tells it apart."""
-    words = Words(
+    words = SkillSentences(
         paraphrase.description, ("Rows.",), ("Else.",), paraphrase.steps, ("Time.",), ("Slower.",)
     )
     made = drafted(trajectory(tuned()))
@@ -38,13 +39,13 @@ def worded(paraphrase: Paraphrase):  # type: ignore[no-untyped-def]
                    words=words, moves=(), before=(), after=())  # fmt: skip
 
 
-def as_known(paraphrase: Paraphrase) -> Known:
+def as_known(paraphrase: Paraphrase) -> KnownSkill:
     draft = worded(paraphrase)
-    return Known(_row(draft.skill()), draft.evidence)
+    return KnownSkill(skill_row(draft.skill()), draft.evidence)
 
 
 def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) -> None:
-    texts = Texts(embedder)
+    texts = TextSimilarity(embedder)
     for name, (first, other) in PAIRS.items():
         library = [as_known(two) for key, pair in PAIRS.items() if key != name for two in pair]
         library += [as_known(near) for near in NEAR.values()]
@@ -52,7 +53,7 @@ def test_paraphrases_are_found_and_near_misses_are_not(embedder: LocalEmbedder) 
         matched = match(worded(other), [*library, as_known(first)], texts, LINEAGES)
         assert matched is not None, name
         assert (matched.known.row.name, matched.tier) == (first.transformation, "words")
-        alike = texts.similarity(spoken(worded(first)), spoken(worded(other)))
+        alike = texts.similarity(draft_words(worded(first)), draft_words(worded(other)))
         assert alike.cosine is not None
         assert alike.cosine > ALIKE_COSINE + 0.02 and alike.overlap > ALIKE_OVERLAP + 0.02
 
@@ -61,12 +62,12 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     embedder: LocalEmbedder,
 ) -> None:
     first, other = PAIRS["prefetch"]
-    texts, draft, known = Texts(embedder), worded(other), as_known(first)
+    texts, draft, known = TextSimilarity(embedder), worded(other), as_known(first)
     assert match(draft, [known], texts, LINEAGES) is not None
     moved = ({"change": {"role": "prefetch", "direction": "add"}},)
     unlike = ({"change": {"role": "prefetch", "direction": "remove"}},)
     row = replace(known.row, moves=unlike)
-    assert match(replace(draft, moves=moved), [Known(row)], texts, LINEAGES) is None
+    assert match(replace(draft, moves=moved), [KnownSkill(row)], texts, LINEAGES) is None
     elsewhere = [
         replace(known.row.scopes, ops=("matmul",)),
         replace(known.row.scopes, languages=("triton",)),
@@ -74,8 +75,8 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
     ]
     for scopes in elsewhere:
         row = replace(known.row, scopes=scopes)
-        assert match(draft, [Known(row)], texts, LINEAGES) is None
-    assert match(draft, [known], Texts(None), LINEAGES) is None
+        assert match(draft, [KnownSkill(row)], texts, LINEAGES) is None
+    assert match(draft, [known], TextSimilarity(None), LINEAGES) is None
 
 
 def rows(catalog: Catalog) -> dict[str, SkillRow]:

@@ -1,204 +1,185 @@
-"""Errors that were mended in two stored runs on a drawn chip become a debugging skill, which
-/retrieve shows for a log with that error."""
+"""Which pairs of kernels mend an error, and which errors are a lesson."""
 
 from __future__ import annotations
 
-import re
-import subprocess
-import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+import json
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from api.services import Services
-from benchmarks.search.model_writes.chips import Chip
-from kb.catalog import skills as store
-from kb.catalog.search.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
-from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import CaseCheck, Evaluation
-from optimizer.search.bench.local import problem_view
-from optimizer.search.goal import Goal
-from optimizer.search.records import Node, Proposal
-from optimizer.search.runs.model_tools import ModelTools
-from optimizer.search.runs.optimize import hardware_view_of
-from optimizer.search.runs.places import places_for
-from optimizer.search.runs.run_store import run_store
-from optimizer.search.store import RunRow
-from skills.curator.mended_runs import MendedErrors, distil_errors
-from skills.format.skillfile import read_skill
-from skills.lifecycle import change_state
-from tests.api.cli_process import kernlore
-from tests.catalogs import fresh_data_dir
-from tests.retrieval.drawn_bases import DrawnBase
+from optimizer.search.synthesizers.llm.conversation import Transcript
+from skills.curator.debugging_skills import drafts_in
+from skills.curator.mended_errors import MOST_CHANGED, CompiledDraft, Mend, lessons_of, mends_of
+from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
+from tests.skills.curator.planted import free, measured, trajectory
 
-pytestmark = pytest.mark.slow(seconds=10)
-
-LANGUAGE = "novac"
-PROBLEMS = ("elementwise", "softmax", "matmul")
+REST = "".join(f"  y[{n}] = x[{n}];\n" for n in range(9))
+UNKNOWN = "k.cpp:2:3: error: unknown function 'scale2'; stop"
 
 
-@dataclass(frozen=True)
-class Place:
-    """A drawn chip, and a kernel of each problem with a slip in it."""
-
-    base: DrawnBase
-    chip: Chip
-
-    @property
-    def services(self) -> Services:
-        return self.base.services
-
-    def good(self, problem: str) -> str:
-        return self.chip.good_kernel(problem).read_text(encoding="utf-8")
-
-    def slip(self, problem: str) -> str:
-        """An instruction of the kernel, another for each problem, under a name that the chip has
-        not."""
-        loop = self.good(problem).partition("for ")[2]
-        names = list(dict.fromkeys(re.findall(r"^ +(\w+) \w+, \w+", loop, re.M)))
-        name = names[PROBLEMS.index(problem)]
-        return self.good(problem).replace(f"{name} ", f"{name}q ")
-
-    def log(self, problem: str, source: str) -> str:
-        """What the chip's own compiler says of a kernel."""
-        places = places_for(self.services, self.chip.id, LANGUAGE)
-        view = problem_view(load_problem(self.chip.problem(problem)), "cpu")
-        target = next(iter(places.values())).target
-        hardware = hardware_view_of(target, places, LANGUAGE)
-        tools = ModelTools(self.services, hardware, view, places)
-        return tools.compile_draft(1, {"kernel.nv": source})
-
-    def run(self, problem: str) -> str:
-        """A stored run: a kernel with the slip, then, from the same parent, the right one."""
-        loaded = load_problem(self.chip.problem(problem))
-        run, store_ = f"run_{problem}", run_store(self.services)
-        nodes = [Node(0, None, "evaluated", None, None)]
-        for number, source in enumerate((self.slip(problem), self.good(problem)), 1):
-            files = {"kernel.nv": source}
-            kernel = Bundle(files, "kernel.nv", LANGUAGE, "kernlore_run", {}, "llm")
-            evaluation = self.evaluated(f"{run}-{number}", kernel, loaded)
-            nodes.append(Node(number, 0, "evaluated", Proposal(kernel, "llm"), evaluation))
-        store_.begin(RunRow(run, str(loaded.path), loaded.sha256, self.chip.id, Goal()))
-        for node in nodes:
-            store_.add(run, node)
-        return run
-
-    def evaluated(self, key: str, kernel: Bundle, problem: Problem) -> Evaluation:
-        """A journalled evaluation with the compiler's own log."""
-        log = self.log(problem.name, kernel.source)
-        evaluation = Evaluation(
-            key=key,
-            problem=problem.name,
-            candidate=kernel.sha256,
-            language=LANGUAGE,
-            hardware=self.chip.id,
-            device="cpu",
-            toolchain="command novac",
-            harness="3",
-            validity="not_compiled" if log else "correct",
-            timing="none",
-            reached="compile" if log else "correctness",
-            message=log.partition("\n")[0],
-            log=log,
-            checks=() if log else (CaseCheck("main", 1, True),),
-        )
-        rows = Evaluations(self.services.catalog)
-        rows.begin(
-            key,
-            ProblemRow(problem.name, problem.sha256, "file", problem.op, "blob", {}),
-            [CaseRow("main", "float32", [], "small", "normal", 1.0, False)],
-            CandidateRow(kernel.sha256, LANGUAGE, "kernlore_run", "llm", {}, "blob"),
-            "3",
-            "cpu",
-        )
-        record = evaluation.as_json()
-        rows.finish(key, record, [], op_family="map", hardware_id=self.chip.id)
-        return evaluation
+def kernel(first: str, rest: str = REST) -> str:
+    return f"void kernlore_run(float *x, float *y) {{\n  {first}\n{rest}}}\n"
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterator[Place]:
-    base = DrawnBase(tmp_path_factory.mktemp("mended"), model_cache)
-    yield Place(base, base.add("block", 11))
-    base.local.close()
+def side(
+    number: int, text: str, log: str = "", validity: str = "correct", **other: Any
+) -> MeasuredKernel:
+    proposal = free(text)
+    bundle = replace(proposal.bundle, origin=other.pop("origin", "llm"))
+    speedup = None if log else 1.0
+    message = log or other.pop("message", "")
+    evaluation = measured(f"ev-{number}", speedup, validity=validity, message=message, **other)
+    return MeasuredKernel(number, replace(proposal, bundle=bundle), evaluation)
 
 
-@pytest.fixture(scope="module")
-def looked(place: Place) -> tuple[MendedErrors, MendedErrors, MendedErrors]:
-    """After one run, after two, and once more."""
-    place.run("elementwise")
-    first = distil_errors(place.services)
-    place.run("softmax")
-    return first, distil_errors(place.services), distil_errors(place.services)
+def mended(
+    rest: str = REST,
+    *,
+    log: str = UNKNOWN,
+    validity: str = "not_compiled",
+    child: bool = True,
+    after: MeasuredKernel | None = None,
+    run: str = "run_1",
+    first: str = "scale2(x);",
+    **other: Any,
+) -> Trajectory:
+    """A kernel that failed, and a right one as its child or as the next one of its parent."""
+    root = MeasuredKernel(0, None, measured("ev-0", None))
+    failed = side(1, kernel(first, rest), log, validity, **other)
+    right = after or side(2, kernel("scale(x);", rest), **other)
+    steps = (TrajectoryStep(root, failed), TrajectoryStep(failed if child else root, right))
+    made: Trajectory = trajectory(*steps, run=run)
+    return made
 
 
-def skill_of(place: Place, mended: MendedErrors) -> store.SkillRow:
-    [added] = mended.stored
-    with place.services.catalog.read() as connection:
-        return store.get(connection, added.skill)
+def other_problem(made: Trajectory) -> Trajectory:
+    return replace(made, subject=replace(made.subject, name="other", sha256="cd" * 32))
 
 
-def test_one_kernel_is_no_lesson_and_two_are(
-    looked: tuple[MendedErrors, MendedErrors, MendedErrors],
-) -> None:
-    first, second, third = looked
-    assert first.stored == () and "two different ones are needed" in first.short[0]
-    assert [(d.operation, d.outcome, d.evidence) for d in second.stored] == [("ADD", "created", 2)]
-    assert third.stored == () and third.runs == 2 and not third.skipped
-    assert any("has these mends already" in d.reason for _, d in third.decisions)
+def mends(*runs: Trajectory) -> list[Mend]:
+    return [mend for run in runs for mend in mends_of(run).mends]
 
 
-def test_the_skill_says_when_why_and_how(
-    place: Place, looked: tuple[MendedErrors, MendedErrors, MendedErrors], tmp_path: Path
-) -> None:
-    skill = skill_of(place, looked[1])
-    assert (skill.state, skill.tier) == ("candidate", "learned")
-    words = skill.metadata["error"]
-    assert words.endswith(" <name>")
-    assert words.removesuffix(" <name>") in place.log("elementwise", place.slip("elementwise"))
-    sections = dict(re.findall(r"^## ([^\n]+)\n\n(.*?)(?=\n\n## |\Z)", skill.body, re.M | re.S))
-    assert words in sections["When to use"]
-    code = words.split(":")[0].split()[-1]
-    assert f"`{code}`" in sections["Cause"] and "opcode" in sections["Cause"]
-    for problem in ("elementwise", "softmax"):
-        wrong = set(place.slip(problem).splitlines()) - set(place.good(problem).splitlines())
-        assert all(f"- {line.strip()}" in sections["Cure"] for line in wrong)
-        assert f"run run_{problem}, node 2 against node 1" in sections["Sources"]
-    [folder] = place.services.skills.export(tmp_path, [skill.name])
-    exported = read_skill(folder).metadata
-    assert (exported["kb.kind"], exported["kb.error"]) == ("debugging", words)
-    validator = Path(sys.executable).with_name("agentskills")
-    subprocess.run([validator, "validate", folder], check=True, capture_output=True)
-    assert place.services.skills.import_folder(folder, actor="ann").outcome == "unchanged"
+def test_the_log_of_a_node_comes_before_its_message() -> None:
+    [mend] = mends_of(mended(), logs={1: "error: another function 'x'; stop"}).mends
+    assert mend.words == "error: another function <name>; stop"
 
 
-def test_it_is_shown_for_its_error_once_a_person_approved_it(
-    place: Place, looked: tuple[MendedErrors, MendedErrors, MendedErrors]
-) -> None:
-    skill = skill_of(place, looked[1])
-    log = place.log("matmul", place.slip("matmul"))
-
-    def shown(log: str) -> list[str]:
-        return [s.name for s in place.base.ask(place.chip.id, language=LANGUAGE, log=log).skills]
-
-    assert skill.name not in shown(log)
-    change_state(
-        place.services, skill.name, "active", actor="ann", reason="both cures read", force=True
-    )
-    assert shown(log) == [skill.name]
-    assert skill.name not in shown("kernel.nv:3:1: error: another message altogether")
+@pytest.mark.parametrize("child", [True, False])
+def test_a_child_and_the_next_kernel_of_the_parent_mend(child: bool) -> None:
+    [mend] = mends(mended(child=child))
+    assert (mend.failed, mend.node, mend.outcome) == (1, 2, "right")
+    assert mend.words == "error: unknown function <name>; stop"
+    assert [line.strip() for line in mend.lines.gone] == ["scale2(x);"]
 
 
-# -- the command
+@pytest.mark.parametrize(
+    ("made", "reason"),
+    [
+        (mended(after=side(2, kernel("scale(x);"), UNKNOWN, "not_compiled")), "not mended"),
+        (mended(after=side(2, kernel("scale2( x );"))), "the code is its parent's"),
+        (mended(after=side(2, kernel("scale(x);\n" * (MOST_CHANGED + 1)))), "lines changed"),
+        (mended(validity="crashed", after=side(2, kernel("scale(x);"), "error: a b c",
+                                               "not_compiled")), "not mended"),
+        (mended(after=side(2, kernel("scale(x);"), flags=("odd",))), "flagged for review"),
+    ],
+)  # fmt: skip
+def test_what_is_no_mend_says_why(made: Trajectory, reason: str) -> None:
+    judged = mends_of(made)
+    assert judged.mends == ()
+    assert any(reason in decision.reason for decision in judged.decisions), judged.decisions
 
 
-def test_from_the_shell(tmp_path: Path) -> None:
-    data = fresh_data_dir(tmp_path / "data")
-    empty = kernlore("skills", "distill", "--errors", data=data)
-    assert empty.code == 0 and "nothing new was stored" in empty.out
-    both = kernlore("skills", "distill", "run_1", "--errors", "--json", data=data)
-    assert both.code != 0 and "exactly one" in both.json["hint"]
+def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> None:
+    """Models rewrite kernels whole; the message says which of the lines was wrong."""
+    log = "\n".join(f"kernel.cpp:{n}: error: unknown function 'scale2'" for n in (2, 3))
+    calls = "scale2(x, 1);\n  scale2(y, 2);"
+    rest = "".join(f"  x[{n}] *= {n};\n" for n in range(MOST_CHANGED + 9))
+    anew = side(2, kernel("scale(x, 1);\n  scale(y, 2);", rest))
+    [mend] = mends(mended(after=anew, log=log, first=calls))
+    assert mend.lines.gone == ("scale2(x,1);", "scale2(y,2);")
+    assert mend.lines.came == ("scale(x, 1);", "scale(y, 2);")
+    assert mend.changed > MOST_CHANGED
+
+
+def test_an_unlike_kernel_of_the_same_parent_is_no_repair() -> None:
+    unlike = side(2, "int kernlore_run() { return 3; }\n")
+    assert mends_of(mended(child=False, after=unlike)).decisions == ()
+
+
+@pytest.mark.parametrize("child", [True, False])
+def test_kernels_of_recipes_mend_nothing(child: bool) -> None:
+    assert mends_of(mended(child=child, origin="recipe")).decisions == ()
+
+
+def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() -> None:
+    one = mends(mended())
+    assert lessons_of(one)[0] == []
+    copies = mends(mended(), mended(REST + "  y[0] += 1;\n", run="run_2"))
+    assert lessons_of(copies)[0] == []
+    unlike = "".join(f"  float a{n} = x[{n}] * {n};\n" for n in range(9))
+    [lesson], _ = lessons_of(mends(mended(), mended(unlike, run="run_2")))
+    assert {mend.run for mend in lesson.shown} == {"run_1", "run_2"}
+    far = other_problem(mended(REST + "  y[0] += 1;\n", run="run_2"))
+    assert len(lessons_of(mends(mended(), far))[0]) == 1
+    other_chip = replace(far, hardware="h100")
+    assert lessons_of(mends(mended(), other_chip))[0] == []
+
+
+def wrong(after: str, rest: str = REST, run: str = "run_1") -> Trajectory:
+    """A kernel whose results are wrong, and its right child."""
+    message = "y is off by 0.5 at [3] where 1e-3 is allowed"
+    root = MeasuredKernel(0, None, measured("ev-0", None))
+    before = side(1, kernel("x[0] = 1;", rest), validity="incorrect", message=message)
+    steps = TrajectoryStep(root, before), TrajectoryStep(before, side(2, kernel(after, rest)))
+    made: Trajectory = trajectory(*steps, run=run)
+    return made
+
+
+def test_wrong_results_are_a_lesson_only_where_the_changes_agree() -> None:
+    rest = REST + "  y[1] = 0;\n"
+    same = other_problem(wrong("barrier();", rest, "run_2"))
+    apart = other_problem(wrong("x[0] = 2;", rest, "run_2"))
+    assert len(lessons_of(mends(wrong("barrier();"), same))[0]) == 1
+    assert "no line in common" in lessons_of(mends(wrong("barrier();"), apart))[1][0]
+
+
+# -- drafts of a conversation
+
+
+def test_the_last_draft_that_did_not_compile_counts_as_the_failed_kernel() -> None:
+    root, right = MeasuredKernel(0, None, measured("ev-0", None)), side(1, kernel("scale(x);"))
+    made = trajectory(TrajectoryStep(root, right))
+    drafts = [
+        CompiledDraft({"kernel.cpp": kernel("scale1(x);")}, "error: an earlier message"),
+        CompiledDraft({"kernel.cpp": kernel("scale2(x);")}, UNKNOWN),
+    ]
+    [mend] = mends_of(made, drafts={1: drafts}).mends
+    assert (mend.draft, mend.node, mend.validity) == (2, 1, "not_compiled")
+
+
+def test_drafts_are_read_from_a_stored_conversation() -> None:
+    def call(identity: str, files: Any) -> dict[str, Any]:
+        arguments = json.dumps({"files": files})
+        return {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [
+                {"id": identity, "function": {"name": "compile_draft", "arguments": arguments}}
+            ],
+        }
+
+    def answer(identity: str, text: str) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": identity, "content": f"BEGIN\n{text}\nEND"}
+
+    messages = [
+        *(call("1", {"k.cpp": "a"}), answer("1", "error: a\n  b")),
+        *(call("2", {"k.cpp": "b"}), answer("2", "It compiles.")),
+        *(call("3", "no files"), answer("3", "failed: no files")),
+    ]
+    drafts = drafts_in(Transcript("run_1", 1, 0, "m", "v3", messages))
+    assert drafts == [
+        CompiledDraft({"k.cpp": "a"}, "error: a\n  b"),
+        CompiledDraft({"k.cpp": "b"}, ""),
+    ]

@@ -16,12 +16,12 @@ from kb.errors import Conflict
 from kb.scope import ALL_ACCESS
 from optimizer.search.runs.skill_moves import recipe_of
 from skills.curator.contrast import roles_of
-from skills.curator.drafter import DELTA_SCHEMA, Task
+from skills.curator.distil import context_of, snapshot, store_deltas
+from skills.curator.drafter import DELTA_SCHEMA, DraftTask
 from skills.curator.pipeline import propose_deltas, replay
-from skills.curator.records import Lifted
-from skills.curator.storing import context_of, snapshot, store_deltas
+from skills.curator.records import LiftedRecipe
 from skills.skill_library import SkillLibrary
-from skills.trajectories.records import Side, Trajectory, trajectory_from_json
+from skills.trajectories.records import MeasuredKernel, Trajectory, trajectory_from_json
 from tests.skills.curator.planted import (
     LINEAGES,
     RECIPE,
@@ -56,8 +56,8 @@ def stored(catalog: Catalog) -> dict[str, store.SkillRow]:
 
 
 def kernels(before: str, after: str, **other: Any) -> Trajectory:
-    sides = (Side(1, free(before), measured("ev-1", 1.0)),
-             Side(2, free(after), measured("ev-2", 1.6)))  # fmt: skip
+    sides = (MeasuredKernel(1, free(before), measured("ev-1", 1.0)),
+             MeasuredKernel(2, free(after), measured("ev-2", 1.6)))  # fmt: skip
     made: Trajectory = trajectory(step(*sides, **other))
     return made
 
@@ -231,7 +231,10 @@ def test_the_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
     library = SkillLibrary(catalog)
     library.sync_builtin(SHIPPED)
     shipped = set(stored(catalog))
-    sides = (Side(0, None, None), Side(1, instance(VALUES), measured("ev-1", 2.0)))
+    sides = (
+        MeasuredKernel(0, None, None),
+        MeasuredKernel(1, instance(VALUES), measured("ev-1", 2.0)),
+    )
     made = trajectory(step(*sides, attributed=(RECIPE,)), tuned(speedups=(2.0, 3.0)))
     with catalog.read() as connection:
         recipe = recipe_of(store.get(connection, RECIPE))
@@ -255,9 +258,9 @@ class Says:
 
     answers: list[Any]
     name: str = "scripted"
-    tasks: list[Task] = field(default_factory=list)
+    tasks: list[DraftTask] = field(default_factory=list)
 
-    def propose(self, task: Task) -> str:
+    def propose(self, task: DraftTask) -> str:
         self.tasks.append(task)
         given = self.answers[min(len(self.tasks), len(self.answers)) - 1]
         return given if isinstance(given, str) else json.dumps(given)
@@ -382,14 +385,17 @@ def test_the_schema_that_is_sent_refuses_what_the_checks_refuse() -> None:
     assert not validator.is_valid(text(operation="DELETE")) and not validator.is_valid(text(x=1))
 
 
-def lift(trajectory: Trajectory, change: object) -> Lifted | str:
+def lift(trajectory: Trajectory, change: object) -> LiftedRecipe | str:
     del trajectory, change
-    return Lifted("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
+    return LiftedRecipe("cpp-plain-loop", {"format": 1, "template": "references/k.cpp"},
                   {"references/k.cpp": "int main() {}\n"})  # fmt: skip
 
 
 def test_a_whole_kernel_is_kept_only_as_a_recipe(catalog: Catalog) -> None:
-    sides = (Side(0, None, None), Side(1, free(PARALLEL), measured("ev-1", 2.0)))
+    sides = (
+        MeasuredKernel(0, None, None),
+        MeasuredKernel(1, free(PARALLEL), measured("ev-1", 2.0)),
+    )
     made = trajectory(step(*sides))
     assert distil(made, catalog).deltas == ()
     distil(made, catalog, lift=lift)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from kb.hardware.names import NameIndex
+from kb.hardware.lineage import NameIndex
 from kb.moves_vocabulary import ROLES
-from skills.curator.wording import roles
+from skills.curator.draft import roles
 from skills.format.lint import Allowed, is_name, lint, sentences, unsafe
 
 ALLOWED = Allowed(

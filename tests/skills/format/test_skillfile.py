@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -43,16 +44,17 @@ def front(*lines: str) -> str:
 
 
 def test_written_then_read_is_the_same_and_writes_the_same_bytes(tmp_path: Path) -> None:
-    first = write_skill(SKILL, tmp_path / "a", scripts=True)
+    without_scripts = {n: d for n, d in SKILL.files.items() if not n.startswith("scripts/")}
+    first = write_skill(SKILL, tmp_path / "a")
     again = read_skill(first)
-    assert again == SKILL
-    second = write_skill(again, tmp_path / "b", scripts=True)
+    assert again == replace(SKILL, files=without_scripts)
+    second = write_skill(again, tmp_path / "b")
     for path in first.rglob("*"):
         if path.is_file():
             assert (second / path.relative_to(first)).read_bytes() == path.read_bytes()
 
 
-def test_scripts_stay_behind_unless_asked_for(tmp_path: Path) -> None:
+def test_scripts_are_not_written(tmp_path: Path) -> None:
     assert "scripts/run.sh" not in read_skill(write_skill(SKILL, tmp_path)).files
 
 
@@ -84,7 +86,7 @@ NAME, ABOUT = "name: pad-rows", 'description: "Use when rows collide."'
 @pytest.mark.parametrize(
     ("text", "complaint"),
     [
-        (front(NAME, ABOUT, 'version: "1"'), "version: is no field"),
+        (front(NAME, ABOUT, 'version: "1"'), "version: is not a field"),
         (front("name: other", ABOUT), "in the folder 'pad-rows'"),
         (front("name: Pad_Rows", ABOUT), "is not a skill name"),
         (front(NAME), "description: is missing or empty"),

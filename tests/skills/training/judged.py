@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Interval
-from skills.training.samples import Licences, Prompt, Reward, Sample
+from optimizer.search.records import Proposal
+from skills.training.samples import Licences, Reward, TrainingPrompt, TrainingSample
 
 # Columns of TRL's dataset types.
 TYPE = {
@@ -38,23 +42,22 @@ def reward(value: float | None, /, **changes: Any) -> Reward:
 WRONG = reward(None, value=0.0, validity="incorrect", checks=(1, 4), timing="none")
 
 
-def sample(node: int, outcome: Reward, **changes: Any) -> Sample:
-    given = Sample(
+def proposal(node: int) -> Proposal:
+    files = {"kernel.cpp": f"int node = {node};"}
+    return Proposal(Bundle(files, "kernel.cpp", "cpp", "kernlore_run", origin="recipe"), "recipe")
+
+
+def sample(node: int, outcome: Reward, **changes: Any) -> TrainingSample:
+    given = TrainingSample(
         trajectory="run_1",
         node=node,
         parent=0,
         external=False,
-        origin="recipe",
-        synthesizer="recipe",
-        model=None,
-        problem="map_id",
-        problem_sha256="abc",
-        problem_source="class Model: ...",
+        proposal=proposal(node),
+        problem=replace(load_problem(Path("map_id")), source="class Model: ..."),
         problem_toml=None,
         hardware="x86-64",
-        language="cpp",
-        bundle_sha256=f"sha-{node}",
-        prompt=Prompt("system", f"user {node}", "rendered"),
+        prompt=TrainingPrompt("system", f"user {node}", "rendered"),
         state={"shown": {}, "parent": {"files": {}, "node": 0}},
         completion=f"answer {node}",
         reward=outcome,

@@ -29,9 +29,8 @@ from skills.training.rows import (
     write_manifest,
     write_rows,
 )
-from skills.training.samples import Licences, Prompt
-from skills.training.trainable import stated_licence, trainable
-from tests.skills.training.judged import SAMPLES, TYPE, WRONG, reward, sample
+from skills.training.samples import Licences, TrainingPrompt, stated_licence, trainable
+from tests.skills.training.judged import SAMPLES, TYPE, WRONG, proposal, reward, sample
 
 # What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.
 RESERVED = {
@@ -97,7 +96,9 @@ def test_figures_of_different_clocks_are_not_compared(changes: dict[str, Any]) -
 
 
 def test_one_row_for_each_prompt() -> None:
-    same = tuple(replace(s, prompt=Prompt("system", "the same", "rendered")) for s in SAMPLES)
+    same = tuple(
+        replace(s, prompt=TrainingPrompt("system", "the same", "rendered")) for s in SAMPLES
+    )
     shaped_rows = shaped(same, "grpo")
     assert len(shaped_rows.rows) == 1 and shaped_rows.left_out == {"the same prompt as another": 6}
     row = shaped_rows.rows[0]
@@ -154,22 +155,22 @@ def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
         ({"reward": reward(None)}, "without a known reward"),
         ({"completion": f"key = 'sk-{'a1' * 12}'"}, "with what looks like a secret"),
         (
-            {"prompt": Prompt("s", f"hf_{'Ab3' * 10}", "stored")},
+            {"prompt": TrainingPrompt("s", f"hf_{'Ab3' * 10}", "stored")},
             "with what looks like a secret",
         ),
-        ({"bundle_sha256": "sha-1"}, "the same bundle as another"),
+        ({"proposal": proposal(1)}, "the same bundle as another"),
     ],
 )
 def test_what_may_not_be_trained_on(changes: dict[str, Any], reason: str) -> None:
     other = replace(sample(2, reward(1.5)), **changes)
-    kept = trainable((sample(1, reward(1.5)), other))
-    assert [s.node for s in kept.samples] == [1]
-    assert kept.left_out == Counter({reason: 1})
+    usable, left_out = trainable((sample(1, reward(1.5)), other))
+    assert [s.node for s in usable] == [1]
+    assert left_out == Counter({reason: 1})
 
 
 def test_an_unchanged_sample_is_kept() -> None:
-    kept = trainable((sample(1, reward(1.5)), sample(2, WRONG)))
-    assert len(kept.samples) == 2 and not kept.left_out
+    usable, left_out = trainable((sample(1, reward(1.5)), sample(2, WRONG)))
+    assert len(usable) == 2 and not left_out
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from optimizer.search.output.report import write_trajectory
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
-from skills.trajectories.external_trajectory import (
+from skills.trajectories.external import (
     MAX_PLAN,
     MAX_STEP_BYTES,
     MAX_STEPS,
@@ -25,9 +25,9 @@ from skills.trajectories.external_trajectory import (
     ExternalTrajectory,
     external_trajectory_from_json,
     file_name,
+    read_lines,
     tree_of,
 )
-from skills.trajectories.jsonl_reader import read_lines
 
 MAP_ID = ExternalProblem(name="map_id")
 
@@ -65,13 +65,13 @@ def test_the_same_is_the_same_whoever_tells_it() -> None:
     [
         ((), "0 steps"),
         (tuple(step(n) for n in range(1, MAX_STEPS + 2)), f"{MAX_STEPS + 1} steps"),
-        ((step(2),), "stands at place 1"),
+        ((step(2),), "is at position 1"),
         ((step(1, 1),), "changes step 1"),
         ((step(1, -1),), "changes step -1"),
         ((step(claimed_speedup=float("nan")),), "claims"),
         ((step(claimed_speedup=-2.0),), "claims"),
-        ((step(plan="x" * (MAX_PLAN + 1)),), "tells too much"),
-        ((step(texts=("x",) * 21),), "tells too much"),
+        ((step(plan="x" * (MAX_PLAN + 1)),), "are too large"),
+        ((step(texts=("x",) * 21),), "are too large"),
         ((ExternalStep(1, 0, bundle(files={"k.cpp": "", "bundle.json": ""})),), "bundle.json"),
         ((ExternalStep(1, 0, bundle(files={"k.cpp": "", "k.cpp/a.h": ""})),), "k.cpp"),
     ],
@@ -172,7 +172,10 @@ def test_lines_of_an_export_are_claims(rows: list[dict[str, Any]]) -> None:
         (lambda rows: rows[1].update(format=2), "line 2"),
         (lambda rows: rows[2].update(run="run_8"), "another run"),
         (lambda rows: rows[1].update(action=None), "without an action"),
-        (lambda rows: rows[1]["action"].update(source={"k.cpp": "int c;"}), "belong together"),
+        (
+            lambda rows: rows[1]["action"].update(source={"k.cpp": "int c;"}),
+            "does not have the hash",
+        ),
         (lambda rows: rows[1]["action"].update(source=["int a;"]), "action.source"),
         (lambda rows: rows[1]["action"].update(main=3), "action.main"),
         (lambda rows: rows[1]["action"].update(claimed="mv_1"), "action.claimed"),

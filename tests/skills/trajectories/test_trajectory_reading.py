@@ -19,19 +19,21 @@ from optimizer.evaluation.records import (
     Interval,
     verdict_from_json,
 )
-from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, Shown
-from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe
 from optimizer.search.tree import Tree
 from skills.curator.contrast import contrast, roles_of
 from skills.curator.gate import gate
-from skills.trajectories.reading import (
+from skills.trajectories.records import (
+    MeasuredKernel,
+    Trajectory,
+    kernel_as_json,
     measured_sizes,
+    problem_of_trajectory,
     steps_of,
-    trajectory_of,
+    summary_of,
+    trajectory_from_json,
 )
-from skills.trajectories.records import Side, Trajectory, side_as_json, trajectory_from_json
 
 KERNEL = "#define TILE {tile}\nint kernlore_run() {{ return TILE; }}\n"
 
@@ -93,8 +95,8 @@ def tree(*more: Node) -> Tree:
 @pytest.fixture
 def whole() -> Trajectory:
     problem = load_problem(Path("map_id"))
-    run = RunRow("run_1", str(problem.path), problem.sha256, "x86-64", Goal())
-    return trajectory_of(run, tree(), problem, lineage=("x86-64", "x86"), dtype="int64")
+    subject = problem_of_trajectory(problem, "int64", tree())
+    return Trajectory("run_1", subject, "x86-64", ("x86-64", "x86"), steps_of(tree()), True)
 
 
 def test_every_change_in_its_order(whole: Trajectory) -> None:
@@ -112,7 +114,8 @@ def test_every_change_in_its_order(whole: Trajectory) -> None:
     assert step.shown == {"excerpts": ("psg_1",), "moves": ("mv_1",), "skills": ("a-skill",)}
     assert (step.proposal.recipe, step.proposal.values) == ("tiled", {"tile": 16})
     assert step.child.speedup is not None
-    assert (step.child.checks, step.child.signals) == ((2, 2), ("latency_bound", "memory_bound"))
+    assert step.child.evaluation is not None and step.child.evaluation.checks == (2, 2)
+    assert step.child.signals == ("latency_bound", "memory_bound")
     assert step.child.speedup.low == pytest.approx(2.4 * 0.98)
     assert whole.steps[0].parent.proposal is None  # the problem's own reference
 
@@ -201,24 +204,25 @@ def test_a_row_from_before_is_read_as_it_was_written() -> None:
     read = trajectory_from_json(row)
     assert json.loads(json.dumps(read.as_json())) == row
     (only,) = read.steps
-    assert (only.child.checks, only.child.rejected, only.child.flags) == (
-        (5, 6), True, ("too fast", "falls back"))  # fmt: skip
+    own = only.child.evaluation
+    assert own is not None
+    assert (own.checks, own.rejected, own.flags) == ((5, 6), True, ("too fast", "falls back"))
     assert (only.proposal.origin, only.proposal.recipe, only.texts) == (
         "recipe",
         "tiled",
         ("a text",),
     )
-    assert only.parent.reviewed == "accepted by ann" and not only.parent.rejected
+    reviewed = only.parent.evaluation
+    assert reviewed is not None
+    assert reviewed.reviewed == "accepted by ann" and not reviewed.rejected
 
 
 def test_flags_and_rejection_reach_the_curator() -> None:
-    review = Side(1, None, evaluation_of(bundle(8), 1.5, flags=(Flag(29, "review", "too fast"),)))
+    review = summary_of(evaluation_of(bundle(8), 1.5, flags=(Flag(29, "review", "too fast"),)))
     assert (review.flags, review.rejected) == (("too fast",), False)
-    rejected = Side(
-        1, None, evaluation_of(bundle(8), None, flags=(Flag(14, "reject", "falls back"),))
-    )
+    rejected = summary_of(evaluation_of(bundle(8), None, flags=(Flag(14, "reject", "falls"),)))
     assert rejected.rejected
-    assert side_as_json(rejected)["measured"]["rejected"]
+    assert kernel_as_json(MeasuredKernel(1, None, rejected))["measured"]["rejected"]
 
 
 def test_the_curator_reads_the_role_of_a_changed_parameter(whole: Trajectory) -> None:

@@ -17,10 +17,8 @@ from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
 from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
-from skills.trials.ablation import Ablation
-from skills.trials.held_out import MAX_TRIALS
-from skills.trials.searching import WithSkill
-from skills.trials.trial import TrialContext, classify_trials
+from skills.trials.ablation import Ablation, WithSkill
+from skills.trials.trial import MAX_TRIALS, TrialContext, classify_trials
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
 pytestmark = pytest.mark.slow(seconds=15)

@@ -22,10 +22,8 @@ from optimizer.search.runs.skill_moves import knobs_of, recipe_of, warning_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.steps import Knob
-from skills.trials.ablation import Ablation
-from skills.trials.forced import MAX_PAIRS
-from skills.trials.held_out import MAX_TRIALS
-from skills.trials.trial import Arm, Trial, TrialContext, classify_trials
+from skills.trials.ablation import MAX_PAIRS, Ablation
+from skills.trials.trial import MAX_TRIALS, Arm, Trial, TrialContext, classify_trials
 from skills.trials.verification import verify
 from tests.skills.trials.curated import TEMPLATE, bench_of, skill_in
 

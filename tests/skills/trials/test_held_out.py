@@ -9,7 +9,7 @@ from typing import Any
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import open_case
-from skills.trials.held_out import as_only, held_out_cases
+from skills.trials.trial import as_only, held_out_cases
 from tests.skills.trials.curated import problem_in
 
 

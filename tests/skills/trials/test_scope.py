@@ -9,7 +9,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from optimizer.evaluation.problem.spec import Problem
-from skills.trials.held_out import case_sizes, leaves_in
+from skills.trials.trial import case_sizes, leaves_in
 from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 

@@ -15,7 +15,7 @@ from optimizer.evaluation.records import Interval
 from skills.trials.ablation import Ablation
 from skills.trials.trial import Arm, Trial, classify_trials, together
 from skills.trials.verification import losing_part, verify
-from skills.uses import Part
+from skills.uses import ScopePart
 from tests.skills.curator import planted
 from tests.skills.trials.curated import TEMPLATE, skill_in
 
@@ -191,16 +191,16 @@ def test_what_harms_on_some_sizes_is_narrowed_and_tried_again_on_others(
 
 
 def test_only_sizes_that_tell_help_from_harm_narrow() -> None:
-    def part(harmed: list[float], helped: list[float]) -> Part | None:
+    def part(harmed: list[float], helped: list[float]) -> ScopePart | None:
         sides = ([{"flops": n, "same": 1.0} for n in side] for side in (harmed, helped))
         return losing_part(*sides)
 
-    assert part([100.0, 400.0], [1.0, 4.0]) == Part("flops", at_least=20.0)
-    assert part([4.0], [9.0, 100.0]) == Part("flops", below=6.0)
+    assert part([100.0, 400.0], [1.0, 4.0]) == ScopePart("flops", at_least=20.0)
+    assert part([4.0], [9.0, 100.0]) == ScopePart("flops", below=6.0)
     assert part([1.0, 10.0], [5.0]) is None  # on both sides
     assert part([], [5.0]) is None and part([5.0], []) is None and part([5.0], [5.0]) is None
     both = losing_part([{"a": 1.0, "b": 1.0}], [{"a": 2.0, "b": 9.0, "c": 1.0}])
-    assert both == Part("b", below=3.0)  # further apart
+    assert both == ScopePart("b", below=3.0)  # further apart
 
 
 def test_a_skill_that_is_out_of_use_is_not_verified(tmp_path: Path) -> None:

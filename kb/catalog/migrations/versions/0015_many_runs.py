@@ -1,5 +1,5 @@
 """Lists of runs and the figures of /metrics are read from indexes: with 100,000 runs they took
-seconds (docs/scale.md)."""
+seconds (benchmarks/results/operation.md)."""
 
 from __future__ import annotations
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreError
-from kb.private import private_folder
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import Context, ProposalFailed, Unreachable
 from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from, files_from

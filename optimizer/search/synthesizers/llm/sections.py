@@ -58,7 +58,7 @@ HIDDEN: Mapping[bool | None, str] = {
     " kernel is kept.",
 }
 MEASURED = "measured against the reference, in turns"
-# docs/adr/025-a-gpus-time-is-without-the-launch.md, 044-a-gpus-cache-is-clean-before-a-call.md
+# docs/adr/044-gpu-timing.md
 ON_A_GPU = (
     ": before each call the last-level cache is filled with unmodified lines of other arrays, and"
     " launches are not in the time, but for what the host needs beyond 0.4 ms"

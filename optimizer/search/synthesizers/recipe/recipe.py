@@ -16,7 +16,7 @@ from itertools import product
 from typing import Any, Literal
 
 from kb.errors import InvalidPredicate
-from kb.hardware.checks import Problems, TableReader
+from kb.hardware.table_reader import Problems, TableReader
 from kb.moves_vocabulary import ROLES
 from kb.predicates import Bindings, compile_predicate
 from optimizer.evaluation.abi import Signature, TensorSpec

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import TensorSpec
 from optimizer.search.records import REFERENCE, Proposal
 from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView

@@ -1,6 +1,6 @@
 """Products of 16-bit numbers whose sides are filled up to a multiple: tensor cores want rows that
 begin at multiples of 16 bytes. A block of two products with odd sides takes 2.4 times as long
-without (benchmarks/results/foreign_h200.md).
+without (benchmarks/results/foreign_problems.md).
 
 What a kernel of our own writes for such a product, and reads of it, lies in rows of that length at
 once, so that nothing is copied. Standard library only.

@@ -32,7 +32,7 @@ from optimizer.search.synthesizers.traced.program import Buffer, Combine
 ENOUGH = 264  # programs: two for each multiprocessor of the largest devices
 MOST_WARPS = 16  # 32 would be more threads than AMD's wavefronts of 64 allow
 # A scan across rows: one warp, whose threads add up few columns each. Of 21 tiles the fastest on an
-# H200 for rows of 1,351, the third for rows of 2,048 (benchmarks/results/foreign_h200.md).
+# H200 for rows of 1,351, the third for rows of 2,048 (benchmarks/results/foreign_problems.md).
 SCANNED = (32, 16)
 NARROW = 32  # results beside each other, from which on a tile is taken along them alone
 UNROLLED = 32  # terms of a window

@@ -3,7 +3,7 @@ follows them element by element, and how their factors lie in memory.
 
 A float32 is nearly the sum of two TF32 numbers, so that three products on tensor cores have the
 precision of one on the other cores (`tl.dot` calls it tf32x3), and take less time there
-(benchmarks/results/float32_products.md). The library does not do so.
+(benchmarks/results/foreign_problems.md). The library does not do so.
 """
 
 from __future__ import annotations

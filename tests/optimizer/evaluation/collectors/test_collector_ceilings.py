@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import open_catalog
-from kb.catalog.tables.hardware import devices, hardware
+from kb.catalog.tables import devices, hardware
 from optimizer.evaluation.catalog_journal import store_device
 from optimizer.evaluation.collectors import ceilings
 from optimizer.evaluation.collectors.ceilings import (

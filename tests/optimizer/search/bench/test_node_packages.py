@@ -1,4 +1,4 @@
-"""What a node that searches has to have installed: docs/ray.md names it."""
+"""What a node that searches has to have installed: docs/several-machines.md names it."""
 
 from __future__ import annotations
 
@@ -44,5 +44,5 @@ def test_a_node_that_searches_imports_four_of_the_dependencies(tmp_path: Path) -
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert ran.returncode == 0, ran.stderr[-800:]
-    stated = (ROOT / "docs" / "ray.md").read_text(encoding="utf-8")
+    stated = (ROOT / "docs" / "several-machines.md").read_text(encoding="utf-8")
     assert all(name in stated for name in NEEDED)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kb import clock
-from kb.catalog.tables.search import problems
+from kb.catalog.tables import problems
 from kb.ids import derived_id
 from kb.settings import Settings
 from optimizer.search.goal import Goal

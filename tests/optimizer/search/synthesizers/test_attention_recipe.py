@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import open_case
 from optimizer.evaluation.problem.operators import traits_of

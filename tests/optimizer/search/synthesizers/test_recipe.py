@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from kb.errors import InvalidKnowledge
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool

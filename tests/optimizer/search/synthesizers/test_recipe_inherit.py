@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kb.hardware.checks import Problems
+from kb.hardware.table_reader import Problems
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view

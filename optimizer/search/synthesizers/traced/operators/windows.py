@@ -51,7 +51,7 @@ class Walk:
 
 # A result between two walks is written and read again, in loads that a walk takes; walks dimension
 # by dimension must save a third. Read off an H200; it pays on a CPU as well
-# (benchmarks/results/foreign_h200.md, foreign_cpu.md).
+# (benchmarks/results/foreign_problems.md).
 ROUND_TRIP = 3
 SAVED = 1.5
 

@@ -1,1 +1,0 @@
-"""How stores and searches grow: millions of synthetic passages, a hundred thousand runs."""

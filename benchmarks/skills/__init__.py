@@ -1,1 +1,0 @@
-"""What the library costs and what learning brings."""

@@ -1,1 +1,0 @@
-"""What a library that began empty learns from runs, and what that saves other searches."""

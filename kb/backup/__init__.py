@@ -1,1 +1,0 @@
-"""Backups: a consistent copy of a data directory in one tar file, and a new directory from it."""

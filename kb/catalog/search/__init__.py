@@ -1,1 +1,0 @@
-"""Problems, candidates, evaluations with their reviews, runs and external trajectories."""

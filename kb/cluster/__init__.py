@@ -1,1 +1,0 @@
-"""A Ray cluster: the connection to it, which nodes have what, and the work that is sent."""

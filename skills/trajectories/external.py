@@ -1,0 +1,348 @@
+"""An external trajectory: the search of another optimizer as data, sent as steps or as the lines of
+an exported run. Only its form and size are checked here, and none of its code runs.
+
+Claims are untrusted: a claimed speed-up enters no figure, and plans and remarks stay texts.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from kb.errors import InvalidRequest, KernloreError, PayloadTooLarge
+from kb.ids import derived_id
+from optimizer.evaluation.bundle import MANIFEST, Bundle
+from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.records import Evaluation
+from optimizer.search.output.report import FORMAT as LINE_FORMAT
+from optimizer.search.records import REFERENCE, Node, NodeState, Proposal
+from optimizer.search.tree import Tree
+
+FORMAT = 1
+MAX_STEPS = 200
+MAX_STEP_BYTES = 1024 * 1024  # of one candidate's files
+MAX_BYTES = 8 * 1024 * 1024  # of all of them
+MAX_PLAN = 4_000  # characters; also of one text
+MAX_TEXTS = 20
+MAX_IDS = 100
+SYNTHESIZER = "told"  # stored name of the proposer of these candidates
+FILE_OF: Mapping[str, str] = {
+    "cpp": "kernel.cpp",
+    "cuda": "kernel.cu",
+    "triton": "kernel.py",
+    "torch": "kernel.py",
+}
+
+
+@dataclass(frozen=True)
+class ExternalProblem:
+    """The problem of an external trajectory: the `name` of a shipped one, or the text of a problem
+    file and of its problem.toml."""
+
+    name: str | None = None
+    source: str = ""
+    toml: str | None = None
+
+
+@dataclass(frozen=True)
+class ExternalStep:
+    """A candidate of an external trajectory.
+
+    `number` counts from 1, in order. `parent` is the number of an earlier step, 0 for the problem's
+    reference. `claimed` holds ids of knowledge that the other optimizer claims to have used,
+    `texts` its remarks (stored as `told`), `claimed_speedup` its claim over the reference. `cases`
+    names the cases that the candidate is for, empty for all.
+    """
+
+    number: int
+    parent: int
+    bundle: Bundle
+    plan: str = ""
+    claimed: tuple[str, ...] = ()
+    texts: tuple[str, ...] = ()
+    claimed_speedup: float | None = None
+    cases: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class ExternalTrajectory:
+    """The search of another optimizer. `hardware` is an id of the registry. `licence` is the stated
+    licence of sources and problem. Raises InvalidRequest or PayloadTooLarge."""
+
+    problem: ExternalProblem
+    hardware: str
+    steps: tuple[ExternalStep, ...]
+    actor: str = "external"
+    licence: str | None = None
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.steps) <= MAX_STEPS:
+            raise InvalidRequest(
+                f"the trajectory has {len(self.steps)} steps",
+                hint=f"Send between 1 and {MAX_STEPS}; split a longer one at a candidate.",
+            )
+        for place, step in enumerate(self.steps, 1):
+            _check(step, place)
+        if sum(map(_bytes, self.steps)) > MAX_BYTES:
+            raise PayloadTooLarge(
+                f"the sources of all steps have more than {MAX_BYTES:,} bytes",
+                hint="Send fewer steps, or those that matter.",
+            )
+
+    @property
+    def id(self) -> str:
+        """Equal for the same steps for the same problem and hardware."""
+        return derived_id("trj", json.dumps({**self.as_json(), "actor": ""}, sort_keys=True))
+
+    def as_json(self) -> dict[str, Any]:
+        """The stored form. `external_trajectory_from_json` reads it."""
+        row = {"format": FORMAT, **asdict(self)}
+        for step in row["steps"]:
+            step["told"] = step.pop("texts")
+        return row
+
+
+def external_trajectory_from_json(row: Mapping[str, Any]) -> ExternalTrajectory:
+    """The inverse of `ExternalTrajectory.as_json`. Raises KeyError for anything else."""
+    steps = (
+        ExternalStep(
+            step["number"],
+            step["parent"],
+            Bundle(**step["bundle"]),
+            step["plan"],
+            tuple(step["claimed"]),
+            tuple(step["told"]),
+            step["claimed_speedup"],
+            tuple(step["cases"]),
+        )
+        for step in row["steps"]
+    )
+    return ExternalTrajectory(
+        ExternalProblem(**row["problem"]),
+        row["hardware"],
+        tuple(steps),
+        row["actor"],
+        row["licence"],
+    )
+
+
+def file_name(language: str) -> str:
+    """The default file name of a candidate that is one source text. Raises InvalidRequest for a
+    language without one."""
+    if language not in FILE_OF:
+        raise InvalidRequest(
+            f"no default file name for the language {language[:40]!r}",
+            hint="Send `files` (name to text) and `main` in place of `source`.",
+        )
+    return FILE_OF[language]
+
+
+def about_step(number: int, error: KernloreError) -> KernloreError:
+    """The same error with the number of its step in the message."""
+    return type(error)(f"step {number}: {error.message}", hint=error.hint, details=error.details)
+
+
+def _check(step: ExternalStep, place: int) -> None:
+    if step.number != place:
+        raise InvalidRequest(
+            f"step {step.number} is at position {place}", hint="Number steps from 1, in order."
+        )
+    if not 0 <= step.parent < step.number:
+        raise InvalidRequest(
+            f"step {step.number} changes step {step.parent}",
+            hint="A parent is an earlier step, or 0 for the problem's reference.",
+        )
+    if _bytes(step) > MAX_STEP_BYTES:
+        raise PayloadTooLarge(
+            f"step {step.number} has more than {MAX_STEP_BYTES:,} bytes of source",
+            hint="Leave data files out of it.",
+        )
+    claim = step.claimed_speedup
+    if claim is not None and not (math.isfinite(claim) and claim > 0):
+        raise InvalidRequest(
+            f"step {step.number} claims a speed-up of {claim}",
+            hint="Send a number above 0, or leave it out: it is not used.",
+        )
+    _check_texts(step)
+    _check_names(step)
+
+
+def _check_texts(step: ExternalStep) -> None:
+    texts = (step.plan, *step.texts)
+    too_long = any(len(text) > MAX_PLAN for text in texts)
+    if too_long or len(step.texts) > MAX_TEXTS or max(len(step.claimed), len(step.cases)) > MAX_IDS:
+        raise InvalidRequest(
+            f"the texts of step {step.number} are too large",
+            hint=f"At most {MAX_TEXTS} texts of {MAX_PLAN:,} characters, {MAX_IDS} ids, one plan.",
+        )
+
+
+def _check_names(step: ExternalStep) -> None:
+    """No file may have the path of the manifest or of another file's folder."""
+    files = step.bundle.files
+    folders = {p.as_posix() for name in files for p in PurePosixPath(name).parents}
+    wrong = next((name for name in files if name == MANIFEST or name in folders), None)
+    if wrong is not None:
+        raise InvalidRequest(
+            f"step {step.number} may not have a file {wrong[:80]!r}",
+            hint=f"{MANIFEST} is reserved, and no file is a folder too.",
+        )
+
+
+def _bytes(step: ExternalStep) -> int:
+    return sum(len(text.encode()) for text in step.bundle.files.values())
+
+
+def tree_of(
+    steps: Sequence[ExternalStep],
+    reference: Evaluation | None,
+    evaluations: Mapping[str, Evaluation],
+    problems: Mapping[str, str],
+) -> Tree:
+    """The steps as a search tree. `evaluations` maps the sha256 of a bundle to its evaluation,
+    `problems` to the reason why it has none."""
+    tree = Tree([Node(REFERENCE, None, "evaluated", None, reference)])
+    for step in steps:
+        sha256 = step.bundle.sha256
+        same = tree.same_bundle(sha256)
+        proposal = Proposal(
+            step.bundle,
+            SYNTHESIZER,
+            step.parent,
+            plan=step.plan,
+            claimed=step.claimed,
+            cases=step.cases,
+        )
+        evaluation = evaluations.get(sha256) if same is None else None
+        state: NodeState = "evaluated" if evaluation is not None else "failed"
+        tree.add(
+            Node(
+                step.number,
+                step.parent,
+                "duplicate" if same is not None else state,
+                proposal,
+                evaluation,
+                same_as=None if same is None else same.number,
+                problem=problems.get(sha256, "") if same is None else "",
+            )
+        )
+    return tree
+
+
+def problem_of(problem: ExternalProblem) -> Problem:
+    """Load the problem; none of its code runs. Raises NotFound or InvalidRequest."""
+    # Imported here: it takes seconds, which a service without external trajectories saves.
+    from optimizer.evaluation.evaluate import problem_named, problem_sent
+
+    if problem.name is not None:
+        return problem_named(problem.name)
+    return problem_sent(problem.source, problem.toml)
+
+
+# -- the lines of an exported run
+
+_HINT = "Send the lines of trajectory.jsonl as `kernlore runs export` wrote them, all of one run."
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """An exported run. Its lines identify the problem by hash and do not have its text."""
+
+    run: str
+    problem_sha256: str
+    hardware: str
+    steps: tuple[ExternalStep, ...]
+
+
+def read_lines(rows: Sequence[Any]) -> ExportedRun:
+    """The run of the parsed lines of trajectory.jsonl; rewards become claims. The line of the
+    reference has no action. Raises InvalidRequest, which names the line."""
+    checked = [_row(number, row) for number, row in enumerate(rows, 1)]
+    if not checked:
+        raise InvalidRequest("there are no lines", hint=_HINT)
+    first = checked[0]
+    for number, row in enumerate(checked, 1):
+        if row["node"] != number - 1:
+            raise _wrong(number, f"node {row['node']!r} instead of {number - 1}")
+        for name in ("run", "problem_sha256", "hardware"):
+            if row[name] != first[name]:
+                raise _wrong(number, f"another {name} than the first line")
+    steps = tuple(_step(number, row) for number, row in enumerate(checked, 1) if row["node"])
+    return ExportedRun(first["run"], first["problem_sha256"], first["hardware"], steps)
+
+
+def _row(number: int, row: Any) -> Mapping[str, Any]:
+    if not isinstance(row, dict) or row.get("format") != LINE_FORMAT:
+        raise _wrong(number, f"not a line of format {LINE_FORMAT}")
+    for name in ("run", "problem_sha256", "hardware"):
+        if not isinstance(row.get(name), str):
+            raise _wrong(number, f"`{name}` is not text")
+    if not isinstance(row.get("node"), int):
+        raise _wrong(number, "`node` is not a number")
+    return row
+
+
+def _step(number: int, row: Mapping[str, Any]) -> ExternalStep:
+    action = row.get("action")
+    if not isinstance(action, dict):
+        raise _wrong(number, "a candidate without an action")
+    parent = row.get("parent")
+    if not isinstance(parent, int) or isinstance(parent, bool):
+        raise _wrong(number, "`parent` is not a number")
+    claims = {*_texts(number, action, "claimed"), *_texts(number, action, "attributed")}
+    return ExternalStep(
+        number=row["node"],
+        parent=parent,
+        bundle=_bundle(number, action),
+        plan=_text(number, action, "plan"),
+        claimed=tuple(sorted(claims)),
+        claimed_speedup=_claim(row.get("reward")),
+        cases=tuple(_texts(number, action, "cases")),
+    )
+
+
+def _bundle(number: int, action: Mapping[str, Any]) -> Bundle:
+    """The bundle as proposed. The line may hold its parameters as `parameters` or as `values`; the
+    one that gives the stated hash counts."""
+    files = action.get("source")
+    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
+        raise _wrong(number, "`action.source` is not an object of names and texts")
+    main, language, entry = (_text(number, action, n) for n in ("main", "language", "entry"))
+    candidates: list[Any] = [action.get("parameters"), action.get("values"), {}]
+    try:
+        for parameters in (p for p in candidates if isinstance(p, dict)):
+            bundle = Bundle(files, main, language, entry, parameters)
+            if bundle.sha256 == action.get("bundle_sha256"):
+                return bundle
+    except InvalidRequest as error:
+        raise about_step(number - 1, error) from None
+    raise _wrong(number, "its source does not have the hash `bundle_sha256`")
+
+
+def _claim(reward: Any) -> float | None:
+    speedup = reward.get("speedup") if isinstance(reward, dict) else None
+    value = speedup.get("value") if isinstance(speedup, dict) else None
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+    return float(value) if usable and value is not None else None
+
+
+def _text(number: int, row: Mapping[str, Any], name: str) -> str:
+    value = row.get(name)
+    if not isinstance(value, str):
+        raise _wrong(number, f"`action.{name}` is not text")
+    return value
+
+
+def _texts(number: int, row: Mapping[str, Any], name: str) -> list[str]:
+    value = row.get(name, [])
+    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
+        raise _wrong(number, f"`action.{name}` is not a list of texts")
+    return value
+
+
+def _wrong(number: int, what: str) -> InvalidRequest:
+    return InvalidRequest(f"line {number}: {what}", hint=_HINT)

@@ -1,0 +1,87 @@
+"""Equal code and texts are recognised, and what a step was shown is taken out of its words."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from skills.curator.comparison import (
+    ShownTexts,
+    body_key,
+    code,
+    kernel_key,
+    prose,
+    strip,
+    without_comments,
+)
+from tests.skills.curator.planted import SEEDS, free
+
+CPP = 'int f(int a) { return a + 1; } // add\n/* more\n lines */ const char *s = "// kept";\n'
+PYTHON = 'def f(x):\n    """Say."""\n    # why\n    return x + 1  # add\n'
+
+
+def test_comments_go_and_strings_stay() -> None:
+    assert "add" not in code(CPP, python=False) and '"//kept"' in code(CPP, python=False)
+    assert " ".join(without_comments(PYTHON, python=True).split()) == "def f(x): return x + 1"
+    kept = 'source = """\n__global__ void k() {}  // inside\n"""\ncall(\n    """text"""\n)\n'
+    assert without_comments(kept, python=True) == kept
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_spacing_comments_and_generated_numbers_do_not_matter(seed: int) -> None:
+    chance = random.Random(seed)
+    lines = ["tmp0 = load(in_ptr0)", "tmp1 = tmp0 * 2", "buf0 = tmp1 + tmp0", "store(buf0)"]
+    other = [line.replace("tmp", f"tmp{seed}") for line in lines]
+    other = [line.replace("=", " = ").replace("*", " * " if chance.random() < 0.5 else "*")
+             + chance.choice(("", "  # note", "   ")) for line in other]  # fmt: skip
+    first, second = (free(text, "triton").bundle for text in ("\n".join(lines), "\n\n".join(other)))
+    assert kernel_key(first) == kernel_key(second)
+    swapped = "\n".join(lines).replace("tmp1 + tmp0", "tmp1 + tmp1")
+    assert kernel_key(first) != kernel_key(free(swapped, "triton").bundle)
+    assert kernel_key(first) != kernel_key(
+        free("\n".join(lines).replace("2", "3"), "triton").bundle
+    )
+
+
+def test_depth_matters_in_python_and_not_in_c() -> None:
+    assert code("if a:\n    b()\nc()", python=True) != code("if a:\n    b()\n    c()", python=True)
+    assert code("if (a) {\n  b();\n}", python=False) == code("if (a) { b(); }", python=False)
+
+
+def test_figures_and_sources_of_a_text_do_not_matter() -> None:
+    first = "## Steps\n\nTwo  words, {{ev:1.speedup}} times.\n\n## Sources\n\n- run a\n"
+    second = "## steps\n\nTwo words, 1.52 times.\n\n## Sources\n\n- run b\n"
+    assert body_key(first) == body_key(second) != body_key(first.replace("words", "other words"))
+    assert prose("A\n\n```c\nint x;\n```\n\n9.5 b") == "a # b"
+
+
+WORDS = [f"word{n}" for n in range(200)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_spans_of_eight_words_are_dropped_and_nothing_else(seed: int) -> None:
+    chance = random.Random(seed)
+    stored = chance.sample(WORDS, 60)
+    own = [f"own{n}" for n in range(30)]
+    start, length = chance.randrange(40), chance.randrange(8, 20)
+    echo, short = stored[start : start + length], stored[:7]
+    mixed = " ".join([*own[:10], *echo, *own[10:20], *short, *own[20:]])
+    stripped = strip(mixed, ShownTexts({"sk_1": " ".join(stored)}))
+    assert stripped.text.split() == [*own[:20], *short, *own[20:]]
+    assert stripped.share == pytest.approx(len(echo) / (30 + len(echo) + 7))
+
+
+def test_case_and_punctuation_hide_nothing() -> None:
+    stored = ShownTexts({"a": "Load a row once, keep it on the chip, then write."})
+    assert strip("load A row once keep it ON the chip then write", stored).text == ""
+    assert strip("Something else entirely, in other words than those.", stored).share == 0
+
+
+def test_code_is_traced_to_the_text_that_has_most_of_it() -> None:
+    code = "for (int i = 0; i < n; i++) y[i] = a * x[i] + y[i];"
+    shown = ShownTexts(
+        {"one": f"## Before\n{code}\nmore();", "two": "nothing of the kind at all here"}
+    )
+    assert shown.source_of(code) == ("one", 1.0)
+    assert shown.source_of("int other(void) { return strange(thing, with, names); }") == ("", 0.0)
