@@ -16,7 +16,7 @@ from ingestion.progress import JobFilter, list_jobs
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
 from kb.scope import CATEGORIES, AccessScope
-from optimizer.evaluation.queue import check_apart
+from optimizer.evaluation.queue import check_in_child
 from retrieval.onboarding import onboarding_steps
 
 ORIGIN = "the form"
@@ -84,5 +84,5 @@ def _read(text: str, hardware_id: str) -> dict[str, Any]:
 def check(hardware_id: str, request: Request, parts: Parts, access: Access) -> HTMLResponse:
     """Compile and run the sample kernel with the chip's own tools, and say what is missing."""
     shown = _shown(parts, hardware_id, access, request)
-    checked = check_apart(parts.settings, CHECK_COMMAND, shown["chip"]["id"])
+    checked = check_in_child(parts.settings, CHECK_COMMAND, shown["chip"]["id"])
     return page(request, "setup.html", **shown | {"checked": checked})

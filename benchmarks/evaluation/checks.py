@@ -23,7 +23,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.runner.kernels import module_kernel
@@ -71,7 +71,7 @@ def twice(problem: Problem, source: str) -> Bundle:
 def in_a_loop(problem: Problem, case: Case, device: str) -> float:
     """Once over twice the work in one plain loop of one process, without any harness: what doing it
     twice in a row really costs (the second time finds its data in the caches)."""
-    opened = open_case(problem, case)
+    opened = OpenCase(problem, case)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.py"
         path.write_text(opened.source, encoding="utf-8")
@@ -115,7 +115,7 @@ def throughput(name: str, target: EvaluationTarget, fork: bool, count: int) -> l
     try:
         with Evaluator(problem, target, settings, pool=pool) as evaluator:
             cases = [c for c in problem.searched if c.timed and c.fits(evaluator.device)][:1]
-            source = open_case(problem, cases[0]).source
+            source = OpenCase(problem, cases[0]).source
             for number in range(count + 1):
                 began = time.perf_counter()
                 evaluation = evaluator.evaluate(itself(problem, source), TorchPython(), cases)
@@ -131,7 +131,7 @@ def run_problem(name: str, target: EvaluationTarget, rounds: int, doubles: int) 
     trials = []
     with Evaluator(problem, target, EvaluationSettings()) as evaluator:
         cases = [c for c in problem.searched if c.timed and c.fits(evaluator.device)][:1]
-        source = open_case(problem, cases[0]).source
+        source = OpenCase(problem, cases[0]).source
         plan = [("A/A", itself)] * (rounds + 1) + [("twice", twice)] * doubles
         for number, (kind, make) in enumerate(plan):
             began = time.perf_counter()

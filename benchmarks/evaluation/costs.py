@@ -31,7 +31,7 @@ from optimizer.evaluation.evaluator import Attempt, Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess
 from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import EvaluationTarget
@@ -132,7 +132,7 @@ def measured(problem: Problem, target: EvaluationTarget, count: int, kind: str) 
     """Evaluations after two that are not counted."""
     watch, results = Watch(), []
     with Evaluator(problem, target, EvaluationSettings()) as evaluator:
-        source = open_case(problem, problem.cases[0]).source
+        source = OpenCase(problem, problem.cases[0]).source
         make = {"itself": itself, "twice": twice}[kind]
         for number in range(count + 2):
             watch.spent = spent = Spent()

@@ -30,11 +30,11 @@ from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.profilers import Collected
 from optimizer.evaluation.evaluator import Attempt, Evaluator
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
+from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
 from optimizer.evaluation.toolchains.python import TritonNvidia
 
@@ -90,9 +90,9 @@ def check(planted: Planted, target: EvaluationTarget) -> list[object]:
     problem, case = planted.load()
     bundle = planted.bundle
     chain = toolchain_of(bundle)
-    signature = open_case(problem, case).signature
+    cases = (CompileCase(OpenCase(problem, case).signature),)
     with tempfile.TemporaryDirectory() as folder:
-        compiled = chain.compile(bundle, target, Path(folder), (signature,))
+        compiled = chain.compile(bundle, target, Path(folder), cases)
     right = ""
     if bundle.language == "triton":
         with Evaluator(problem, target, EvaluationSettings(seeds=1)) as evaluator:

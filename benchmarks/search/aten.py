@@ -39,7 +39,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.measure import TimingPolicy
-from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place, problem_view
 from optimizer.search.records import Proposal
@@ -185,8 +185,8 @@ def _cross_outcome(made: AtenProblem, folder: Path) -> Row:
     bundle = Bundle({TRITON.file: source.text}, TRITON.file, TRITON.name, TRITON.entry)
     toolchain = usable_toolchain(TRITON.name, AMD, "triton-amd")
     with tempfile.TemporaryDirectory(dir=folder) as workdir:
-        every = tuple(signature for signature, _ in programs)
-        compiled = toolchain.compile(bundle, AMD, Path(workdir), every)
+        cases = tuple(CompileCase(signature) for signature, _ in programs)
+        compiled = toolchain.compile(bundle, AMD, Path(workdir), cases)
     if not compiled.ok:
         return Row(made.operator, WRONG, reason=f"it does not compile: {compiled.log[-200:]}")
     small = tuple(replace(case, timed=False) for case in problem.searched if not case.timed)

@@ -50,7 +50,6 @@ ENDINGS: Mapping[str, str] = {
 ONE_CALL = ("cpp",)  # languages whose candidate is one function, called once
 
 
-
 @dataclass(frozen=True)
 class DiagnosisInputs:
     """Input of a diagnosis, in addition to the evaluation.

@@ -1,7 +1,7 @@
-"""Evaluates candidates of one problem on one device, from top to bottom: `Evaluator.evaluate` runs an
-`Attempt` (parse -> compile -> correctness -> benchmark), profiles and diagnoses it, and stores the
-result. An evaluator lives long: goldens and prepared runners serve many candidates. Never imports
-candidate code.
+"""Evaluates candidates of one problem on one device, from top to bottom: `Evaluator.evaluate` runs
+an `Attempt` (parse -> compile -> correctness -> benchmark), profiles and diagnoses it, and stores
+the result. An evaluator lives long: goldens and prepared runners serve many candidates. Never
+imports candidate code.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Where the evaluator stores evaluations, so that none is done twice and a killed one is resumed."""
+"""Where the evaluator stores evaluations, so that none is done twice and a killed one is
+resumed."""
 
 from __future__ import annotations
 

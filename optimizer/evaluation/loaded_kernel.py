@@ -66,7 +66,9 @@ class InputMirror:
     """What a kernel's inputs hold, computed by repeating the fresh values of its last call; only on
     demand, because the outputs of most blocks agree."""
 
-    def __init__(self, values: CaseValues, device: Device, defences: Defences | None = None) -> None:
+    def __init__(
+        self, values: CaseValues, device: Device, defences: Defences | None = None
+    ) -> None:
         """`device` is the runner's."""
         self._defences = defences or Defences()
         self._rounded = device == "cuda"
@@ -135,8 +137,8 @@ class LoadedKernel:
         mirrored: bool = True,
         fresh: bool = False,
     ) -> None:
-        """`store` provides its memory. A trusted kernel needs no mirror. `fresh`: the kernel is only
-        called in blocks, in which its inputs get fresh values anyway."""
+        """`store` provides its memory. A trusted kernel needs no mirror. `fresh`: the kernel is
+        only called in blocks, in which its inputs get fresh values anyway."""
         self._runner = runner
         self._case = case
         self._store = store or SharedStore()

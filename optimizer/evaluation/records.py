@@ -101,7 +101,8 @@ class Interval:
 @dataclass(frozen=True)
 class CaseTiming:
     """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
-    a simulator's for one call. `charged_us` is the part of `candidate_us` that its own clock missed.
+    a simulator's for one call. `charged_us` is the part of `candidate_us` that its own clock
+    missed.
 
     `spread` is the half-width of the 95 % interval of `candidate_us`, in log units, of a candidate
     that was run repeatedly without a reference; else 0.

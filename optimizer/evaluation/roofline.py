@@ -231,7 +231,7 @@ def limits_of(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> 
     unbound = DeviceLimits(total, flops)
     if ceilings is None or not ceilings.trusted:
         return unbound
-    moved = max(0, int(total - ceilings.kept_bytes))
+    moved = max(0, int(total - ceilings.cached_bytes))
     peak = ceilings.fastest_peak
     peak = peak and peak * work.narrow_rate
     limits = DeviceLimits(moved, flops, ceilings.fastest_bandwidth(total), peak)

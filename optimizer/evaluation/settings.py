@@ -54,7 +54,7 @@ class EvaluationSettings:
     processes: int = 1024
     timing: TimingPolicy = field(default_factory=timing_policy)
     profile: bool = False
-    defences: Defences = Defences()
+    defences: Defences = field(default_factory=Defences)
 
     @property
     def brief(self) -> bool:

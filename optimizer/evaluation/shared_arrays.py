@@ -1,5 +1,5 @@
-"""Memory that the supervisor shares with runners, a store that reuses it, and copies and comparisons
-of large arrays by a few threads.
+"""Memory that the supervisor shares with runners, a store that reuses it, and copies and
+comparisons of large arrays by a few threads.
 
 New memory is faulted in page by page, ten times as slow as writing it. Only memory that no living
 process maps returns to the store. Reused memory has zeros outside of its arrays; what is in them is

@@ -18,7 +18,7 @@ from typing import Any
 from kb.catalog.evaluations import Reviews
 from kb.errors import Conflict, InvalidRequest, KernloreError
 from kb.settings import product_version
-from optimizer.evaluation.evaluate import declaration_of, own_toolchains
+from optimizer.evaluation.evaluate import command_toolchains, declaration_of
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import HARNESS
@@ -269,6 +269,6 @@ def task_of(base: KnowledgeBase, exported: ExportedSearch) -> Task:
         device,
         languages,
         registry.values_if_known(search.hardware),
-        own_toolchains(registry.all(), lineage),
+        command_toolchains(registry.all(), lineage),
     )
     return Task(search.id, goal, problem_view(exported.problem, device), hardware)

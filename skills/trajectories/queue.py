@@ -84,7 +84,7 @@ def requeue(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
 def evaluation_obstacle(base: KnowledgeBase, external: ExternalTrajectory, problem: Problem) -> str:
     """The reason why this machine cannot measure a trajectory, or "". Raises InvalidRequest for a
     step that no machine could evaluate."""
-    from optimizer.evaluation.evaluate import ask_for  # seconds to import
+    from optimizer.evaluation.evaluate import check_request  # seconds to import
 
     obstacles: dict[str, str] = {}  # by language
     searched = [case.name for case in problem.searched]
@@ -99,7 +99,7 @@ def evaluation_obstacle(base: KnowledgeBase, external: ExternalTrajectory, probl
         if language in obstacles:
             continue
         try:
-            request = ask_for(base, problem, step.bundle, hardware=external.hardware)
+            request = check_request(base, problem, step.bundle, hardware=external.hardware)
         except Unavailable as error:
             obstacles[language] = error.message
             continue

@@ -21,10 +21,10 @@ from kb.errors import KernloreError, Unavailable
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from optimizer.evaluation.diagnose import quantities
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Interval
-from optimizer.evaluation.roofline import Work, work_of
+from optimizer.evaluation.roofline import CaseWork, work_of
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.bench.local import LocalBench
 from optimizer.search.knowledge import KnowledgeSource
@@ -282,7 +282,7 @@ def _resized(main: Case, chance: random.Random) -> dict[str, Any]:
 def _opens(target: HeldOutCase) -> bool:
     """Whether the problem's own code can do these sizes."""
     try:
-        opened = open_case(target.problem, target.case)
+        opened = OpenCase(target.problem, target.case)
         inputs, state = opened.inputs(0), opened.state(0)
         opened.reference(inputs, state)
     except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
@@ -381,8 +381,8 @@ def leaves_in(
     return compile_predicate(skill.predicate).evaluate(known).value is not False
 
 
-def _work(problem: Problem, case: Case) -> Work | None:
+def _work(problem: Problem, case: Case) -> CaseWork | None:
     try:
-        return work_of(open_case(problem, case))
+        return work_of(OpenCase(problem, case))
     except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
         return None

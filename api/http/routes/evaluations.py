@@ -21,7 +21,7 @@ from kb.addresses import is_loopback
 from kb.errors import KernloreError
 from kb.plain import plain
 from kb.settings import Settings
-from optimizer.evaluation.queue import EvaluationQueue, submission
+from optimizer.evaluation.queue import EvaluationQueue, check_submission
 
 
 class EvaluationForbidden(KernloreError):
@@ -84,7 +84,7 @@ def evaluate(
     """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. A service carries
     out one at a time."""
     fields = body.model_dump()
-    checked = submission(
+    checked = check_submission(
         parts, fields["problem"], fields["candidate"], body.hardware, body.cases or ()
     )
     answer: dict[str, Any] = plain(evaluations.submit(checked))

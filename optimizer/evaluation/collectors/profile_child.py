@@ -1,8 +1,8 @@
-"""`python -I THIS_FILE JOB`: calls a candidate a few times under a profiler. See `job`.
+"""`python -I THIS_FILE JOB`: calls a candidate under a profiler; `profilers` writes the job.
 
-Modes: `plain` calls; `counted` informs `perf` over a pipe when the calls begin and end;
-`torch_profiler` and `proton` write what those saw as JSON. On a GPU the calls stand between
-cudaProfilerStart and Stop, so that a profiler can leave everything else out.
+Modes: `plain` only calls; `counted` enables perf over a pipe for the duration of the calls;
+`torch_profiler` and `proton` write those profilers' events as JSON. On a GPU the calls are between
+cudaProfilerStart and Stop, so that an external profiler can ignore everything else.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Call = Callable[[], Any]
 
 
 def kernel_call(job: dict[str, Any]) -> Call:
-    """The candidate, set up by the runner's own code."""
+    """The candidate, loaded by the runner's code."""
     from optimizer.evaluation.runner.kernels import library_kernel, module_kernel
 
     device = job["device"]
@@ -58,14 +58,14 @@ def synchronize(job: dict[str, Any]) -> None:
 
 
 def repeat(job: dict[str, Any], call: Call) -> None:
-    """Call as often as the job asks."""
+    """Call as often as the job says."""
     for _ in range(job["calls"]):
         call()
     synchronize(job)
 
 
 def plain(job: dict[str, Any], call: Call) -> None:
-    """Calls for a profiler that watches from outside."""
+    """Calls for an external profiler."""
     if job["device"] != "cuda":
         repeat(job, call)
         return
@@ -77,7 +77,7 @@ def plain(job: dict[str, Any], call: Call) -> None:
 
 
 def counted(job: dict[str, Any], call: Call) -> None:
-    """Calls for perf, which starts with its counters off; see `perf stat --control`."""
+    """Calls for perf, which starts with disabled counters; see `perf stat --control`."""
     with (
         Path(job["control"]).open("w", encoding="ascii") as control,
         Path(job["control"] + ".ack").open(encoding="ascii") as answers,
@@ -105,8 +105,8 @@ def torch_profiler(job: dict[str, Any], call: Call) -> dict[str, Any]:
         device = "cuda" if "CUDA" in str(event.device_type) else "cpu"
         if device == "cpu" and event.cpu_parent is not None:
             continue  # a part of another operator
-        fresh = {"name": event.name, "device": device, "calls": 0, "cpu_us": 0.0, "device_us": 0.0}
-        row = rows.setdefault((device, event.name), fresh)
+        empty = {"name": event.name, "device": device, "calls": 0, "cpu_us": 0.0, "device_us": 0.0}
+        row = rows.setdefault((device, event.name), empty)
         row["calls"] += 1
         row["cpu_us"] += event.cpu_time_total
         row["device_us"] += event.self_device_time_total

@@ -1,5 +1,5 @@
-"""Whether a candidate's outputs are right on one case: each seed against its float64 golden, twice on
-the same values; and the runs of programs of a command toolchain, which also report their time.
+"""Whether a candidate's outputs are right on one case: each seed against its float64 golden, twice
+on the same values; and the runs of programs of a command toolchain, which also report their time.
 
 The candidate runs before any expected value is needed, in another process than the reference.
 """
@@ -31,11 +31,37 @@ from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 # Operators that move, allocate or inspect data; any other is work done by a library.
 MOVEMENT = frozenset(
     f"aten.{name}"
-    for name in (
-        "empty empty_like empty_strided new_empty zeros zeros_like view _unsafe_view reshape"
-        " _reshape_alias t transpose permute expand squeeze unsqueeze select slice as_strided detach"
-        " alias clone copy_ fill_ zero_ _to_copy contiguous lift_fresh _local_scalar_dense"
-    ).split()
+    for name in [
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "new_empty",
+        "zeros",
+        "zeros_like",
+        "view",
+        "_unsafe_view",
+        "reshape",
+        "_reshape_alias",
+        "t",
+        "transpose",
+        "permute",
+        "expand",
+        "squeeze",
+        "unsqueeze",
+        "select",
+        "slice",
+        "as_strided",
+        "detach",
+        "alias",
+        "clone",
+        "copy_",
+        "fill_",
+        "zero_",
+        "_to_copy",
+        "contiguous",
+        "lift_fresh",
+        "_local_scalar_dense",
+    ]
 )
 
 
@@ -108,9 +134,7 @@ def _library_flags(
     working = [name for name in kernel.operators(settings.call_seconds) if name not in MOVEMENT]
     if not working:
         return []
-    message = (
-        f"the work is done by torch operators ({', '.join(working[:4])}), not by its kernel"
-    )
+    message = f"the work is done by torch operators ({', '.join(working[:4])}), not by its kernel"
     return [Flag(Violation.LIBRARY, "reject", message)]
 
 

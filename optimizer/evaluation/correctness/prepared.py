@@ -431,15 +431,60 @@ DRAWS = 3  # of directions of rounding; each is run with its opposite too
 MAX_UNDECIDED = 0.01
 # Pointwise operators that round nothing; those that compare give no floats.
 EXACT = frozenset(
-    "abs neg relu clamp clamp_min clamp_max minimum maximum fmin fmax where floor ceil round trunc"
-    " sign sgn threshold hardtanh copysign masked_fill heaviside nan_to_num _to_copy copy clone"
-    " fill positive remainder fmod frac".split()
+    [
+        "abs",
+        "neg",
+        "relu",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "minimum",
+        "maximum",
+        "fmin",
+        "fmax",
+        "where",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "sign",
+        "sgn",
+        "threshold",
+        "hardtanh",
+        "copysign",
+        "masked_fill",
+        "heaviside",
+        "nan_to_num",
+        "_to_copy",
+        "copy",
+        "clone",
+        "fill",
+        "positive",
+        "remainder",
+        "fmod",
+        "frac",
+    ]
 )
-REDUCED = frozenset("sum mean var std var_mean std_mean norm linalg_vector_norm prod".split())
-PRODUCTS = frozenset("mm bmm mv dot addmm baddbmm addmv _cdist_forward convolution".split())
+REDUCED = frozenset(
+    ["sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "prod"]
+)
+PRODUCTS = frozenset(
+    ["mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_cdist_forward", "convolution"]
+)
 ROWS = frozenset(
-    "_softmax _log_softmax logsumexp cumsum cumprod logcumsumexp native_layer_norm"
-    " native_group_norm native_batch_norm _native_batch_norm_legit_no_training avg_pool2d".split()
+    [
+        "_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit_no_training",
+        "avg_pool2d",
+    ]
 )
 
 

@@ -51,9 +51,10 @@ from optimizer.evaluation.runner.memory import (
 from optimizer.evaluation.runner.wire import DRAW_BYTES, Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 15.0  # a busy machine takes some to empty a namespace full of processes
 PASSED = (
-    *("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_VISIBLE_DEVICES", "NVIDIA_VISIBLE_DEVICES"),
+    *("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", VISIBLE, "NVIDIA_VISIBLE_DEVICES"),
     *("NVIDIA_DRIVER_CAPABILITIES", "VIRTUAL_ENV", "LANG"),
 )
 MAX_LOG = 64 * 1024
@@ -88,12 +89,14 @@ class RunnerForged(Exception):
 @dataclass(frozen=True)
 class RunnerSettings:
     """Common settings of a pool's runners. `threads` is for torch and OpenMP. `compiler`: a forked
-    runner on a CPU has torch's compiler imported."""
+    runner on a CPU has torch's compiler imported. `visible` is the runner's CUDA_VISIBLE_DEVICES,
+    by default that of this process."""
 
     device: Device = "cpu"
     threads: int = 1
     level: Level = "process"
     compiler: bool = False
+    visible: str | None = None
 
 
 class RunnerProcess:
@@ -167,6 +170,7 @@ class RunnerProcess:
             **(ON_CPU if self.settings.device == "cpu" else {}),
             **threads_and_memory(self.settings.threads),
             MARK: self._mark,
+            **({} if self.settings.visible is None else {VISIBLE: self.settings.visible}),
         }
 
     # -- requests
@@ -214,9 +218,7 @@ class RunnerProcess:
             self.end()
             raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
-    def grant(
-        self, tokens: Sequence[bytes], seconds: float, sampler: OutputSampler | None
-    ) -> None:
+    def grant(self, tokens: Sequence[bytes], seconds: float, sampler: OutputSampler | None) -> None:
         """Grant the calls of a block within `seconds`: one token for each request, the last of
         which ends the block. `sampler` samples each call before the next token is sent. Returns
         early if the runner answers or ends before; `await_answer` says which. Raises RunnerForged

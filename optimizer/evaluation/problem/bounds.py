@@ -30,7 +30,8 @@ SAMPLED_ROWS = 64
 PIECE = 1 << 15  # elements
 DEVICE_PIECE = 1 << 26  # elements, whose float64 values fit in memory together with large arrays
 MAX_UNITS = 1 << 24  # elements whose units are stored
-# Inputs rounded once to 8 bits of significand: what `relaxed` allows in addition to the sum's error.
+# Inputs rounded once to 8 bits of significand: what `relaxed` allows in addition to the sum's
+# error.
 RELAXED_EPS = 2.0**-7
 
 

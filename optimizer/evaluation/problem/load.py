@@ -1,5 +1,5 @@
-"""Loads a problem from a file in the KernelBench convention, with or without a toml, and guesses its
-operator. The file is parsed, not executed.
+"""Loads a problem from a file in the KernelBench convention, with or without a toml, and guesses
+its operator. The file is parsed, not executed.
 """
 
 from __future__ import annotations

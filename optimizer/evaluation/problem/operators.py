@@ -107,7 +107,8 @@ def observe(case: OpenCase, device: str = "cpu") -> Observed:
 
 
 class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
-    """Counts by torch's formulas; an operator without one counts as the operators it consists of."""
+    """Counts by torch's formulas; an operator without one counts as the operators it consists
+    of."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -104,8 +104,8 @@ class Problem:
 
 # -- quantities of a problem
 #
-# They decide which skills and moves apply: splitting K helps a product of few rows and no other. The
-# names are those of kb/problem_terms.toml. A quantity that is not known is absent, not 0.
+# They decide which skills and moves apply: splitting K helps a product of few rows and no other.
+# The names are those of kb/problem_terms.toml. A quantity that is not known is absent, not 0.
 
 Trait = int | float | bool | str
 Quantities = dict[str, float | str]

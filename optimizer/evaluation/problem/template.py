@@ -1,5 +1,5 @@
-"""Templates of new problems: a file and a toml that pass the check, for a few kinds of operator. The
-author fills in the computation.
+"""Templates of new problems: a file and a toml that pass the check, for a few kinds of operator.
+The author fills in the computation.
 """
 
 from __future__ import annotations

@@ -289,8 +289,8 @@ def check_shapes(
             raise InvalidRequest(
                 f"{problem.path.name}: the shape of {spec.name} depends on the values of the"
                 f" inputs: {tuple(spec.shape)} for some, {tuple(output.shape)} for others",
-                hint="Return arrays of one shape: a mask instead of the positions where it is set, or"
-                " an array of the largest size and a count.",
+                hint="Return arrays of one shape: a mask instead of the positions where it is set,"
+                " or an array of the largest size and a count.",
             )
     if len(declared) != len(outputs):
         raise InvalidRequest(

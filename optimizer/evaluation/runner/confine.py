@@ -1,6 +1,6 @@
-"""Privileges and limits that a runner gives up just before candidate code is loaded: writing outside
-its own folders (Landlock), system calls that carry data past that (seccomp), memory, processor
-time, large files, many processes.
+"""Privileges and limits that a runner gives up just before candidate code is loaded: writing
+outside its own folders (Landlock), system calls that carry data past that (seccomp), memory,
+processor time, large files, many processes.
 
 Irreversible for this process and its children. The supervisor sets up network and process
 namespaces at start.

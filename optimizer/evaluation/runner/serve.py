@@ -197,7 +197,8 @@ class Runner:
         tensors = [self._on_device(t) for t in self._mapped["inputs"].tensors]
         count = len(message["scalars"])
         inputs = [
-            t.item() if scalar else t for t, scalar in zip(tensors, message["scalars"], strict=False)
+            t.item() if scalar else t
+            for t, scalar in zip(tensors, message["scalars"], strict=False)
         ]
         state = dict(zip(message["state"], tensors[count:], strict=True))
         self._kernel = self._set_up(message, inputs, state)

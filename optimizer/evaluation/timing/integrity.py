@@ -84,9 +84,7 @@ def hidden_ns(pairs: Sequence[BlockPair], threads: int) -> float:
     return most if most > CHARGED_SHARE * own + CHARGED_NS else 0.0
 
 
-def _hidden_work(
-    baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]
-) -> Iterator[Flag]:
+def _hidden_work(baseline: Sequence[TimedBlock], candidate: Sequence[TimedBlock]) -> Iterator[Flag]:
     """The supervisor's clock against the runner's. Hidden work is in every block, a delay of the
     machine is not, so the candidate's best block counts."""
     own = _median(b.mean_ns for b in candidate)
@@ -115,7 +113,9 @@ def _hidden_work(
 
 
 def _outside_flag(kind: Violation, ns: float) -> Flag:
-    return Flag(kind, "reject", f"{ns / 1e3:.0f} us a call of its work happen outside the timed call")
+    return Flag(
+        kind, "reject", f"{ns / 1e3:.0f} us a call of its work happen outside the timed call"
+    )
 
 
 def _waiting_for_a_reader(

@@ -392,9 +392,7 @@ def _conclude(
     )
 
 
-def _sides(
-    pairs: Sequence[BlockPair], policy: TimingPolicy
-) -> tuple[list[float], list[float]]:
+def _sides(pairs: Sequence[BlockPair], policy: TimingPolicy) -> tuple[list[float], list[float]]:
     """Means of the baseline's blocks, and of the candidate's, in nanoseconds."""
     baseline, candidate = (
         [_mean_of(pair[side], policy) or pair[side].mean_ns for pair in pairs] for side in (0, 1)
@@ -402,9 +400,7 @@ def _sides(
     return baseline, candidate
 
 
-def _ratio(
-    baseline: Sequence[float], candidate: Sequence[float], policy: TimingPolicy
-) -> Interval:
+def _ratio(baseline: Sequence[float], candidate: Sequence[float], policy: TimingPolicy) -> Interval:
     assert policy.between is not None
     shortest = min(*baseline, *candidate)
     # The clocks of calls that take microseconds are that much coarser.

@@ -158,9 +158,7 @@ class BuiltLibraries:
         self._lock = threading.Lock()
         self._built: OrderedDict[_Key, tuple[Compiled, bytes]] = OrderedDict()
 
-    def restored(
-        self, bundle: Bundle, target: EvaluationTarget, library: Path
-    ) -> Compiled | None:
+    def restored(self, bundle: Bundle, target: EvaluationTarget, library: Path) -> Compiled | None:
         """Write the candidate's library to `library`, and return the result of building it; None if
         it is not cached."""
         with self._lock:

@@ -1,8 +1,8 @@
-"""Any accelerator through the command templates of its hardware.toml: a compiler that is called,
-and a runner or simulator that reads and writes the ABI as files (see `manifest`).
+"""Compile and run by the command templates of a hardware.toml: a compiler, and a runner or
+simulator that reads a manifest with the input arrays and writes output arrays and a report.
 
 Templates are split into words and run without a shell. A program that fails, hangs or writes
-nonsense is an answer. Does not judge the outputs, and knows nothing of what the commands do.
+invalid output is a result, not an exception. Does not compare outputs.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
 from kb.errors import InvalidRequest
-from kb.hardware.toolchains import ScalarFormula, compile_scalar, named
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
+from kb.hardware.toolchains import ScalarFormula, compile_scalar, named
 from kb.plain import plain
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
@@ -36,6 +36,7 @@ from optimizer.evaluation.isolation.levels import command as isolated
 from optimizer.evaluation.records import TimingState
 from optimizer.evaluation.toolchains.base import (
     Availability,
+    CompileCase,
     Compiled,
     EvaluationTarget,
     Loader,
@@ -48,22 +49,31 @@ if TYPE_CHECKING:
 
 
 SOURCES, BUILT, RUN = "src", "program.out", "run"
-PLACEMENTS = ".placements.json"
 COMPILE_LIMITS = CommandLimits(seconds=120.0)
 RUN_LIMITS = CommandLimits(memory_bytes=16 << 30)
-FILE_ROOM = 64 << 20  # for what a simulator writes beside the outputs
-HASHED = 16 << 20
+OTHER_FILE_BYTES = 64 << 20  # written by a simulator in addition to the largest output
+MAX_HASHED = 16 << 20  # larger programs are identified by size and modification time
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+REPORT = "report.json"
+STORED: Mapping[str, str] = {"bfloat16": "uint16"}  # dtypes that numpy lacks
+MAX_HEADER_BYTES = 64 * 1024  # of a .npy file of version 1
+MAX_REPORT_BYTES = 1 << 20
+MAX_METRICS = 1000
+MAX_NAMES = 12  # in a message
+
 Failure = Literal["", "crashed", "timed_out", "output"]
+Number = int | float
 
 
 @dataclass(frozen=True)
 class CommandRun:
     """One call of the program on one case.
 
-    `failure` is why there are no outputs, "" when there are; `message` explains it. `cycles` and
-    `time_us` are those of one call, as the program reports them; `timing` states whose time that
-    is, and is `none` without a report. `seconds` is the time of the whole command, simulator and
-    start-up included; it is never a kernel's time.
+    `failure` is "" if there are outputs; `message` explains it. `cycles` and `time_us` of one call
+    come from the program's report; `timing` is their source, `none` without a report. `seconds` is
+    the duration of the whole command, including simulator and start-up, never a kernel's time.
     """
 
     failure: Failure = ""
@@ -79,12 +89,12 @@ class CommandRun:
 
     @property
     def ok(self) -> bool:
-        """Whether there are outputs."""
+        """Whether the program returned outputs."""
         return not self.failure
 
 
 class CommandToolchain:
-    """One language of one hardware, by the templates of its hardware.toml."""
+    """The toolchain of one language in a hardware.toml."""
 
     name = "command"
 
@@ -100,10 +110,8 @@ class CommandToolchain:
         self._limits = limits
         self._level = level
 
-    # -- what is there
-
     def available(self, target: EvaluationTarget) -> Availability:
-        """Whether every program and every file that the templates name is here."""
+        """Whether all programs and files that the templates name exist."""
         if not self.template.run and not self.template.profile:
             return Availability(
                 False, "no run template", "Add run = ... to the toolchain in hardware.toml."
@@ -138,19 +146,17 @@ class CommandToolchain:
     def version(self) -> str:
         """A digest of the templates and of the files that they name."""
         digest = hashlib.sha256()
-        named = [*self._templates, self.template.suffix, self.template.timing]
-        digest.update(json.dumps([named, sorted(self.template.env.items())]).encode())
-        handed = [plain(self.template.arguments), plain(self.template.scalars)]
-        if any(handed):
-            digest.update(json.dumps(handed, sort_keys=True).encode())
+        texts = [*self._templates, self.template.suffix, self.template.timing]
+        digest.update(json.dumps([texts, sorted(self.template.env.items())]).encode())
+        arguments = [plain(self.template.arguments), plain(self.template.scalars)]
+        if any(arguments):
+            digest.update(json.dumps(arguments, sort_keys=True).encode())
         for template in self._templates:
             for word in _plain_words(template):
                 program = shutil.which(word, path=_path()) or word
                 if Path(program).is_file():
-                    digest.update(_state_of(Path(program)))
+                    digest.update(_file_digest(Path(program)))
         return f"command {digest.hexdigest()[:16]}"
-
-    # -- compile
 
     def compile(
         self,
@@ -159,12 +165,12 @@ class CommandToolchain:
         workdir: Path,
         cases: tuple[CompileCase, ...],
     ) -> Compiled:
-        """Compile by the compile template. Without it the source is what is run."""
-        workdir = workdir.resolve()  # commands run in it, so a relative path would be another
+        """Run the compile template; without one, `run` executes the source."""
+        workdir = workdir.resolve()  # the commands' working directory: relative paths would break
         workdir.mkdir(parents=True, exist_ok=True)
         source = _write_source(bundle, workdir / SOURCES, self.template.suffix)
         output = workdir / BUILT if self.template.compile else source
-        placed = {
+        placeholders = {
             "source": str(source.relative_to(workdir)),
             "output": str(output.relative_to(workdir)),
             "workdir": str(workdir),
@@ -172,14 +178,14 @@ class CommandToolchain:
             "hardware": target.hardware,
             "entry": bundle.entry,
         }
-        absolute = {**placed, "source": str(source), "output": str(output)}
-        _placements_path(output).write_text(json.dumps(absolute), encoding="utf-8")
+        absolute = {**placeholders, "source": str(source), "output": str(output)}
+        _placeholders_path(output).write_text(json.dumps(absolute), encoding="utf-8")
         loader = Loader("command", output, bundle.entry)
         if not self.template.compile:
             return Compiled(ok=True, loader=loader, notes=("not compiled, run as source",))
         output.unlink(missing_ok=True)
-        command = _filled(self.template.compile, placed)
-        finished = self._run(command, workdir, self._limits, placed)
+        command = _command(self.template.compile, placeholders)
+        finished = self._run(command, workdir, self._limits, placeholders)
         return self._compiled(finished, tuple(command), loader)
 
     def _compiled(
@@ -202,8 +208,6 @@ class CommandToolchain:
             notes=("its log was cut",) if finished.truncated else (),
         )
 
-    # -- run
-
     def run(
         self,
         compiled: Compiled,
@@ -211,37 +215,40 @@ class CommandToolchain:
         signature: Signature,
         workdir: Path,
         seconds: float,
-        constants: Mapping[str, object] | None = None,
+        numbers: Mapping[str, object] | None = None,
     ) -> CommandRun:
-        """Run what `compile` made on one case, for at most `seconds`. A program that fails is an
-        answer. `constants` are the numbers of the reference that scalars may read. Raises
-        InvalidRequest for a scalar that has no value.
+        """Run the compiled program on one case, for at most `seconds`.
 
-        `tensors` are inputs, then parameters and buffers. A simulator is run by its profile
-        template where there is one: what it counts does not change its time. Real hardware is timed
-        by the run template alone.
+        `tensors` are inputs, then parameters and buffers. `numbers` are those of the reference that
+        scalars may use; raises InvalidRequest for a scalar without a value. A simulator runs by its
+        profile template if it has one, because counting does not change simulated time; real
+        hardware is timed by the run template.
         """
         if compiled.loader is None:
             return CommandRun("crashed", "there is nothing to run: it did not compile")
         folder = workdir.resolve() / RUN
         if folder.exists():
-            shutil.rmtree(folder)  # outputs of an earlier call must not pass for this one's
+            shutil.rmtree(folder)  # else outputs of an earlier call could be read
         folder.mkdir(parents=True)
-        placed = json.loads(_placements_path(compiled.loader.path).read_text(encoding="utf-8"))
-        own = self.template
+        path = _placeholders_path(compiled.loader.path)
+        placeholders = json.loads(path.read_text(encoding="utf-8"))
+        template = self.template
         manifest = write_manifest(
             tensors,
             signature,
             folder,
             entry=compiled.loader.entry,
-            hardware=placed["hardware"],
-            arguments=argument_names(signature, own),
-            scalars=scalar_values(signature, own, constants or {}) if own.scalars else None,
+            hardware=placeholders["hardware"],
+            arguments=argument_names(signature, template),
+            scalars=scalar_values(signature, template, numbers or {}) if template.scalars else None,
         )
         report = folder / REPORT
-        placed |= {"input": str(manifest), "report": str(report), "workdir": str(folder)}
+        placeholders |= {"input": str(manifest), "report": str(report), "workdir": str(folder)}
         finished = self._run(
-            _filled(self._run_template, placed), folder, _run_limits(signature, seconds), placed
+            _command(self._run_template, placeholders),
+            folder,
+            _run_limits(signature, seconds),
+            placeholders,
         )
         outcome = CommandRun(log=finished.log, seconds=finished.seconds)
         failed = _failure(finished, seconds)
@@ -251,15 +258,15 @@ class CommandToolchain:
             outputs = read_outputs(signature, folder)
         except BadOutput as problem:
             return replace(outcome, failure="output", message=str(problem))
-        return self._timed(replace(outcome, outputs=tuple(outputs)), report)
+        return self._with_report(replace(outcome, outputs=tuple(outputs)), report)
 
     @property
     def _run_template(self) -> str:
         simulated = self.template.timing == "simulator" and self.template.profile
         return simulated or self.template.run
 
-    def _timed(self, outcome: CommandRun, path: Path) -> CommandRun:
-        """With what the report says; a bad one costs the figures, not the outputs."""
+    def _with_report(self, outcome: CommandRun, path: Path) -> CommandRun:
+        """Add time and metrics of the report. An invalid report becomes a note."""
         try:
             report = read_report(path)
         except BadOutput as problem:
@@ -280,15 +287,15 @@ class CommandToolchain:
         return "none" if report.time_us is None else "measured"
 
     def _run(
-        self, command: list[str], cwd: Path, limits: CommandLimits, placed: Mapping[str, str]
+        self, command: list[str], cwd: Path, limits: CommandLimits, placeholders: Mapping[str, str]
     ) -> FinishedCommand:
-        chosen = {name: value.format(**placed) for name, value in self.template.env.items()}
+        chosen = {name: value.format(**placeholders) for name, value in self.template.env.items()}
         env = clean_env(cwd, **{"PATH": _path(), **chosen})
         return run(isolated(self._level, command), cwd=cwd, limits=limits, env=env)
 
 
 def _write_source(bundle: Bundle, folder: Path, suffix: str) -> Path:
-    """The bundle's files; its main file also under the suffix that the compiler wants."""
+    """Write the bundle, and its main file again with the compiler's suffix if it has another."""
     if folder.exists():
         shutil.rmtree(folder)
     source = bundle.write(folder)
@@ -299,17 +306,17 @@ def _write_source(bundle: Bundle, folder: Path, suffix: str) -> Path:
     return renamed
 
 
-def _placements_path(output: Path) -> Path:
-    return output.with_name(output.name + PLACEMENTS)
+def _placeholders_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.placeholders.json")
 
 
-def _filled(template: str, placed: Mapping[str, str]) -> list[str]:
-    """Words first, then their placeholders: a path with a space stays one word."""
-    return [word.format(**placed) for word in shlex.split(template)]
+def _command(template: str, placeholders: Mapping[str, str]) -> list[str]:
+    """Split before replacing placeholders, so that a path with a space stays one word."""
+    return [word.format(**placeholders) for word in shlex.split(template)]
 
 
 def _plain_words(template: str) -> list[str]:
-    """The words of a template that hold no placeholder."""
+    """The words of a template without placeholders."""
     plain = []
     for word in shlex.split(template):
         without = word.replace("{{", "").replace("}}", "")
@@ -319,20 +326,20 @@ def _plain_words(template: str) -> list[str]:
 
 
 def _path() -> str:
-    """Where programs are looked for: `python` in a template is the Python of this service."""
+    """Search path of programs; `python` in a template is the interpreter of this service."""
     return os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
 
 
-def _state_of(path: Path) -> bytes:
+def _file_digest(path: Path) -> bytes:
     status = path.stat()
-    if status.st_size <= HASHED:
+    if status.st_size <= MAX_HASHED:
         return hashlib.sha256(path.read_bytes()).digest()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}".encode()
 
 
 def _run_limits(signature: Signature, seconds: float) -> CommandLimits:
     largest = max((tensor.bytes for tensor in signature.of("output")), default=0)
-    return replace(RUN_LIMITS, seconds=seconds, file_bytes=largest + FILE_ROOM)
+    return replace(RUN_LIMITS, seconds=seconds, file_bytes=largest + OTHER_FILE_BYTES)
 
 
 def _failure(finished: FinishedCommand, seconds: float) -> tuple[Failure, str] | None:
@@ -354,25 +361,23 @@ def _ending(code: int) -> str:
         return f"was ended by signal {-code}"
 
 
-# -- launch: What a program of a chip's own toolchain is handed beside the files: the names of its
+# -- names of arguments and values of scalars
 
-Number = int | float
 ROLES: Mapping[Role, str] = {
     "input": "input",
     "parameter": "weight",
     "buffer": "weight",
     "output": "output",
 }
-_OF_TENSOR = re.compile(r"(.+)\.(shape\[(-?\d+)\]|ndim|elements)")
-_PLACE = re.compile(r"(input|weight|output)\[(\d+)\]")
-SHOWN = 12  # names in a message
+_ATTRIBUTE = re.compile(r"(.+)\.(shape\[(-?\d+)\]|ndim|elements)")
+_POSITION = re.compile(r"(input|weight|output)\[(\d+)\]")
 
 
 def argument_names(signature: Signature, toolchain: ToolchainSpec) -> tuple[str, ...]:
-    """The name of each tensor in the program, in the order of the interface; its own where the
-    toolchain has no pattern for its role. Empty for a toolchain without patterns.
+    """The name of each tensor in the program, in ABI order: by the toolchain's pattern for its
+    role, or unchanged. () for a toolchain without patterns.
 
-    Raises InvalidRequest where two tensors get the same name.
+    Raises InvalidRequest if two tensors get the same name.
     """
     patterns = toolchain.arguments
     if not patterns:
@@ -393,8 +398,8 @@ def argument_names(signature: Signature, toolchain: ToolchainSpec) -> tuple[str,
 
 
 def _by_role(signature: Signature) -> Iterator[tuple[str, int, TensorSpec, int]]:
-    """(role, index in the role, tensor, tensors of the role), in the order of the interface."""
-    grouped = tensors_by_role(signature)
+    """(role, index in the role, tensor, count of the role), in ABI order."""
+    grouped = _tensors_by_role(signature)
     seen = dict.fromkeys(grouped, 0)
     for tensor in signature.tensors:
         role = ROLES[tensor.role]
@@ -402,8 +407,7 @@ def _by_role(signature: Signature) -> Iterator[tuple[str, int, TensorSpec, int]]
         seen[role] += 1
 
 
-def tensors_by_role(signature: Signature) -> dict[str, list[TensorSpec]]:
-    """The tensors under `input`, `weight` and `output`."""
+def _tensors_by_role(signature: Signature) -> dict[str, list[TensorSpec]]:
     grouped: dict[str, list[TensorSpec]] = {"input": [], "weight": [], "output": []}
     for tensor in signature.tensors:
         grouped[ROLES[tensor.role]].append(tensor)
@@ -411,29 +415,27 @@ def tensors_by_role(signature: Signature) -> dict[str, list[TensorSpec]]:
 
 
 def scalar_values(
-    signature: Signature, toolchain: ToolchainSpec, constants: Mapping[str, object]
+    signature: Signature, toolchain: ToolchainSpec, numbers: Mapping[str, object]
 ) -> dict[str, Number]:
-    """The scalars of one case by name. `constants` are numbers of the reference, by plain names
-    (`eps`) and by names of traits (`model.eps`, `convolution.stride[0]`).
+    """The scalars of one case by name. `numbers` are those of the reference, by plain names (`eps`)
+    and by names of traits (`model.eps`, `convolution.stride[0]`).
 
-    Raises InvalidRequest for a scalar that has no value and is not optional; it names the scalar,
-    its expression and what there is.
+    Raises InvalidRequest for a required scalar without a value; the message has its expression and
+    all known names.
     """
     values = {}
     for name, scalar in toolchain.scalars.items():
-        value = _scalar(name, scalar, signature, constants)
+        value = _scalar(name, scalar, signature, numbers)
         if value is not None:
             values[name] = value
     return values
 
 
 def _scalar(
-    name: str, scalar: ScalarSpec, signature: Signature, constants: Mapping[str, object]
+    name: str, scalar: ScalarSpec, signature: Signature, numbers: Mapping[str, object]
 ) -> Number | None:
     formula = compile_scalar(scalar.value)
-    values = {
-        r: v for r in formula.references if (v := _value(r, signature, constants)) is not None
-    }
+    values = {r: v for r in formula.references if (v := _value(r, signature, numbers)) is not None}
     result = formula.compute(values)
     if isinstance(result.value, int | float) and not isinstance(result.value, bool):
         return result.value
@@ -442,7 +444,7 @@ def _scalar(
     raise InvalidRequest(
         f"the scalar {name} = {scalar.value!r} has no value for this problem: "
         + _why(formula, result.missing, result.reasons),
-        hint=f"There are {_what_exists(signature, constants)}. Correct {name} under "
+        hint=f"There are {_known_names(signature, numbers)}. Correct {name} under "
         "[toolchains.LANGUAGE.scalars] in hardware.toml, or write "
         f'{name} = {{value = "{scalar.value}", optional = true}}.',
         details={"scalar": name, "expression": scalar.value, "missing": list(result.missing)},
@@ -455,11 +457,11 @@ def _why(formula: ScalarFormula, missing: Sequence[str], reasons: Sequence[str])
     return "; ".join(reasons) or f"{formula.text} is no number"
 
 
-def _value(reference: str, signature: Signature, constants: Mapping[str, object]) -> Number | None:
-    match = _OF_TENSOR.fullmatch(reference)
+def _value(reference: str, signature: Signature, numbers: Mapping[str, object]) -> Number | None:
+    match = _ATTRIBUTE.fullmatch(reference)
     tensor = _tensor(match[1], signature) if match else None
     if match is None or tensor is None:
-        return _constant(reference, constants)
+        return _named_number(reference, numbers)
     if match[2] == "ndim":
         return len(tensor.shape)
     if match[2] == "elements":
@@ -469,21 +471,21 @@ def _value(reference: str, signature: Signature, constants: Mapping[str, object]
 
 
 def _tensor(name: str, signature: Signature) -> TensorSpec | None:
-    """By its own name, else by role and position."""
-    own = next((tensor for tensor in signature.tensors if tensor.name == name), None)
-    place = _PLACE.fullmatch(name)
-    if own is not None or place is None:
-        return own
-    group = tensors_by_role(signature)[place[1]]
-    return group[int(place[2])] if int(place[2]) < len(group) else None
+    """By name, or by role and position."""
+    by_name = next((tensor for tensor in signature.tensors if tensor.name == name), None)
+    position = _POSITION.fullmatch(name)
+    if by_name is not None or position is None:
+        return by_name
+    group = _tensors_by_role(signature)[position[1]]
+    return group[int(position[2])] if int(position[2]) < len(group) else None
 
 
-def _constant(name: str, constants: Mapping[str, object]) -> Number | None:
-    """By its whole name; else by the last part of the names of traits, where all of them agree:
-    `eps` for `native_layer_norm.eps`."""
-    if name in constants:
-        return _number(constants[name])
-    same = {_number(value) for key, value in constants.items() if key.rpartition(".")[2] == name}
+def _named_number(name: str, numbers: Mapping[str, object]) -> Number | None:
+    """By the whole name, or by the last part of trait names (`eps` for `native_layer_norm.eps`) if
+    all of them have the same value."""
+    if name in numbers:
+        return _number(numbers[name])
+    same = {_number(value) for key, value in numbers.items() if key.rpartition(".")[2] == name}
     return next(iter(same)) if len(same) == 1 else None
 
 
@@ -493,43 +495,24 @@ def _number(value: object) -> Number | None:
     return value if isinstance(value, int | float) else None
 
 
-def _what_exists(signature: Signature, constants: Mapping[str, object]) -> str:
+def _known_names(signature: Signature, numbers: Mapping[str, object]) -> str:
     tensors = [f"{tensor.name} {list(tensor.shape)}" for tensor in signature.tensors]
-    numbers = sorted(name for name, value in constants.items() if _number(value) is not None)
-    numbers.sort(key=lambda name: name.count("."))
-    more = f" and {len(numbers) - SHOWN} more" if len(numbers) > SHOWN else ""
-    known = f"the constants {', '.join(numbers[:SHOWN])}{more}" if numbers else "no constants"
-    return f"the tensors {', '.join(tensors[:SHOWN])}, and {known}"
+    names = sorted(name for name, value in numbers.items() if _number(value) is not None)
+    names.sort(key=lambda name: name.count("."))
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    known = f"the constants {', '.join(names[:MAX_NAMES])}{more}" if names else "no constants"
+    return f"the tensors {', '.join(tensors[:MAX_NAMES])}, and {known}"
 
 
-# -- manifest: The ABI as files: `.npy` arrays, the JSON manifest that names them, and the report
-
-FORMAT = 1
-MANIFEST = "manifest.json"
-REPORT = "report.json"
-STORED: Mapping[str, str] = {"bfloat16": "uint16"}
-HEADER_ROOM = 64 * 1024  # the longest header of a version 1 file
-MAX_REPORT = 1 << 20
-MAX_METRICS = 1000
+# -- the manifest and the arrays
 
 
 class BadOutput(Exception):
-    """What a program wrote does not follow the manifest; the message explains how."""
+    """Output of the program that violates the manifest; the message explains how."""
 
 
-@dataclass(frozen=True)
-class Report:
-    """A program's report. `cycles` and `time_us` are those of one call, None where the report has
-    none."""
-
-    cycles: int | None = None
-    time_us: float | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
-
-
-def file_of(number: int, tensor: TensorSpec) -> str:
-    """The file name of a tensor. Names come from arguments and state_dict keys; only their letters
-    and digits are kept."""
+def _file_name(number: int, tensor: TensorSpec) -> str:
+    """The file name of a tensor, whose name comes from an argument or a state_dict key."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in tensor.name)[:60]
     return f"{number:03d}_{plain}.npy"
 
@@ -544,25 +527,24 @@ def write_manifest(
     arguments: Sequence[str] = (),
     scalars: Mapping[str, int | float] | None = None,
 ) -> Path:
-    """Write what the program reads, and return the manifest's path. `tensors` are inputs,
-    parameters and buffers in ABI order. `arguments` are the program's own names of all tensors,
-    outputs included; `scalars` are handed over where they are not None. Raises InvalidRequest where
-    the tensors do not fit the signature."""
+    """Write the input arrays and the manifest; returns its path. `tensors` are inputs, parameters
+    and buffers in ABI order. `arguments` are the program's names of all tensors, outputs included.
+    Raises InvalidRequest if the tensors do not match the signature."""
     specs = signature.of("input", "parameter", "buffer")
     if len(tensors) != len(specs):
         raise InvalidRequest(
             f"{len(tensors)} tensors for {len(specs)} inputs and parameters",
             hint="Pass inputs, then parameters and buffers, without the outputs.",
         )
-    waiting = iter(tensors)
+    remaining = iter(tensors)
     rows = []
     for number, spec in enumerate(signature.tensors):
-        name = file_of(number, spec)
+        name = _file_name(number, spec)
         stored = STORED.get(spec.dtype, spec.dtype)
         if spec.role != "output":
-            _write_array(next(waiting), spec, folder / name)
-        own = {"argument": arguments[number]} if arguments else {}
-        rows.append({**spec.as_json(), **own, "stored": stored, "file": name})
+            _write_array(next(remaining), spec, folder / name)
+        argument = {"argument": arguments[number]} if arguments else {}
+        rows.append({**spec.as_json(), **argument, "stored": stored, "file": name})
     header: dict[str, Any] = {
         "format": FORMAT,
         "entry": entry,
@@ -586,20 +568,16 @@ def _write_array(tensor: torch.Tensor, spec: TensorSpec, path: Path) -> None:
             f"{spec.name} is {dtype} {tuple(tensor.shape)}, not {spec.dtype} {spec.shape}",
             hint="Pass the tensors of the case that the signature belongs to.",
         )
-    plain = tensor.detach().cpu().contiguous()
+    array = tensor.detach().cpu().contiguous()
     if dtype in STORED:
-        plain = plain.view(torch.uint16)
-    numpy.save(path, plain.numpy(), allow_pickle=False)
-
-
-# ---------------------------------------------------------------- outputs
+        array = array.view(torch.uint16)
+    numpy.save(path, array.numpy(), allow_pickle=False)
 
 
 def read_outputs(signature: Signature, folder: Path) -> list[torch.Tensor]:
-    """The outputs in ABI order. Raises BadOutput when one is missing or not as the manifest
-    asks."""
+    """The outputs in ABI order. Raises BadOutput if one is missing or violates the manifest."""
     return [
-        _read_array(spec, folder / file_of(number, spec))
+        _read_array(spec, folder / _file_name(number, spec))
         for number, spec in enumerate(signature.tensors)
         if spec.role == "output"
     ]
@@ -610,7 +588,7 @@ def _read_array(spec: TensorSpec, path: Path) -> torch.Tensor:
     import torch
 
     stored = numpy.dtype(STORED.get(spec.dtype, spec.dtype))
-    with _plain_file(path, f"output {spec.name}", spec.bytes + HEADER_ROOM) as stream:
+    with _regular_file(path, f"output {spec.name}", spec.bytes + MAX_HEADER_BYTES) as stream:
         shape, column_major, dtype = _header(stream, spec.name)
         if dtype != stored:
             raise BadOutput(f"output {spec.name} has dtype {dtype}, expected {stored}")
@@ -641,8 +619,8 @@ def _header(stream: IO[bytes], name: str) -> tuple[tuple[int, ...], bool, Any]:
 
 
 @contextmanager
-def _plain_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
-    """Open a regular file of at most `limit` bytes: no link, and no pipe that would block."""
+def _regular_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
+    """Open a file of at most `limit` bytes that is neither a link nor a pipe, which would block."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -659,15 +637,24 @@ def _plain_file(path: Path, label: str, limit: int) -> Iterator[IO[bytes]]:
         yield stream
 
 
-# ---------------------------------------------------------------- report
+# -- the report
+
+
+@dataclass(frozen=True)
+class Report:
+    """A program's report, with cycles and time of one call."""
+
+    cycles: int | None = None
+    time_us: float | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
 
 
 def read_report(path: Path) -> Report:
-    """The report of a run. Raises BadOutput when it is missing or garbled."""
-    with _plain_file(path, "the report", MAX_REPORT) as stream:
-        data = stream.read(MAX_REPORT + 1)
+    """The report of a run. Raises BadOutput if it is missing or invalid."""
+    with _regular_file(path, "the report", MAX_REPORT_BYTES) as stream:
+        data = stream.read(MAX_REPORT_BYTES + 1)
     try:
-        report = json.loads(data, parse_constant=_not_finite)
+        report = json.loads(data, parse_constant=_reject_constant)
     except (ValueError, RecursionError) as problem:
         raise BadOutput(f"the report is not JSON: {str(problem)[:200]}") from problem
     if not isinstance(report, dict):
@@ -680,7 +667,7 @@ def read_report(path: Path) -> Report:
     )
 
 
-def _not_finite(text: str) -> float:
+def _reject_constant(text: str) -> float:
     raise ValueError(f"{text} is not a JSON number")
 
 
@@ -688,14 +675,14 @@ def _positive(report: Mapping[str, Any], key: str) -> float | None:
     value = report.get(key)
     if value is None:
         return None
-    number = _finite(value)
+    number = _finite_number(value)
     if number is None or number <= 0:
         raise BadOutput(f"the report's {key} is {str(value)[:40]!r}, expected a positive number")
     return number
 
 
-def _finite(value: object) -> float | None:
-    """A finite number; JSON's integers have no upper bound and 1e999 reads as infinite."""
+def _finite_number(value: object) -> float | None:
+    """The number, None if it is not finite: JSON integers are unbounded and 1e999 is infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     if isinstance(value, int) and value.bit_length() > 1000:
@@ -712,7 +699,7 @@ def _metrics(reported: object) -> Mapping[str, Metric]:
             metrics[name] = float(value)
         elif isinstance(value, str) and len(value) <= 200:
             metrics[name] = value
-        elif (number := _finite(value)) is not None:
+        elif (number := _finite_number(value)) is not None:
             metrics[name] = number
         else:
             raise BadOutput(f"the report's metric {name[:60]!r} is neither number nor short text")

@@ -26,7 +26,6 @@ from optimizer.evaluation.toolchains.base import (
     Metric,
 )
 from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
-
 from optimizer.evaluation.toolchains.reports import parse_ptx, parse_ptxas, whole
 
 LIBRARY, SOURCES = "candidate.so", "src"

@@ -1,9 +1,9 @@
 """Runs a command, or a Python program in a fork of an interpreter that has its imports done, under
 limits and with a deadline, and ends its whole process group.
 
-No shell. What takes seconds to import (torch, triton) is imported once for all candidates; forks
-are for Linux only. A process that starts its own session leaves the group and is not found here.
-Standard library only.
+No shell. Packages that take seconds to import (torch, triton) are imported once for all candidates;
+forks are for Linux only. A process that starts its own session leaves the group and is not found
+here. Standard library only.
 """
 
 from __future__ import annotations

@@ -21,14 +21,13 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.launch import ForkServer
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.machine import DeviceLock
-from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess, RunnerSettings
+from optimizer.evaluation.isolation.runner_process import VISIBLE, RunnerPool, RunnerSettings
 from optimizer.evaluation.journal import EvaluationJournal, NoJournal
 from optimizer.evaluation.problem.check import check_reference
 from optimizer.evaluation.problem.derived import DerivedCases, fitting
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.operators import dominant, observe
 from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy, shape_quantities
 from optimizer.evaluation.records import Evaluation
@@ -37,8 +36,6 @@ from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import CaseView, ProblemView
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
@@ -60,7 +57,7 @@ class LocalDevice:
 
     def pool(self, settings: RunnerSettings) -> RunnerPool:
         """Runners that see this device only."""
-        return RunnerPool(settings) if self.visible is None else DevicePool(settings, self.visible)
+        return RunnerPool(replace(settings, visible=self.visible))
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -88,31 +85,6 @@ def devices_of(kind: str, count: int, visible: str | None) -> tuple[LocalDevice,
     return tuple(LocalDevice(kind, number, name) for number, name in enumerate(names[:count]))
 
 
-class DeviceRunner(RunnerProcess):
-    """A runner on one of several devices."""
-
-    def __init__(self, settings: RunnerSettings, zygote: ForkServer | None, visible: str) -> None:
-        self._visible = visible
-        super().__init__(settings, zygote)
-
-    def _environment(self) -> dict[str, str]:
-        return {**super()._environment(), VISIBLE: self._visible}
-
-
-class DevicePool(RunnerPool):
-    """Runners on one of several devices."""
-
-    def __init__(
-        self, settings: RunnerSettings, visible: str, spare: int | None = None, fork: bool = True
-    ) -> None:
-        self._visible = visible
-        super().__init__(settings, spare, fork)
-
-    def _start_missing(self) -> None:
-        while len(self._waiting) < self._spare:
-            self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
-
-
 def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> ProblemView:
     """The problem as proposers see it: signatures and traits of the searched cases for this kind
     of device, nothing of their values. Held-out cases are not shown. `elsewhere`: this machine has
@@ -133,7 +105,7 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
 
 
 def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> CaseView:
-    opened = open_case(problem, case, elsewhere, "cpu" if elsewhere else device)
+    opened = OpenCase(problem, case, shapes_only=elsewhere, device="cpu" if elsewhere else device)
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
@@ -228,7 +200,7 @@ class LocalBench:
         InvalidRequest where no kernel can be held against it.
         """
         case = self._timed()[0]
-        opened = open_case(self.problem, case, device=self.device)
+        opened = OpenCase(self.problem, case, device=self.device)
         check_reference(opened, self.device)
         source = opened.source
         bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")

@@ -17,15 +17,19 @@ from typing import Any
 
 from kb.cluster import Cluster, Sent, Slots, WorkLost
 from kb.errors import InvalidRequest, Unavailable
-from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.evaluator import MeasuringPlace, evaluation_key
 from optimizer.evaluation.journal import EvaluationJournal
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.toolchains.base import Availability, Compiled, EvaluationTarget
+from optimizer.evaluation.toolchains.base import (
+    Availability,
+    CompileCase,
+    Compiled,
+    EvaluationTarget,
+)
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.search.bench.local import Place
 from optimizer.search.bench.on_node import (
@@ -165,7 +169,7 @@ class Nodes:
                     self.measured_on(answer.ceilings)
                 return answer.evaluation
 
-    def compile(self, bundle: Bundle, signatures: tuple[Signature, ...]) -> Compiled:
+    def compile(self, bundle: Bundle, cases: tuple[CompileCase, ...]) -> Compiled:
         """Compile a draft on a node, beside what is measured on its chips."""
         options = {**self.slots.options(self._excluded()), "num_cpus": 1}
         options = {name: options[name] for name in ("num_cpus", "label_selector")}
@@ -173,7 +177,7 @@ class Nodes:
             compile_draft,
             self._setting,
             bundle,
-            signatures,
+            cases,
             name="a draft",
             options=options,
         )
@@ -288,11 +292,11 @@ class ToolchainThere:
         bundle: Bundle,
         target: EvaluationTarget,
         workdir: Path,
-        signatures: tuple[Signature, ...],
+        cases: tuple[CompileCase, ...],
     ) -> Compiled:
         """Compile on a node; there is nothing to load here."""
         assert self.nodes is not None
-        return self.nodes.compile(bundle, signatures)
+        return self.nodes.compile(bundle, cases)
 
 
 class CommandsThere(CommandToolchain):
@@ -314,11 +318,11 @@ class CommandsThere(CommandToolchain):
         bundle: Bundle,
         target: EvaluationTarget,
         workdir: Path,
-        signatures: tuple[Signature, ...],
+        cases: tuple[CompileCase, ...],
     ) -> Compiled:
         """Compile on a node; there is nothing to load here."""
         assert self.nodes is not None
-        return self.nodes.compile(bundle, signatures)
+        return self.nodes.compile(bundle, cases)
 
 
 def stored_or_measured(
@@ -348,7 +352,7 @@ def store_evaluation(
     journal: EvaluationJournal,
 ) -> None:
     """Store what a node has found, as it would be stored there."""
-    signatures = {case.name: open_case(problem, case, elsewhere=True).signature for case in cases}
+    signatures = {case.name: OpenCase(problem, case, shapes_only=True).signature for case in cases}
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
 
@@ -388,7 +392,7 @@ class ClusterBench:
                 f"{self.problem.name} has no timed case for {self.device}",
                 hint="Give its problem.toml a case without `timed = false` for this device.",
             )
-        opened = open_case(self.problem, timed[0], elsewhere=True)
+        opened = OpenCase(self.problem, timed[0], shapes_only=True)
         files = {"reference.py": opened.source}
         bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
         work, name = Work("reference"), f"{self.problem.name}: the reference"

@@ -26,7 +26,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.journal import EvaluationJournal, NoJournal
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, TimingState
 from optimizer.evaluation.settings import HARNESS, EvaluationSettings
@@ -215,7 +215,7 @@ class SimulatedBench:
         """Journal the ratios as an evaluation of their own, so that a stored run has them."""
         if evaluation.speedup is None or self.journal.finished(evaluation.key) is not None:
             return
-        signatures = {case.name: open_case(self.problem, case).signature for case in cases}
+        signatures = {case.name: OpenCase(self.problem, case).signature for case in cases}
         self.journal.begin(evaluation.key, self.problem, signatures, bundle, GOLDENS)
         self.journal.finish(evaluation, self.problem)
 
@@ -226,7 +226,7 @@ class SimulatedBench:
                 f"{self.problem.name} has no timed case for {GOLDENS}",
                 hint="Give its problem.toml a case without `timed = false`.",
             )
-        opened = open_case(self.problem, case)
+        opened = OpenCase(self.problem, case)
         files = {"reference.py": opened.source}
         bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
         hardware = next(iter(self.places.values())).target.hardware

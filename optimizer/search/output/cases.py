@@ -18,7 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kb.errors import InvalidRequest, KernloreError
-from optimizer.evaluation.problem.open_case import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import import_problem, running
 from optimizer.search.confirm import Figure
@@ -139,8 +139,8 @@ def _row(problem: Problem, case: Case | None, figure: Figure, chosen: Case) -> d
 
 def _form(problem: Problem, case: Case, chosen: Case) -> dict[str, Any] | str:
     """What a call of the case looks like, or why the shipped Model cannot take it."""
-    opened = open_case(problem, case)
-    if model_part(opened.source) != model_part(open_case(problem, chosen).source):
+    opened = OpenCase(problem, case)
+    if model_part(opened.source) != model_part(OpenCase(problem, chosen).source):
         return "its constants make another Model than the one in reference.py"
     cls = import_problem(problem, case.constants).__dict__["Model"]
     arguments, _ = constructor_arguments(cls, opened.init_args, {})

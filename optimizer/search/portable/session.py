@@ -92,7 +92,7 @@ def prepare(device: str) -> None:
     if device == "cpu" or not sys.platform.startswith("linux"):  # only there they are forked
         return
     with suppress(KernloreError, OSError):
-        ForkServer.kept(settings.threads, level_for(settings.isolation, device), device)
+        ForkServer.shared(settings.threads, level_for(settings.isolation, device), device)
         prepare_triton()
 
 

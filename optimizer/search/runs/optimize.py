@@ -16,10 +16,10 @@ from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
 from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.isolation.machine import too_busy
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import BRIEFLY, Evaluation
-from optimizer.evaluation.isolation.machine import too_busy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandToolchain, argument_names, scalar_values
 from optimizer.search.attribution import Attribution, attribution

@@ -20,7 +20,7 @@ from kb.scope import ALL_ACCESS
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.confirm import Outcome, outcome_from_json, so_far
 from optimizer.search.goal import Goal
@@ -277,7 +277,7 @@ def _journal(journal: CatalogJournal, problem: Problem, evaluation: Any, bundle:
         return
     checked = {check.case for check in evaluation.checks}
     cases = [case for case in problem.cases if case.name in checked]
-    signatures = {case.name: open_case(problem, case, elsewhere=True).signature for case in cases}
+    signatures = {case.name: OpenCase(problem, case, shapes_only=True).signature for case in cases}
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
 

@@ -19,7 +19,7 @@ from kb.ids import new_id
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import problem_view
@@ -272,5 +272,5 @@ def _store_waiting(base: KnowledgeBase, drafted: Drafted) -> None:
 
 def _signatures(problem: Problem) -> Mapping[str, Signature]:
     return {
-        case.name: open_case(problem, case, elsewhere=True).signature for case in problem.searched
+        case.name: OpenCase(problem, case, shapes_only=True).signature for case in problem.searched
     }

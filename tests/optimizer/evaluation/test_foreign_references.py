@@ -15,7 +15,7 @@ from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.check import CaseFault, check_problem
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.toolchains.python import TorchPython
@@ -85,7 +85,7 @@ def evaluated(
 @pytest.mark.parametrize("seeds", OWN_SEEDS.values(), ids=OWN_SEEDS)
 def test_seeds_of_the_file_make_other_inputs_each_time(make: Make, seeds: str) -> None:
     problem = make(*SCALED, f"{seeds}\n    {DRAWN}")
-    case = open_case(problem, problem.searched[0])
+    case = OpenCase(problem, problem.searched[0])
     first, again, other = (case.inputs(seed) for seed in (5, 5, 6))
     for a, b, c in zip(first, again, other, strict=True):
         assert a.equal(b) and not a.equal(c)

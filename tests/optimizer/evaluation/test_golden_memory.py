@@ -11,7 +11,7 @@ import torch
 
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 
 FILE = """
 import torch
@@ -37,7 +37,7 @@ def case(tmp_path: Path) -> OpenCase:
     path = tmp_path / "problem.py"
     path.write_text(FILE)
     problem = load_problem(path)
-    return open_case(problem, problem.cases[0])
+    return OpenCase(problem, problem.cases[0])
 
 
 @pytest.mark.parametrize(("allowed", "kept"), [(1, 1), (2 * ONE_SEED, 2), (1 << 30, 3)])

@@ -12,7 +12,7 @@ from optimizer.evaluation.correctness.prepared import (
     needed_read_bytes,
 )
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.settings import EvaluationSettings
 
 pytestmark = pytest.mark.slow
@@ -62,7 +62,7 @@ def opened(folder: Path, result: str) -> OpenCase:
     path = folder / "problem.py"
     path.write_text(SOURCE.replace("{result}", result), encoding="utf-8")
     problem = load_problem(path)
-    return open_case(problem, problem.cases[0])
+    return OpenCase(problem, problem.cases[0])
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_weights_that_are_not_looked_at_have_not_to_be_read(tmp_path: Path) -> N
     path = tmp_path / "problem.py"
     path.write_text(TABLE, encoding="utf-8")
     problem = load_problem(path)
-    needed = needed_read_bytes(open_case(problem, problem.cases[0]), "cpu", seed=1)
+    needed = needed_read_bytes(OpenCase(problem, problem.cases[0]), "cpu", seed=1)
     assert needed < 4 * 100_000 * 8 / 4
 
 

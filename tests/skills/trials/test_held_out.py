@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from skills.trials.trial import as_only, held_out_cases
 from tests.skills.trials.curated import problem_in
 
@@ -24,7 +24,7 @@ def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path
     searched = [case.constants for case in problem.searched]
     assert all(size not in searched for size in sizes)
     assert len({tuple(size.values()) for size in sizes}) == 4
-    shapes = [open_case(target.problem, target.case).signature.tensors[0].shape for target in cases]
+    shapes = [OpenCase(target.problem, target.case).signature.tensors[0].shape for target in cases]
     assert shapes == [(size["rows"], size["cols"]) for size in sizes]
 
 

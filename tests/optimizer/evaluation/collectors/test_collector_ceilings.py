@@ -16,7 +16,7 @@ from kb.catalog.tables import devices, hardware
 from optimizer.evaluation.catalog_journal import store_device
 from optimizer.evaluation.collectors import ceilings
 from optimizer.evaluation.collectors.ceilings import (
-    AGAIN_SECONDS,
+    UNTRUSTED_SECONDS,
     BUSY,
     CHILD,
     FORM,
@@ -104,10 +104,10 @@ def test_new_memory_for_a_large_output_is_part_of_the_floor() -> None:
 
 
 def test_the_last_level_may_keep_no_more_than_it_holds() -> None:
-    assert SEEN.kept_bytes == 480 * MIB
-    assert replace(SEEN, cache_bytes=0).kept_bytes == 960 * MIB
+    assert SEEN.cached_bytes == 480 * MIB
+    assert replace(SEEN, cache_bytes=0).cached_bytes == 960 * MIB
     flat = replace(SEEN, copy=points((1, 50), (64, 12), (256, 11)), read=(), write=())
-    assert flat.kept_bytes == 64 * MIB
+    assert flat.cached_bytes == 64 * MIB
 
 
 def test_relaxed_precision_is_held_to_the_fastest_dtype() -> None:
@@ -175,5 +175,5 @@ def test_a_machine_that_stays_busy_is_not_measured_before_every_search(
     quiet = replace(SEEN, measured_at=now)
     monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: quiet)
     assert store.ensure("cpu", 2) == busy
-    monkeypatch.setattr(time, "time", lambda: now + AGAIN_SECONDS)
+    monkeypatch.setattr(time, "time", lambda: now + UNTRUSTED_SECONDS)
     assert store.ensure("cpu", 2).trusted

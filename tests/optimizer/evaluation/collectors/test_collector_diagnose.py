@@ -24,7 +24,7 @@ from optimizer.evaluation.collectors.profilers import (
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -364,7 +364,7 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    case = open_case(problem, problem.cases[0])
+    case = OpenCase(problem, problem.cases[0])
     candidate = tmp_path / "candidate.py"
     candidate.write_text(PROBLEM.replace("class Model", "class ModelNew"))
     job = write_job(

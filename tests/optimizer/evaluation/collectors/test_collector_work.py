@@ -9,7 +9,7 @@ import pytest
 
 from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.records import CaseTiming, Interval
 from optimizer.evaluation.roofline import (
     CaseWork,
@@ -57,7 +57,7 @@ def test_the_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> Non
     path = tmp_path / "linear.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    work = work_of(open_case(problem, problem.cases[0]))
+    work = work_of(OpenCase(problem, problem.cases[0]))
     assert work.read_bytes == 4 * (16 * 64 + 32 * 64 + 32)
     assert work.written_bytes == 4 * 16 * 32
     assert work.flops == 2 * 16 * 64 * 32 and work.dtype == "float32"
@@ -84,7 +84,7 @@ def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
 
 def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
     problem = load_problem(Path("attention"))
-    work = work_of(open_case(problem, problem.cases[0]))
+    work = work_of(OpenCase(problem, problem.cases[0]))
     assert work.causal and work.needed_flops == work.flops // 2 > 0
     told = achieved(work, 1.0, DEVICE)
     assert told.flops == work.needed_flops
@@ -137,10 +137,10 @@ def test_operands_of_eight_bits_may_be_multiplied_faster_than_any_ceiling(tmp_pa
     path = tmp_path / "fp8.py"
     path.write_text(FP8.replace("{mask}", "int64"))
     problem = load_problem(path)
-    assert work_of(open_case(problem, problem.cases[0])).narrow_rate == 4
+    assert work_of(OpenCase(problem, problem.cases[0])).narrow_rate == 4
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    assert work_of(open_case(problem, problem.cases[0])).narrow_rate == 1
+    assert work_of(OpenCase(problem, problem.cases[0])).narrow_rate == 1
     work = CaseWork("matmul", "float32", MIB, MIB, flops=2_000_000_000)
     assert severities(work, timing(0.9e-3)) == ["reject"]
     assert "reject" not in severities(replace(work, narrow_rate=2.0), timing(0.9e-3))

@@ -28,7 +28,7 @@ from optimizer.evaluation.isolation.levels import (
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
 from optimizer.evaluation.loaded_kernel import CandidateFailed, CaseValues, LoadedKernel
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.toolchains.base import Loader
 
 pytestmark = pytest.mark.slow(seconds=8)
@@ -163,7 +163,7 @@ def test_a_kernel_is_called_and_timed_in_a_container_and_nothing_of_it_is_left(
     file.write_text(PROBLEM)
     outside = tmp_path / "kept"
     problem = load_problem(file)
-    case = open_case(problem, problem.cases[0])
+    case = OpenCase(problem, problem.cases[0])
     runner = RunnerProcess(RunnerSettings("cpu", 1, "container"))
     try:
         runner.wait_ready()

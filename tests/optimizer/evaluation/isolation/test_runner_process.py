@@ -26,7 +26,7 @@ from optimizer.evaluation.isolation.runner_process import (
 )
 from optimizer.evaluation.loaded_kernel import CandidateFailed, CaseValues, LoadedKernel
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.runner import inductor
 from optimizer.evaluation.runner.inductor import kept_files
 from optimizer.evaluation.runner.wire import Wire, WireForged
@@ -63,7 +63,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> OpenCase:
     path = tmp_path_factory.mktemp("p") / "plus_one.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    return open_case(problem, problem.cases[0])
+    return OpenCase(problem, problem.cases[0])
 
 
 @pytest.fixture(scope="module", params=LEVELS)

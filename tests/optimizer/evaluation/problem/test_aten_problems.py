@@ -16,7 +16,7 @@ from optimizer.evaluation.problem.aten import (
     write_problems,
 )
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 
 pytestmark = pytest.mark.slow(seconds=8)
 
@@ -34,7 +34,7 @@ def test_a_problem_computes_the_operator_on_small_and_on_real_sizes(tmp_path: Pa
         small, real = (next(c for c in problem.cases if c.name == n) for n in ("small", "main"))
         assert real.timed and not small.timed
         elements = [
-            sum(t.elements for t in open_case(problem, case).signature.of("input"))
+            sum(t.elements for t in OpenCase(problem, case).signature.of("input"))
             for case in (small, real)
         ]
         assert elements[1] > 1_000 * elements[0]

@@ -12,7 +12,7 @@ import torch
 from kb.errors import InvalidRequest, NotFound
 from optimizer.evaluation.problem import open_case as input_values
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
-from optimizer.evaluation.problem.open_case import LatestDraw, open_case
+from optimizer.evaluation.problem.open_case import LatestDraw, OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.user_code import seeded
 from optimizer.search.bench.local import problem_view
@@ -72,7 +72,7 @@ COUNTED = """
 
 
 def test_inputs_are_drawn_once_for_a_seed_and_every_caller_gets_its_own(write: Write) -> None:
-    case = open_case(*_with_case(write(COUNTED)))
+    case = OpenCase(*_with_case(write(COUNTED)))
     first = case.inputs(0)[0]
     kept = first.clone()
     case.reference([first], {})
@@ -97,7 +97,7 @@ def test_a_lone_file_is_a_problem_with_its_own_shape(write: Write) -> None:
 
 
 def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
-    case = open_case(load_problem(write(PLAIN)), Case("declared"))
+    case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
     told = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
     assert told == [
         ("x", "input", "float32", (6, 40)),
@@ -114,7 +114,7 @@ def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
 
 def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> None:
     problem = load_problem(write(PLAIN))
-    case = open_case(problem, Case("small", {"cols": 5}, dtype="bfloat16"))
+    case = OpenCase(problem, Case("small", {"cols": 5}, dtype="bfloat16"))
     assert case.signature.tensors[0].shape == (6, 5)
     assert case.signature.tensors[0].dtype == "bfloat16"
     assert "rows, cols = 6, 5" in case.source
@@ -122,13 +122,13 @@ def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> No
 
 def test_a_constant_that_is_not_there_names_those_that_are(write: Write) -> None:
     with pytest.raises(InvalidRequest, match="no constant 'row'") as refused:
-        open_case(load_problem(write(PLAIN)), Case("bad", {"row": 5}))
+        OpenCase(load_problem(write(PLAIN)), Case("bad", {"row": 5}))
     assert "Did you mean rows?" in refused.value.hint
     assert "cols, rows, size" in refused.value.hint
 
 
 def test_draws_depend_on_the_seed_alone(write: Write) -> None:
-    case = open_case(load_problem(write(PLAIN)), Case("declared"))
+    case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     one, again, other = case.inputs(3), case.inputs(3), case.inputs(4)
@@ -140,7 +140,7 @@ def test_draws_depend_on_the_seed_alone(write: Write) -> None:
 
 
 def test_the_golden_is_float64_and_near_the_reference(write: Write) -> None:
-    case = open_case(load_problem(write(PLAIN)), Case("declared", dtype="float16"))
+    case = OpenCase(load_problem(write(PLAIN)), Case("declared", dtype="float16"))
     inputs, state = case.inputs(0), case.state(0)
     golden = case.reference(inputs, state, dtype=torch.float64)
     reference = case.reference(inputs, state)
@@ -154,7 +154,7 @@ def test_the_golden_is_float64_and_near_the_reference(write: Write) -> None:
 )
 def test_every_form_of_init_inputs(write: Write, given: str) -> None:
     path = write(PLAIN.replace("return [cols]", f"return {given}"))
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert case.init_args[0] == 40
     assert case.signature.of("parameter")[0].shape == (40,)
 
@@ -169,7 +169,7 @@ def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> 
         def get_inputs():
             return {"b": torch.ones(3), "a": torch.arange(3).float()}
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert case.init_args == []
     assert [t.name for t in case.signature.of("input")] == ["a", "b"]
     assert len(case.outputs) == 2
@@ -190,10 +190,10 @@ def test_structured_and_integer_inputs_are_not_replaced_piecewise(write: Write) 
             return [torch.randn(n, n).tril(), s + s.T, torch.randn(n).sort().values,
                     torch.randn(n, n), torch.randint(0, n, (n,))]
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert case.fresh == (False, False, False, True, False)
     problem = load_problem(write(path.read_text(), 'policy = {perturb = ["which"]}'))
-    assert open_case(problem, problem.cases[0]).fresh == (False, False, False, True, True)
+    assert OpenCase(problem, problem.cases[0]).fresh == (False, False, False, True, True)
 
 
 def test_running_statistics_stay_valid(write: Write) -> None:
@@ -209,7 +209,7 @@ def test_running_statistics_stay_valid(write: Write) -> None:
         def get_inputs():
             return [torch.randn(8, 64)]
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     state, bank = case.state(0), case.banks(0).state
     for draw in (state, bank):
         assert bool((draw["norm.running_var"] > 0.4).all())
@@ -223,7 +223,7 @@ def test_running_statistics_stay_valid(write: Write) -> None:
 )
 def test_distributions(write: Write, distribution: str, dtype: str) -> None:
     case = Case("d", {"rows": 64, "cols": 256}, dtype=dtype, distribution=distribution)  # type: ignore[arg-type]
-    x = open_case(load_problem(write(PLAIN)), case).inputs(0)[0].double()
+    x = OpenCase(load_problem(write(PLAIN)), case).inputs(0)[0].double()
     if distribution == "mean_zero":
         assert abs(float(x.mean())) < 0.01 and 0.95 < float(x.std()) < 1.05
     elif distribution == "offset":
@@ -268,7 +268,7 @@ def test_what_cannot_be_opened_says_what_to_do(
         pytest.skip("there is a GPU")
     path = write(PLAIN.replace(*change))
     with pytest.raises(InvalidRequest, match=message) as refused:
-        _ = open_case(load_problem(path), Case("declared")).signature
+        _ = OpenCase(load_problem(path), Case("declared")).signature
     assert hint in refused.value.hint
 
 
@@ -323,7 +323,7 @@ def test_a_toml_is_taken_over(write: Write) -> None:
     assert problem.declared and problem.op == "matmul"
     assert [c.name for c in problem.searched] == ["small"]
     assert problem.cases[0].dtype == "bfloat16" and not problem.cases[0].fits("cuda")
-    assert open_case(problem, problem.cases[0]).reduction_length() == 32
+    assert OpenCase(problem, problem.cases[0]).reduction_length() == 32
 
 
 def test_keys_shared_by_heads_count_for_every_head_of_the_query(write: Write) -> None:
@@ -336,7 +336,7 @@ def get_inputs():
     key = lambda: torch.randn(2, 2, 24, 16)
     return [torch.randn(2, 8, 24, 16), key(), key()]
 """
-    case = open_case(load_problem(write(text)), Case("declared"))
+    case = OpenCase(load_problem(write(text)), Case("declared"))
     assert case.flops() == 2 * 2 * 8 * 24 * 24 * (16 + 16)
 
 
@@ -350,7 +350,7 @@ def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
         def get_inputs():
             return [torch.randn(3, 70), torch.randn(70, 5)]
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert case.flops() == 2 * 3 * 70 * 5
     assert case.reduction_length() == 70
     assert case.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
@@ -365,7 +365,7 @@ def test_an_unknown_name_offers_the_nearest() -> None:
 def test_a_case_for_another_device_is_described_without_its_memory() -> None:
     problem = load_problem(Path("layernorm"))
     gpu = next(case for case in problem.cases if case.name == "gpu")
-    case = open_case(problem, gpu)
+    case = OpenCase(problem, gpu)
     assert case.compulsory_bytes > 1 << 30
     assert case.signature.of("output")[0].shape == (32768, 4096)
 
@@ -408,8 +408,8 @@ def test_numbers_and_buffers_have_the_dtypes_that_a_run_gives_them(write: Write)
     """)
     problem = load_problem(path)
     for case in (Case("declared"), Case("half", dtype="float16")):
-        seen = open_case(problem, case, elsewhere=True).signature
-        assert seen == open_case(problem, case).signature
+        seen = OpenCase(problem, case, shapes_only=True).signature
+        assert seen == OpenCase(problem, case).signature
 
 
 def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
@@ -459,7 +459,7 @@ def test_a_default_of_forward_is_no_input(write: Write) -> None:
         def get_inputs():
             return {"x": torch.randn(4)}
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert [t.name for t in case.signature.of("input")] == ["x"]
 
 

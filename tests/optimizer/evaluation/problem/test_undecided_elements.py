@@ -12,7 +12,7 @@ import torch
 
 from optimizer.evaluation.correctness.prepared import OtherRoundings, PreparedCase, settled
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.records import OutputError
 
 FILE = """
@@ -41,7 +41,7 @@ def prepared(folder: Path, forward: str) -> PreparedCase:
     path = folder / "problem.py"
     path.write_text(FILE.format(forward=forward))
     problem = load_problem(path)
-    return PreparedCase(open_case(problem, problem.cases[0]), "cpu")
+    return PreparedCase(OpenCase(problem, problem.cases[0]), "cpu")
 
 
 def on_the_limit(case: PreparedCase, count: int) -> list[torch.Tensor]:

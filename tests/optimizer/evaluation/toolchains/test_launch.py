@@ -12,8 +12,8 @@ import torch
 from kb.errors import InvalidRequest
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
-from optimizer.evaluation.evaluate import problem_sent
-from optimizer.evaluation.problem.open_case import open_case
+from optimizer.evaluation.evaluate import problem_from_text
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.toolchains.command import argument_names, scalar_values, write_manifest
 
@@ -116,7 +116,7 @@ def test_the_manifest_has_both_and_neither_where_nothing_is_stated(tmp_path: Pat
 
 
 def test_constants_of_a_case_are_those_of_its_file_model_and_attributes() -> None:
-    opened = open_case(problem_sent(PROBLEM), Case("main"))
+    opened = OpenCase(problem_from_text(PROBLEM), Case("main"))
     known = opened.constants()
     assert known["ROWS"] == 4 and known["width"] == 8
     assert known["eps"] == 1e-3 and known["scale"] == 2.5
