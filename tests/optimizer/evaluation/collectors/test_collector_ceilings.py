@@ -16,10 +16,10 @@ from kb.catalog.tables import devices, hardware
 from optimizer.evaluation.catalog_journal import store_device
 from optimizer.evaluation.collectors import ceilings
 from optimizer.evaluation.collectors.ceilings import (
-    UNTRUSTED_SECONDS,
-    BUSY,
     CHILD,
     FORM,
+    MAX_WAITED,
+    UNTRUSTED_SECONDS,
     BandwidthPoint,
     Ceilings,
     DeviceStore,
@@ -124,7 +124,7 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
     assert store.load(identity, 2) == busy and not busy.trusted
     path = store.save(identity, SEEN)
     found = store.load(identity, 2)
-    assert found is not None and found.trusted and found.waited < BUSY
+    assert found is not None and found.trusted and found.waited < MAX_WAITED
     assert [round(p.value / 1e9, 1) for p in found.copy] == [136.5, 60.0, 57.8, 53.2, 25.7]
     assert store.load(identity, 1) is None
     assert store.ensure("cpu", 2) == found

@@ -24,7 +24,6 @@ from optimizer.evaluation.collectors.profilers import (
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -364,14 +363,14 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    case = OpenCase(problem, problem.cases[0])
+    case = PreparedCase(problem, problem.cases[0], "cpu")
     candidate = tmp_path / "candidate.py"
     candidate.write_text(PROBLEM.replace("class Model", "class ModelNew"))
     job = write_job(
         tmp_path / "job",
         Loader("python", candidate, "ModelNew"),
         case,
-        PreparedCase(case, "cpu").sample(1).tensors,
+        case.values(1).tensors,
         device="cpu",
         threads=1,
     )

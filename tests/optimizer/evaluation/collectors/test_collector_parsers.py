@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from optimizer.evaluation.collectors.profilers import (
-    MAX_LAUNCHES,
+    NCU_MAX_LAUNCHES,
     NCU_METRICS,
     parse_perf,
     parse_proton,
@@ -36,7 +36,7 @@ def test_bytes_of_all_launches_in_base_units() -> None:
     assert summarise_ncu(LAUNCHES).call_bytes == 7_000_000
     unknown = Launch("small", {}, 0.0)
     assert summarise_ncu([*LAUNCHES, unknown]).call_bytes is None
-    assert summarise_ncu(LAUNCHES * MAX_LAUNCHES).call_bytes is None
+    assert summarise_ncu(LAUNCHES * NCU_MAX_LAUNCHES).call_bytes is None
 
 
 def test_every_metric_that_is_asked_for_is_known() -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
-from optimizer.evaluation.problem import open_case as input_values
+from optimizer.evaluation.problem import open_case
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
 from optimizer.evaluation.problem.open_case import LatestDraw, OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
@@ -71,13 +71,17 @@ COUNTED = """
 """
 
 
+def replaceable(case: OpenCase) -> tuple[bool, ...]:
+    return case.replaceable(case.drawn(0), case.second_draw(0))
+
+
 def test_inputs_are_drawn_once_for_a_seed_and_every_caller_gets_its_own(write: Write) -> None:
     case = OpenCase(*_with_case(write(COUNTED)))
     first = case.inputs(0)[0]
     kept = first.clone()
     case.reference([first], {})
     first.zero_()
-    assert case.signature.of("input")[0].shape == (4, 8) and case.flops() == 0
+    assert case.signature.of("input")[0].shape == (4, 8) and case.flops == 0
     assert torch.equal(case.inputs(0)[0], kept)
     assert len(case._module.drawn) == 1
     assert not torch.equal(case.inputs(1)[0], kept)
@@ -109,7 +113,7 @@ def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
     ]
     assert case.scalars == (False, True)
     assert case.kinds == ("float", "exact")
-    assert case.fresh == (True, False, True, True)
+    assert replaceable(case) == (True, False, True, True)
 
 
 def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> None:
@@ -135,7 +139,7 @@ def test_draws_depend_on_the_seed_alone(write: Write) -> None:
     assert torch.equal(one[0], again[0]) and not torch.equal(one[0], other[0])
     assert torch.equal(torch.random.get_rng_state(), before)
     state = case.state(3)
-    assert not torch.equal(case.banks(3).inputs[0], one[0])
+    assert not torch.equal(case.second_draw(3).inputs[0], one[0])
     assert len(set(state["bias"].tolist())) > 30  # a constant weight could be left out unseen
 
 
@@ -173,7 +177,7 @@ def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> 
     assert case.init_args == []
     assert [t.name for t in case.signature.of("input")] == ["a", "b"]
     assert len(case.outputs) == 2
-    assert case.fresh == (False, False)  # the same in every draw: a table, not a sample
+    assert replaceable(case) == (False, False)  # the same in every draw: a table, not a sample
     assert load_problem(path).op == "elementwise"
 
 
@@ -191,9 +195,9 @@ def test_structured_and_integer_inputs_are_not_replaced_piecewise(write: Write) 
                     torch.randn(n, n), torch.randint(0, n, (n,))]
     """)
     case = OpenCase(load_problem(path), Case("declared"))
-    assert case.fresh == (False, False, False, True, False)
+    assert replaceable(case) == (False, False, False, True, False)
     problem = load_problem(write(path.read_text(), 'policy = {perturb = ["which"]}'))
-    assert OpenCase(problem, problem.cases[0]).fresh == (False, False, False, True, True)
+    assert replaceable(OpenCase(problem, problem.cases[0])) == (False, False, False, True, True)
 
 
 def test_running_statistics_stay_valid(write: Write) -> None:
@@ -210,11 +214,11 @@ def test_running_statistics_stay_valid(write: Write) -> None:
             return [torch.randn(8, 64)]
     """)
     case = OpenCase(load_problem(path), Case("declared"))
-    state, bank = case.state(0), case.banks(0).state
+    state, bank = case.state(0), case.second_draw(0).state
     for draw in (state, bank):
         assert bool((draw["norm.running_var"] > 0.4).all())
     assert not torch.equal(state["norm.running_var"], bank["norm.running_var"])
-    assert case.fresh == (True, True, True, True, True, False)
+    assert replaceable(case) == (True, True, True, True, True, False)
 
 
 @pytest.mark.parametrize(
@@ -293,10 +297,10 @@ def test_a_toml_reports_every_mistake_at_once(write: Write) -> None:
     problems = refused.value.details["problems"]
     for part in (
         "unknown key 'naem', did you mean name?",
-        "'strickt' is none of strict, relaxed, did you mean strict?",
-        "'floats' is none of float, exact, index",
+        "'strickt' is not one of strict, relaxed, did you mean strict?",
+        "'floats' is not one of float, exact, index",
         "no constant 'row', did you mean rows?",
-        "'float33' is none of",
+        "'float33' is not one of",
         "did you mean offset?",
         "timed: must be bool, is 1",
         "unknown key 'shape'",
@@ -337,7 +341,7 @@ def get_inputs():
     return [torch.randn(2, 8, 24, 16), key(), key()]
 """
     case = OpenCase(load_problem(write(text)), Case("declared"))
-    assert case.flops() == 2 * 2 * 8 * 24 * 24 * (16 + 16)
+    assert case.flops == 2 * 2 * 8 * 24 * 24 * (16 + 16)
 
 
 def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
@@ -351,9 +355,9 @@ def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
             return [torch.randn(3, 70), torch.randn(70, 5)]
     """)
     case = OpenCase(load_problem(path), Case("declared"))
-    assert case.flops() == 2 * 3 * 70 * 5
+    assert case.flops == 2 * 3 * 70 * 5
     assert case.reduction_length() == 70
-    assert case.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
+    assert case.signature.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -366,7 +370,7 @@ def test_a_case_for_another_device_is_described_without_its_memory() -> None:
     problem = load_problem(Path("layernorm"))
     gpu = next(case for case in problem.cases if case.name == "gpu")
     case = OpenCase(problem, gpu)
-    assert case.compulsory_bytes > 1 << 30
+    assert case.signature.compulsory_bytes > 1 << 30
     assert case.signature.of("output")[0].shape == (32768, 4096)
 
 
@@ -478,13 +482,13 @@ def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
         values = latest.of(seed, draw)
         assert values[0].device.type == "cpu"
         assert torch.equal(values[0], expected[0]) == (seed == 1)
-    assert draws == [1, 1, 2]  # kept while the seed is the same
+    assert draws == [1, 1, 2]  # cached while the seed is the same
 
 
-def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_kept(
+def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(input_values, "ALWAYS_KEPT", 0)
+    monkeypatch.setattr(open_case, "ALWAYS_CACHED", 0)
     draws: list[int] = []
 
     def draw(seed: int) -> list[torch.Tensor]:
@@ -493,7 +497,7 @@ def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_kept(
 
     latest = LatestDraw()
     for share in (1 / 8, 0):
-        monkeypatch.setattr(input_values, "KEPT_SHARE", share)
+        monkeypatch.setattr(open_case, "CACHED_SHARE", share)
         latest.of(1 if share else 2, draw)
         latest.of(1 if share else 2, draw)
     assert draws == [1, 2, 2]

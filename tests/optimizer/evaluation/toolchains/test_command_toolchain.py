@@ -16,7 +16,7 @@ from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.isolation.levels import can_unshare
-from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
+from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 from optimizer.evaluation.toolchains.processes import CommandLimits, members
 
@@ -61,7 +61,9 @@ def compiled(chain: CommandToolchain, source: str, workdir: Path) -> Compiled:
     text = READ + textwrap.dedent(source)
     if "np." in source:  # it takes longer to import than most programs run
         text = f"import numpy as np\n{text}"
-    return chain.compile(Bundle({"k.py": text}, "k.py", "toy", "main"), TARGET, workdir, (ADD,))
+    return chain.compile(
+        Bundle({"k.py": text}, "k.py", "toy", "main"), TARGET, workdir, (CompileCase(ADD),)
+    )
 
 
 def ran(

@@ -10,7 +10,7 @@ import pytest
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
-from optimizer.evaluation.correctness.prepared import MOST_SHARE
+from optimizer.evaluation.correctness.prepared import MAX_UNDECIDED
 from optimizer.evaluation.problem.check import too_little
 from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
 from optimizer.search.records import Node
@@ -48,7 +48,7 @@ def test_a_count_is_said_to_be_held_against_the_reference_and_its_other_rounding
     assert "- output0 (float32): compared with a float64 result of the reference" in text
     assert "- output1 (int64): each element must equal the reference's" in text
     assert "(not in float64)" in text and "need not follow the reference's order" in text
-    assert f"At most {MOST_SHARE:.0%}".replace("%", " %") in text
+    assert f"At most {MAX_UNDECIDED:.0%}".replace("%", " %") in text
 
 
 def test_no_two_sentences_contradict_each_other() -> None:

@@ -16,7 +16,7 @@ import torch
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
 from optimizer.evaluation.toolchains.python import TritonAmd, TritonNvidia
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
@@ -344,7 +344,7 @@ def test_kernels_compile_for_chips_that_are_not_here(
     for toolchain, target in ((TritonNvidia(), hopper), (TritonAmd(), cdna)):
         folder = tmp_path / target.hardware
         folder.mkdir()
-        compiled = toolchain.compile(bundle, target, folder, (case.signature,))
+        compiled = toolchain.compile(bundle, target, folder, (CompileCase(case.signature),))
         assert compiled.ok, compiled.log
         assert list(compiled.kernels) == ["traced_0_0"]
 

@@ -1,4 +1,4 @@
-"""What a runner does for a device, as far as that can be seen without one."""
+"""Clocks, snapshots and driver checks of a runner, without a device."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.evaluation.runner.clocks import CpuClock
-from optimizer.evaluation.runner.driver import Beginning, beginnings, diverted
-from optimizer.evaluation.runner.hold import PTX, Hold, HoldUnavailable
-from optimizer.evaluation.runner.memory import refresh
-from optimizer.evaluation.runner.samples import Snapshots, read_elements
+from optimizer.evaluation.runner.clocks import PTX, CpuClock, DeviceHold, HoldUnavailable
+from optimizer.evaluation.runner.driver import Prologue, patched, prologues
+from optimizer.evaluation.runner.fresh_values import refresh
+from optimizer.evaluation.runner.memory import Snapshots, read_elements
 
 DRAW = bytes(range(8))
 DTYPES = (torch.float32, torch.bfloat16, torch.bool, torch.int64, torch.complex64, torch.complex128)
@@ -31,8 +30,8 @@ def test_copies_are_read_like_the_outputs_themselves(dtype: torch.dtype) -> None
         assert snapshots.read(DRAW) == expected
 
 
-def test_what_is_computed_after_a_call_is_not_in_the_copies() -> None:
-    """Rows 46 and 47: the outputs that a call left are those that are looked at."""
+def test_later_changes_are_not_in_the_copies() -> None:
+    """Rows 46 and 47: the compared outputs are those at the end of the call."""
     output, snapshots = torch.zeros(500), Snapshots()
     snapshots.take([output])
     output.fill_(1.0)
@@ -40,7 +39,7 @@ def test_what_is_computed_after_a_call_is_not_in_the_copies() -> None:
 
 
 class Watching(TorchDispatchMode):
-    """Remembers what it was given."""
+    """Records the operators."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -51,38 +50,38 @@ class Watching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_copies_are_made_past_a_mode_that_was_left() -> None:
+def test_copies_bypass_a_dispatch_mode() -> None:
     output, snapshots, clock = torch.zeros(500), Snapshots(), CpuClock()
     clock.time(list)
-    assert not clock.known["moded"]
+    assert not clock.known["mode_left"]
     with Watching() as mode:
         snapshots.take([output])
         snapshots.read(DRAW)
         clock.time(list)
     assert mode.seen == []
-    assert clock.known["moded"]
+    assert clock.known["mode_left"]
 
 
-def test_a_function_that_begins_otherwise_is_seen() -> None:
-    begun = beginnings()
-    assert begun
-    assert not diverted(begun)
-    at, code = begun[0]
-    assert diverted([Beginning(at, bytes(len(code)))])
+def test_a_patched_function_is_detected() -> None:
+    original = prologues()
+    assert original
+    assert not patched(original)
+    at, code = original[0]
+    assert patched([Prologue(at, bytes(len(code)))])
 
 
-def test_without_a_driver_the_device_is_held_the_old_way() -> None:
+def test_without_a_driver_there_is_no_hold() -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is a driver here")
+        pytest.skip("this machine has a driver")
     with pytest.raises(HoldUnavailable):
-        Hold(1 << 20)
+        DeviceHold(1 << 20)
 
 
-def test_the_kernel_that_holds_a_device_is_what_its_assembler_takes(tmp_path: Path) -> None:
+def test_the_assembler_accepts_the_hold_kernel(tmp_path: Path) -> None:
     triton = pytest.importorskip("triton")
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
     if not assembler.exists():
-        pytest.skip("Triton has no assembler here")
+        pytest.skip("Triton has no assembler")
     source = tmp_path / "hold.ptx"
     source.write_text(PTX, encoding="ascii")
     for arch in ("sm_75", "sm_80", "sm_90"):
@@ -94,8 +93,8 @@ def test_the_kernel_that_holds_a_device_is_what_its_assembler_takes(tmp_path: Pa
 def test_late_changes_are_made_before_a_call() -> None:
     banks = [torch.randn(5_000), torch.randint(0, 9, (300,))]
     early, late = [bank.clone() for bank in banks], [bank.clone() for bank in banks]
-    refresh(early, banks, seed=3, call=0)
-    left = refresh(late, banks, seed=3, call=0, late=True, near=banks)
+    refresh(early, banks, seed=3)
+    left = refresh(late, banks, seed=3, late=True, host_banks=banks)
     result, took, wall = CpuClock().time(lambda: [value.clone() for value in late], left)
     assert all(map(torch.equal, result, early))
     assert took == wall > 0

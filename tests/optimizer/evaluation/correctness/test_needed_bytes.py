@@ -1,4 +1,4 @@
-"""How much of its inputs a result depends on, and the least time that follows from it."""
+"""The part of its inputs that a result depends on, and the minimum work that follows."""
 
 from __future__ import annotations
 
@@ -69,28 +69,28 @@ def opened(folder: Path, result: str) -> OpenCase:
     "result",
     [
         "x + y",
-        "x.amax(dim=1)",  # all but one of a row change nothing, and all have to be looked at
+        "x.amax(dim=1)",  # all but one of a row change nothing, but all must be read
         "torch.where(x > 0, 1.0, 0.0)",
-        "torch.arange(9.0)[(x.sigmoid() * 9).long()]",  # only values of its own range can be tried
+        "torch.arange(9.0)[(x.sigmoid() * 9).long()]",  # only values in its range can be tried
         "torch.special.entr(x.sigmoid())",
         "x.sort(dim=1).values[:, :8]",
     ],
 )
-def test_what_every_element_decides_is_read_whole(tmp_path: Path, result: str) -> None:
+def test_inputs_that_matter_everywhere_must_be_read_whole(tmp_path: Path, result: str) -> None:
     assert needed_read_bytes(opened(tmp_path, result), "cpu", seed=1) == BYTES
 
 
 @pytest.mark.parametrize(
     ("result", "share"), [("x[::4] + y", 0.25), ("x[:8] * 2", 0.03), ("x[:, :256] * 2", 0.25)]
 )
-def test_what_a_slice_leaves_out_has_not_to_be_read(
+def test_elements_outside_of_a_slice_need_not_be_read(
     tmp_path: Path, result: str, share: float
 ) -> None:
     needed = needed_read_bytes(opened(tmp_path, result), "cpu", seed=1)
     assert needed <= 1.2 * share * BYTES + 4096
 
 
-def test_weights_that_are_not_looked_at_have_not_to_be_read(tmp_path: Path) -> None:
+def test_unused_weights_need_not_be_read(tmp_path: Path) -> None:
     path = tmp_path / "problem.py"
     path.write_text(TABLE, encoding="utf-8")
     problem = load_problem(path)
@@ -98,7 +98,7 @@ def test_weights_that_are_not_looked_at_have_not_to_be_read(tmp_path: Path) -> N
     assert needed < 4 * 100_000 * 8 / 4
 
 
-def test_a_case_has_less_work_than_its_inputs_where_most_is_left_out(tmp_path: Path) -> None:
+def test_the_work_of_a_case_that_skips_most_inputs_is_smaller(tmp_path: Path) -> None:
     opened_case = opened(tmp_path, "x[:8] * 2")
     prepared = PreparedProblem(opened_case.problem, "cpu", EvaluationSettings())
     whole, needed = prepared.work(opened_case.case), prepared.needed_work(opened_case.case)

@@ -1,4 +1,4 @@
-"""Elements read from another process's memory, at places that it is not told."""
+"""Elements read from another process's memory, at positions unknown to it."""
 
 from __future__ import annotations
 
@@ -12,24 +12,20 @@ import pytest
 import torch
 
 from optimizer.evaluation.isolation.runner_process import (
-    Looks,
     MemoryUnreadable,
+    OutputSampler,
     may_read,
-    outputs_of,
     read_memory,
+    sampled_outputs,
 )
-from optimizer.evaluation.runner.samples import (
-    DRAW_BYTES,
+from optimizer.evaluation.runner.memory import (
     READABLE,
-    TOKEN_BYTES,
-    draw_in,
-    places,
+    drawn_elements,
     read_elements,
+    report,
     resolved,
-    seed_in,
-    show,
-    token,
 )
+from optimizer.evaluation.runner.wire import DRAW_BYTES, TOKEN_BYTES, draw_in, seed_in, token
 
 DRAW, OTHER = bytes(range(8)), bytes(range(8, 16))
 OWN = os.getpid()
@@ -40,67 +36,70 @@ def expected(values: list[torch.Tensor]) -> list[tuple[str, tuple[int, ...]]]:
     return [(str(value.dtype)[6:], tuple(value.shape)) for value in values]
 
 
-def looked(values: list[torch.Tensor], change: Callable[[], object] = lambda: None) -> Looks:
-    """What is seen of outputs that `change` changes after the call has ended."""
-    looks = Looks(OWN, outputs_of(expected(values)), [DRAW])
-    shown = show(kept := resolved(values), OTHER)
-    assert kept and len(shown) == looks.bytes
+def sampled(
+    values: list[torch.Tensor], change: Callable[[], object] = lambda: None
+) -> OutputSampler:
+    """Samples of outputs that `change` changes after the call has ended."""
+    sampler = OutputSampler(OWN, sampled_outputs(expected(values)), [DRAW])
+    reported = report(held := resolved(values), OTHER)
+    assert held and len(reported) == sampler.report_bytes
     change()
-    looks(0, shown)
-    return looks
+    sampler(0, reported)
+    return sampler
 
 
 def test_the_same_elements_are_read_from_outside_as_from_inside() -> None:
     wide, ids = torch.randn(6, 40), torch.arange(30).view(5, 6)
     values = [wide[:, 3:20], ids.t(), torch.empty(0, 4), torch.tensor(2.5), torch.ones(1).expand(9)]
-    looks = looked(values)
-    assert looks.looks == [read_elements(values, DRAW)]
-    assert not looks.late and not looks.refused
+    sampler = sampled(values)
+    assert sampler.samples == [read_elements(values, DRAW)]
+    assert not sampler.changed_late and not sampler.error
 
 
-def test_a_conjugate_view_is_read_as_what_it_is() -> None:
+def test_a_conjugate_view_is_resolved() -> None:
     values = [torch.randn(7, dtype=torch.complex64).conj(), torch.randn(5)]
-    assert looked(values).looks == [read_elements(resolved(values), DRAW)]
+    assert sampled(values).samples == [read_elements(resolved(values), DRAW)]
 
 
 def test_outputs_that_change_after_the_call_are_late() -> None:
-    """All of them, or one that was read when the call had ended."""
+    """All of them, or one that was read at the end of the call."""
     value = torch.zeros(1000)
-    assert looked([value], lambda: value.fill_(1)).late == 1
+    assert sampled([value], lambda: value.fill_(1)).changed_late == 1
     value = torch.zeros(1000)
-    (peeked,) = places(OTHER, [1000], 3)
-    assert looked([value], lambda: value[list(peeked)].fill_(1)).late == 0  # a copy is changed
-    assert looked([value], lambda: value.index_fill_(0, torch.tensor(peeked[:1]), 1)).late == 1
+    (early,) = drawn_elements(OTHER, [1000], 3)
+    assert sampled([value], lambda: value[list(early)].fill_(1)).changed_late == 0  # a copy
+    change = sampled([value], lambda: value.index_fill_(0, torch.tensor(early[:1]), 1))
+    assert change.changed_late == 1
 
 
-def test_a_page_that_nobody_may_read_is_not_filled_for_us() -> None:
+def test_reading_an_unreadable_page_calls_no_handler() -> None:
     """Rows 36 and 42: no handler of the candidate is called."""
     held = mmap.mmap(-1, 4 * mmap.PAGESIZE)
     value = torch.frombuffer(held, dtype=torch.float32)
     address, size = ctypes.c_void_p(value.data_ptr()), ctypes.c_size_t(len(held))
-    looks = looked([value], lambda: assert_zero(libc.mprotect(address, size, 0)))
+    sampler = sampled([value], lambda: assert_zero(libc.mprotect(address, size, 0)))
     assert_zero(libc.mprotect(address, size, mmap.PROT_READ | mmap.PROT_WRITE))
-    assert looks.refused and not looks.looks
+    assert sampler.error and not sampler.samples
 
 
 def assert_zero(answer: int) -> None:
     assert answer == 0, os.strerror(ctypes.get_errno())
 
 
-def test_inputs_are_looked_at_where_both_map_them() -> None:
+def test_shared_inputs_are_sampled() -> None:
     given = torch.arange(100, dtype=torch.float32)
-    looks = Looks(OWN, outputs_of([("float32", (3,))]), [DRAW, DRAW], [given])
-    shown = show([torch.randn(3)], OTHER)
-    looks(0, shown)
+    sampler = OutputSampler(OWN, sampled_outputs([("float32", (3,))]), [DRAW, DRAW], [given])
+    reported = report([torch.randn(3)], OTHER)
+    sampler(0, reported)
     given += 1
-    looks(1, shown)
+    sampler(1, reported)
     before, after = (
-        torch.frombuffer(bytearray(data), dtype=torch.float32) for data in looks.inputs
+        torch.frombuffer(bytearray(data), dtype=torch.float32) for data in sampler.inputs
     )
     assert torch.equal(after, before + 1)
 
 
-def test_memory_that_is_not_there_and_processes_that_are_not_there() -> None:
+def test_unmapped_memory_and_missing_processes() -> None:
     with pytest.raises(MemoryUnreadable):
         read_memory(OWN, [(8, 8)])
     word = ctypes.c_uint64(READABLE)
@@ -110,7 +109,7 @@ def test_memory_that_is_not_there_and_processes_that_are_not_there() -> None:
     assert struct.unpack("3000Q", read_memory(OWN, many)) == (READABLE,) * 3000
 
 
-def test_a_token_says_what_it_carries() -> None:
+def test_a_token_contains_seed_and_draw() -> None:
     given = token(True, OTHER, DRAW)
     assert len(given) == TOKEN_BYTES and given[:1] == b"c"
     assert seed_in(given) == int.from_bytes(OTHER, "little") and draw_in(given) == DRAW

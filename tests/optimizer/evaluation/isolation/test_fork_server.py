@@ -1,4 +1,4 @@
-"""Processes that are forked from one that has imported what they need."""
+"""Forks of a process that has done the imports."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def gone(pid: int) -> bool:
     return False
 
 
-def test_each_begins_where_the_import_ended(started: Started) -> None:
+def test_each_fork_starts_after_the_imports(started: Started) -> None:
     for word in ("first", "second"):
         code, out, err = started.ended("say", "it", WORD=word)
         assert (code, err) == (0, "complaint\n")
-        assert out == f"1 {word} {started.folder} it\n"  # a change is not seen by the next
+        assert out == f"1 {word} {started.folder} it\n"  # the next fork has no changes
     assert started.times_imported() == 1
 
 
@@ -86,11 +86,11 @@ def test_it_ends_as_the_work_does(started: Started, arguments: tuple[str, ...], 
     assert ("ValueError: no such thing" in started.read(of_errors=True)) == (code == 1)
 
 
-def test_runners_are_forked_from_a_zygote_that_was_lent(started: Started) -> None:
-    assert started.ended("runners")[1] == "True False\n[]\n"  # it has started none of its own
+def test_forks_use_the_shared_fork_server(started: Started) -> None:
+    assert started.ended("runners")[1] == "True False\n[]\n"  # it has not started another
 
 
-def test_what_is_ended_leaves_nothing_behind(started: Started) -> None:
+def test_an_ended_fork_leaves_nothing(started: Started) -> None:
     process = started.start("stay")
     while not (printed := started.read().strip()):
         assert process.wait(0.05) is None
@@ -99,7 +99,7 @@ def test_what_is_ended_leaves_nothing_behind(started: Started) -> None:
     assert gone(process.pid) and gone(int(printed))
 
 
-def test_one_that_is_killed_while_it_waits_is_replaced(started: Started) -> None:
+def test_a_killed_waiting_process_is_replaced(started: Started) -> None:
     started.ended("say")
     before = started.times_imported()
     server = int(started.imports.read_text(encoding="utf-8").split()[-1])
@@ -109,16 +109,16 @@ def test_one_that_is_killed_while_it_waits_is_replaced(started: Started) -> None
     assert started.times_imported() == before + 1
 
 
-def test_what_nobody_asks_for_is_ended(started: Started) -> None:
+def test_unused_processes_are_ended(started: Started) -> None:
     started.ended("say")
     server = int(started.imports.read_text(encoding="utf-8").split()[-1])
-    started.prepared.rest(600.0)
+    started.prepared.release(600.0)
     assert not gone_at_once(server)
     process = started.start("stay")
-    started.prepared.rest(0.0)  # not while one is at work
+    started.prepared.release(0.0)  # not while a fork runs
     assert process.wait(0.2) is None
     process.end()
-    started.prepared.rest(0.0)
+    started.prepared.release(0.0)
     assert gone(server)
     assert started.ended("three")[0] == 3
 
@@ -130,7 +130,7 @@ def gone_at_once(pid: int) -> bool:
     return True
 
 
-def test_what_is_at_work_ends_with_what_started_it(tmp_path: Path) -> None:
+def test_forks_end_with_their_starter(tmp_path: Path) -> None:
     own = Started(tmp_path)
     process = own.start("stay")
     own.prepared.close()

@@ -1,4 +1,4 @@
-"""Copies and comparisons of large arrays, shared out among threads."""
+"""Copies and comparisons of large arrays by several threads."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def test_every_element_is_copied_and_compared(threads: int) -> None:
         assert not same_bits(changed, values), at
 
 
-def test_arrays_of_any_form_are_copied(threads: int) -> None:
+def test_arrays_of_any_layout_are_copied(threads: int) -> None:
     wide = torch.randn(3, ELEMENTS // 3)
-    place = torch.zeros(ELEMENTS // 3, 3)
-    copy_into(place, wide.t())
-    assert same_bits(place, wide.t())
+    target = torch.zeros(ELEMENTS // 3, 3)
+    copy_into(target, wide.t())
+    assert same_bits(target, wide.t())
     half = torch.zeros(3, ELEMENTS // 3, dtype=torch.bfloat16)
     copy_into(half, wide)
     assert torch.equal(half, wide.bfloat16())

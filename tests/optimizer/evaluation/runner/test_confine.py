@@ -1,4 +1,4 @@
-"""What a candidate's process may not ask of the system any more."""
+"""System calls that a candidate's process cannot make."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytestmark = [
 ]
 CONFINED = """
 import ctypes, errno, os, pathlib, shutil, subprocess, sys
-from optimizer.evaluation.runner.system_calls import forbid_calls
+from optimizer.evaluation.runner.confine import forbid_calls
 print(*forbid_calls())
 os.chmod("kept", 0o777)
 os.utime("kept", (1, 1))

@@ -1,5 +1,5 @@
-"""Runners in containers: the command line, the meeting at the door, and real containers where an
-engine runs here."""
+"""Runners in containers: the command line, the meeting socket, and real containers if an engine is
+installed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from kb.errors import Unavailable
-from optimizer.evaluation.isolation import levels as container
+from optimizer.evaluation.isolation import levels
 from optimizer.evaluation.isolation.levels import (
     ENGINE,
     OPTIONS,
@@ -22,7 +22,7 @@ from optimizer.evaluation.isolation.levels import (
     MeetingSocket,
     engine,
     level_for,
-    readable_places,
+    readable_folders,
     run_command,
 )
 from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
@@ -73,7 +73,7 @@ def words(command: list[str], option: str) -> list[str]:
 
 
 @pytest.mark.parametrize(("name", "user"), [("podman", 0), ("podman", 1000), ("docker", 1000)])
-def test_the_command_line_gives_nothing_but_what_a_runner_needs(
+def test_the_command_line_gives_a_runner_only_what_it_needs(
     name: str, user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: user)
@@ -92,7 +92,7 @@ def test_the_command_line_gives_nothing_but_what_a_runner_needs(
     assert ("kernlore-empty" in command) == (name == "docker")
 
 
-def test_without_a_range_of_users_podman_makes_this_one_root_inside(
+def test_without_subuids_podman_makes_this_user_root_inside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getuid", lambda: 1000)
@@ -102,36 +102,36 @@ def test_without_a_range_of_users_podman_makes_this_one_root_inside(
 
 
 def test_a_runner_reads_its_python_and_its_program() -> None:
-    places = readable_places()
-    for needed in (sys.executable, sys.prefix, container.__file__):
-        assert any(Path(needed).resolve().is_relative_to(place) for place in places)
-    assert not any(a != b and a.is_relative_to(b) for a in places for b in places)
-    assert not {Path("/"), Path("/proc"), Path("/dev"), Path("/var"), Path("/run")} & {*places}
+    folders = readable_folders()
+    for needed in (sys.executable, sys.prefix, levels.__file__):
+        assert any(Path(needed).resolve().is_relative_to(folder) for folder in folders)
+    assert not any(a != b and a.is_relative_to(b) for a in folders for b in folders)
+    assert not {Path("/"), Path("/proc"), Path("/dev"), Path("/var"), Path("/run")} & {*folders}
 
 
-def test_the_door_is_met_twice_and_then_closed(tmp_path: Path) -> None:
-    door = MeetingSocket(tmp_path)
+def test_the_meeting_socket_accepts_two_connections(tmp_path: Path) -> None:
+    meeting = MeetingSocket(tmp_path)
 
     def call() -> None:
         for _ in range(2):
             caller = socket.socket(socket.AF_UNIX)
-            caller.connect(str(door.path))
+            caller.connect(str(meeting.path))
             caller.sendall(b"x")
             caller.close()
 
     caller = threading.Thread(target=call)
     caller.start()
-    pid, sockets = door.meet(10, lambda: False)
+    pid, sockets = meeting.accept(10, lambda: False)
     caller.join()
     assert pid == os.getpid() and [sock.recv(1) for sock in sockets] == [b"x", b"x"]
-    assert not door.path.exists()
+    assert not meeting.path.exists()
     for sock in sockets:
         sock.close()
 
 
-def test_nobody_comes_out_of_a_container_that_has_ended(tmp_path: Path) -> None:
+def test_an_ended_container_does_not_connect(tmp_path: Path) -> None:
     with pytest.raises(EOFError):
-        MeetingSocket(tmp_path).meet(10, lambda: True)
+        MeetingSocket(tmp_path).accept(10, lambda: True)
 
 
 def test_an_engine_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,27 +156,29 @@ def runs_containers() -> None:
 
 
 @pytest.mark.usefixtures("runs_containers")
-def test_a_kernel_is_called_and_timed_in_a_container_and_nothing_of_it_is_left(
+def test_a_kernel_runs_in_a_container_which_leaves_nothing(
     tmp_path: Path,
 ) -> None:
     file = tmp_path / "plus_one.py"
     file.write_text(PROBLEM)
-    outside = tmp_path / "kept"
+    outside = tmp_path / "outside"
     problem = load_problem(file)
     case = OpenCase(problem, problem.cases[0])
     runner = RunnerProcess(RunnerSettings("cpu", 1, "container"))
     try:
         runner.wait_ready()
-        candidate = runner.scratch / "candidate.py"  # what a container sees of this system
+        candidate = runner.scratch / "candidate.py"  # readable in the container
         candidate.write_text(CANDIDATE.format(outside=outside))
         inputs = tuple(case.inputs(1))
-        kernel = LoadedKernel(runner, case, CaseValues(1, inputs, tuple(case.banks(1).inputs)))
+        kernel = LoadedKernel(
+            runner, case, CaseValues(1, inputs, tuple(case.second_draw(1).inputs))
+        )
         kernel.load(Loader("python", candidate, "ModelNew"), limits={}, flush_bytes=0, seconds=60)
         (output,) = kernel.call(30)
         assert torch.equal(output, inputs[0] + 1) and not outside.exists()
-        assert runner.children() != []  # as this system sees them
+        assert runner.children() != []  # seen from outside
         block = kernel.block(seed=3, calls=4, seconds=30)
-        assert len(block.looks) == (4 if runner.readable else 0) or runner.readable
+        assert len(block.samples) == (4 if runner.readable else 0) or runner.readable
     except CandidateFailed as failed:
         pytest.fail(f"{failed.message}\n{failed.log}")
     finally:

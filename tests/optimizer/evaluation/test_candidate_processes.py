@@ -1,4 +1,4 @@
-"""Processes and memory that serve for more than one candidate, as on a GPU; here on the CPU."""
+"""Processes and memory that are reused for several candidates, as on a GPU; here on the CPU."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import CaseTiming, Evaluation, Flag
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
-from optimizer.evaluation.timing import measure as blocks
+from optimizer.evaluation.timing import measure as timing
 from optimizer.evaluation.timing.measure import TimingPolicy, TimingResult
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
@@ -68,7 +68,7 @@ CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 def evaluator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: RunnerPool
 ) -> Iterator[Evaluator]:
-    monkeypatch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: True)
+    monkeypatch.setattr("optimizer.evaluation.evaluator.reuses_processes", lambda device: True)
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
     with Evaluator(load_problem(tmp_path / "double.py"), CPU, SETTINGS, pool=pool) as evaluator:
         yield evaluator
@@ -82,11 +82,11 @@ def evaluated(evaluator: Evaluator, number: int, old: str = "", new: str = "") -
 
 
 def reference_pid(evaluator: Evaluator) -> int:
-    (kept,) = evaluator.context.baselines._kept.values()
-    return kept.side.runner.pid
+    (waiting,) = evaluator.context.baselines._waiting.values()
+    return waiting.side.runner.pid
 
 
-def test_the_reference_s_process_stays_whatever_candidates_do(evaluator: Evaluator) -> None:
+def test_the_reference_s_process_is_reused_for_all_candidates(evaluator: Evaluator) -> None:
     assert evaluated(evaluator, 1).timing == "measured"
     first = reference_pid(evaluator)
     crashed = evaluated(evaluator, 2, "return 0;", "*(volatile int *)0 = 1; return 0;")
@@ -97,7 +97,7 @@ def test_the_reference_s_process_stays_whatever_candidates_do(evaluator: Evaluat
     assert reference_pid(evaluator) == first
 
 
-def test_a_lost_process_of_the_reference_is_no_verdict_and_is_made_anew(
+def test_a_lost_process_of_the_reference_is_replaced_without_a_verdict(
     evaluator: Evaluator,
 ) -> None:
     evaluated(evaluator, 1)
@@ -108,25 +108,25 @@ def test_a_lost_process_of_the_reference_is_no_verdict_and_is_made_anew(
     assert evaluated(evaluator, 3).timing == "measured"
 
 
-def test_a_process_does_not_serve_for_ever(
+def test_the_uses_of_a_process_are_bounded(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("optimizer.evaluation.candidate_processes.KEPT_USES", 2)
+    monkeypatch.setattr("optimizer.evaluation.candidate_processes.MAX_USES", 2)
     evaluated(evaluator, 1)
     first = reference_pid(evaluator)
     evaluated(evaluator, 2)
-    assert not evaluator.context.baselines._kept
+    assert not evaluator.context.baselines._waiting
     evaluated(evaluator, 3)
     assert reference_pid(evaluator) != first
 
 
-def test_memory_is_used_again_and_holds_nothing_of_the_candidate_before(
+def test_reused_memory_holds_nothing_of_the_previous_candidate(
     evaluator: Evaluator,
 ) -> None:
     evaluated(evaluator, 1)
     evaluator.context.departures.settle()
     held = {shared.fd for shared in evaluator.context.store._free}
-    assert held  # of the candidate, whose process is gone
+    assert held  # of the candidate, whose process has ended
     idle = evaluated(evaluator, 2, "y[i] = x[i] * 2", "if (i < 0) y[i] = x[i] * 2")
     assert idle.validity == "incorrect"
     evaluator.context.departures.settle()
@@ -135,8 +135,8 @@ def test_memory_is_used_again_and_holds_nothing_of_the_candidate_before(
 
 
 @pytest.fixture
-def let_go(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Until this is set, no runner is killed: as a GPU takes its time to let go of a process."""
+def killing(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """No runner is killed before this is set, as ending a process on a GPU takes a while."""
     if not evaluator.context.pool.ends_surely:
         pytest.skip("without namespaces an evaluation waits for its processes")
     event, end = threading.Event(), RunnerProcess.end
@@ -150,8 +150,8 @@ def let_go(evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch) -> Iterator[th
     event.set()
 
 
-def test_a_verdict_does_not_wait_for_its_process_and_nothing_is_timed_beside_it(
-    evaluator: Evaluator, let_go: threading.Event, monkeypatch: pytest.MonkeyPatch
+def test_verdicts_do_not_wait_for_ending_processes_but_timing_does(
+    evaluator: Evaluator, killing: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pids: list[int] = []
     alive: list[list[bool]] = []
@@ -159,25 +159,25 @@ def test_a_verdict_does_not_wait_for_its_process_and_nothing_is_timed_beside_it(
     def watched(case: str, **given: Any) -> TimingResult:
         alive.append([Path(f"/proc/{pid}").exists() for pid in pids])
         pids.append(given["candidate"].runner.pid)
-        return blocks.measure(case, **given)
+        return timing.measure(case, **given)
 
     monkeypatch.setattr("optimizer.evaluation.evaluator.measure", watched)
     assert evaluated(evaluator, 1).timing == "measured"
     assert Path(f"/proc/{pids[0]}").exists()
-    wrong = evaluated(evaluator, 2, "* 2", "* 2.1f")  # not timed, so it need not wait either
+    wrong = evaluated(evaluator, 2, "* 2", "* 2.1f")  # not timed, so it does not wait
     assert wrong.validity == "incorrect" and Path(f"/proc/{pids[0]}").exists()
-    threading.Timer(1.0, let_go.set).start()
+    threading.Timer(1.0, killing.set).start()
     assert evaluated(evaluator, 3).timing == "measured"
     assert alive == [[], [False]]
-    assert evaluator.context.store._free  # the memory of those that are gone
+    assert evaluator.context.store._free  # of the ended processes
 
 
-def test_other_processes_wait_for_what_is_being_ended_too(
-    evaluator: Evaluator, let_go: threading.Event
+def test_other_supervisors_wait_for_ending_processes(
+    evaluator: Evaluator, killing: threading.Event
 ) -> None:
     evaluated(evaluator, 1)
     code = (
-        "from optimizer.evaluation.isolation.device_lock import DeviceLock\n"
+        "from optimizer.evaluation.isolation.machine import DeviceLock\n"
         "with DeviceLock('cpu') as lock:\n"
         "    print('locked', flush=True)\n"
         "    lock.alone()\n"
@@ -187,11 +187,11 @@ def test_other_processes_wait_for_what_is_being_ended_too(
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout is not None and other.stdout.readline() == "locked\n"
         assert not select.select([other.stdout], [], [], 0.5)[0]
-        let_go.set()
+        killing.set()
         assert other.stdout.readline() == "alone\n"
 
 
-def test_a_process_that_cannot_be_ended_is_in_the_way_of_whatever_is_timed_next() -> None:
+def test_a_process_that_cannot_be_ended_fails_the_next_timing() -> None:
     departures, stuck = Departures(), Future[bool]()
     departures.add([stuck], [])
     stuck.set_result(False)
@@ -220,8 +220,7 @@ def test_a_mark_ends_with_its_process(tmp_path: Path) -> None:
 KILLED = """
 import os, signal, sys, time
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess, RunnerSettings
 RunnerProcess.end = lambda runner: time.sleep(60)
 pool = RunnerPool(RunnerSettings(level=level_for("auto")), spare=1)
 runner = pool.take()
@@ -231,7 +230,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_what_a_killed_supervisor_was_ending_ends_with_it() -> None:
+def test_ending_runners_end_with_a_killed_supervisor() -> None:
     done = subprocess.run(
         [sys.executable, "-c", KILLED], capture_output=True, text=True, check=False
     )
@@ -242,21 +241,21 @@ def test_what_a_killed_supervisor_was_ending_ends_with_it() -> None:
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_what_is_left_between_arrays_is_gone_when_memory_is_given_out_again() -> None:
-    store = SharedStore(keeps=True)
+def test_gaps_between_arrays_are_cleared_before_reuse() -> None:
+    store = SharedStore(reuses=True)
     specs = [("float32", (4, 5)), ("int8", (3,))]
     first = store.take(specs)
     first.arrays._map[:] = b"x" * first.size
     store.give(first, reusable=True)
     again = store.take(specs)
     assert again.used
-    assert bytes(again.arrays._map).count(b"x") == sum(place.bytes for place in again.places)
+    assert bytes(again.arrays._map).count(b"x") == sum(array.bytes for array in again.placements)
     store.close()
     store.give(again, reusable=True)
 
 
-def test_memory_that_a_process_may_still_map_is_not_given_out_again() -> None:
-    store = SharedStore(keeps=True)
+def test_memory_that_a_process_may_map_is_not_reused() -> None:
+    store = SharedStore(reuses=True)
     specs = [("float32", (4, 5))]
     first = store.take(specs)
     store.give(first, reusable=False)
@@ -274,11 +273,11 @@ def test_memory_that_a_process_may_still_map_is_not_given_out_again() -> None:
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_what_only_clocks_say_has_to_be_seen_twice(
+def test_findings_of_clocks_alone_must_occur_twice(
     evaluator: Evaluator, monkeypatch: pytest.MonkeyPatch, times: int
 ) -> None:
-    """A delay of the machine falls into one measurement; work that is hidden is in each."""
-    real: Any = blocks.measure
+    """A delay of the machine is in one measurement, hidden work in each."""
+    real: Any = timing.measure
     measured: list[TimingResult] = []
 
     def delayed(*arguments: object, **options: object) -> Any:
@@ -294,19 +293,19 @@ def test_what_only_clocks_say_has_to_be_seen_twice(
     assert any("timed twice" in note for note in found.notes)
 
 
-def test_what_is_no_matter_of_clocks_is_not_looked_at_again() -> None:
-    def told(*rows: int) -> bool:
+def test_findings_of_other_kinds_are_not_measured_again() -> None:
+    def doubtful(*rows: int) -> bool:
         flags = tuple(Flag(row, "reject", "") for row in rows)
         return TimingResult(CaseTiming("case", "measured"), flags).doubtful
 
-    assert told(13) and told(1, 13) and told(2)
-    assert not told() and not told(4) and not told(4, 13)
+    assert doubtful(13) and doubtful(1, 13) and doubtful(2)
+    assert not doubtful() and not doubtful(4) and not doubtful(4, 13)
 
 
 def test_several_timed_cases_are_timed_in_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pool: RunnerPool
 ) -> None:
-    monkeypatch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: True)
+    monkeypatch.setattr("optimizer.evaluation.evaluator.reuses_processes", lambda device: True)
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
     problem = load_problem(tmp_path / "double.py")
     (case,) = problem.searched
@@ -314,6 +313,6 @@ def test_several_timed_cases_are_timed_in_one_process(
     with Evaluator(problem, CPU, SETTINGS, pool=pool) as evaluator:
         bundle = Bundle({"k.cpp": KERNEL}, "k.cpp", "cpp", "kernlore_run")
         evaluation = evaluator.evaluate(bundle, CppToolchain(), cases)
-        assert sorted(evaluator.context.baselines._kept) == ["again", case.name]
+        assert sorted(evaluator.context.baselines._waiting) == ["again", case.name]
     assert evaluation.validity == "correct", evaluation
     assert [timing.state for timing in evaluation.timings] == ["measured"] * 2
