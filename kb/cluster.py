@@ -266,7 +266,7 @@ def _absent(address: str, reason: str) -> KernloreError:
 # -- source files: The files of this program that go to another machine: what runs there is what r
 
 ROOT = Path(__file__).resolve().parent.parent
-SUFFIXES = (".py", ".toml", ".md", ".json", ".h")
+SUFFIXES = (".py", ".toml", ".md", ".json", ".h", ".ptx")
 LEFT_OUT = ("optimizer/problems", "kb/catalog/migrations")
 
 

@@ -8,48 +8,43 @@ them.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal
+from typing import Any
 
 from kb.catalog.evaluations import Evaluations
-from kb.errors import InvalidRequest, NotFound, Unavailable, UnknownHardware, nearest
+from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
 from kb.hardware.detection import DetectedDevice, Resolver, probe
-from kb.hardware.spec import HardwareSpec, SignatureSpec, ToolchainSpec
+from kb.hardware.spec import SignatureSpec
 from kb.plain import plain
-from optimizer.evaluation.bundle import MANIFEST, SUFFIXES, Bundle, read_bundle
+from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
-from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
+from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import WANTED
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.targets import (
+    AUTO,
+    ChosenTarget,
+    command_toolchains,
+    detected_hardware,
+    facts_of,
+    target_for,
+)
 from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cpp import DEFAULTS, CppToolchain
-from optimizer.evaluation.toolchains.registry import NOT_BUILT, usable_toolchain
+from optimizer.evaluation.toolchains.registry import usable_toolchain
 from retrieval.answer import Move
 from retrieval.diagnose.own_rules import OwnRules, rules_of
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 
-AUTO = "auto"  # hardware: the first registered device of this machine
 MAX_KNOWLEDGE = 5  # excerpts and moves in the answer of `kernlore evaluate`
-# Cache levels by the operating system's name, with the fact of each.
-CACHES = {"L1d": "l1_size", "L2": "l2_size", "L3": "l3_size"}
-# Flags of /proc/cpuinfo, widest first.
-VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
-
-
-@dataclass(frozen=True)
-class ChosenTarget:
-    """A target, and the built-in toolchain that its hardware.toml names for the language."""
-
-    target: EvaluationTarget
-    builtin: str | None
 
 
 @dataclass(frozen=True)
@@ -288,45 +283,6 @@ def choose_target(base: KnowledgeBase, hardware: str, language: str) -> ChosenTa
     return replace(chosen, target=replace(chosen.target, facts=facts))
 
 
-def target_for(
-    hardware: str,
-    lineage: tuple[str, ...],
-    specs: Mapping[str, HardwareSpec],
-    facts: Mapping[str, float | str],
-    language: str,
-    devices: tuple[DetectedDevice, ...],
-    cuda: Callable[[], bool],
-) -> ChosenTarget:
-    """The target of a hardware id for one language. `cuda`, which imports torch, says whether it
-    can use a GPU; it is only called if the hardware is a GPU of this machine."""
-    toolchain = _toolchain(lineage, specs, language)
-    return ChosenTarget(
-        EvaluationTarget(
-            hardware=hardware,
-            lineage=lineage,
-            arch=_arch(facts, lineage),
-            device=_device(hardware, devices, cuda),
-            facts=facts,
-            templates=_templates(toolchain),
-            languages=_languages(lineage, specs),
-        ),
-        (toolchain.builtin or None) if toolchain else None,
-    )
-
-
-def detected_hardware(devices: tuple[DetectedDevice, ...]) -> str:
-    """The id of the first registered device of this machine, accelerators first. Raises Unavailable
-    if none is registered."""
-    for device in devices:
-        if device.hardware_id_hint is not None:
-            return device.hardware_id_hint
-    names = ", ".join(device.name for device in devices) or "nothing"
-    raise Unavailable(
-        f"none of this machine's devices is a known hardware ({names})",
-        hint="Name one with --hardware, or describe it with `kernlore hardware new ID`.",
-    )
-
-
 def resolver(base: KnowledgeBase) -> Resolver:
     """A function from a device's name to its hardware id, or None."""
 
@@ -339,32 +295,6 @@ def resolver(base: KnowledgeBase) -> Resolver:
     return resolve
 
 
-def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
-    """Facts that a CPU of this machine reports: cache sizes in bytes per core, and vector width.
-    {} for a GPU, whose facts are those of its data sheet."""
-    if identity.kind != "cpu":
-        return {}
-    known = identity.caches
-    facts: dict[str, float | str] = {
-        fact: float(known[level]) for level, fact in CACHES.items() if level in known
-    }
-    bits = next((bits for flag, bits in VECTOR_BITS if flag in identity.flags), None)
-    if bits is not None:
-        facts |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
-    return facts
-
-
-def command_toolchains(
-    specs: Mapping[str, HardwareSpec], lineage: Sequence[str]
-) -> dict[str, ToolchainSpec]:
-    """By language, the command toolchains of a chip and of its ancestors; the nearest wins."""
-    by_language: dict[str, ToolchainSpec] = {}
-    for ancestor in lineage:
-        for language, chain in specs[ancestor].toolchains.items() if ancestor in specs else ():
-            by_language.setdefault(language, chain)
-    return {language: chain for language, chain in by_language.items() if not chain.builtin}
-
-
 def entry_for(base: KnowledgeBase, hardware: str, language: str) -> str:
     """The kernel name that the chip's command toolchain requires; "" if it requires none. Raises
     UnknownHardware."""
@@ -374,53 +304,6 @@ def entry_for(base: KnowledgeBase, hardware: str, language: str) -> str:
     lineage = registry.lineage(registry.resolve(hardware))
     toolchain = command_toolchains(registry.all(), lineage).get(language)
     return toolchain.entry if toolchain is not None else ""
-
-
-def _toolchain(
-    lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec], language: str
-) -> ToolchainSpec | None:
-    """The toolchain of the chip, or of its nearest ancestor that has one."""
-    for ancestor in lineage:
-        spec = specs.get(ancestor)
-        if spec is not None and language in spec.toolchains:
-            return spec.toolchains[language]
-    return None
-
-
-def _languages(lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec]) -> dict[str, str]:
-    """File suffixes by language, of the languages that can be compiled for the chip."""
-    suffixes = {language: suffix for suffix, language in reversed([*SUFFIXES.items()])}
-    known: dict[str, str] = {}
-    for ancestor in lineage:
-        for language, chain in specs[ancestor].toolchains.items() if ancestor in specs else ():
-            if chain.builtin not in NOT_BUILT:
-                known.setdefault(language, chain.suffix or suffixes.get(language, ".py"))
-    return dict(sorted(known.items()))
-
-
-def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
-    if toolchain is None or toolchain.builtin:
-        return {}
-    return {name: value for name, value in vars(toolchain).items() if name != "builtin"}
-
-
-def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:
-    """ "90" for compute capability 9.0, "gfx942" unchanged; "native" for a CPU."""
-    capability = facts.get("compute_capability")
-    if isinstance(capability, str):
-        return capability.replace(".", "") if capability[0].isdigit() else capability
-    return "native" if {"x86-64", "arm"} & set(lineage) else None
-
-
-def _device(
-    hardware: str, devices: tuple[DetectedDevice, ...], cuda: Callable[[], bool]
-) -> Literal["cpu", "cuda"] | None:
-    present = [device for device in devices if device.hardware_id_hint == hardware]
-    if not present:
-        return None
-    if present[0].kind == "cpu":
-        return "cpu"
-    return "cuda" if cuda() else None
 
 
 def _cuda() -> bool:

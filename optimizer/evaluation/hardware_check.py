@@ -24,8 +24,9 @@ from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.evaluation.correctness.check import run_simulated
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.evaluate import choose_target, command_toolchains, problem_from_text
+from optimizer.evaluation.evaluate import choose_target, problem_from_text
 from optimizer.evaluation.problem.spec import Case
+from optimizer.evaluation.targets import command_toolchains
 from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget, Metric
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.registry import usable_toolchain

@@ -18,10 +18,11 @@ from typing import Any
 from kb.catalog.evaluations import Reviews
 from kb.errors import Conflict, InvalidRequest, KernloreError
 from kb.settings import product_version
-from optimizer.evaluation.evaluate import command_toolchains, declaration_of
+from optimizer.evaluation.evaluate import declaration_of
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import HARNESS
+from optimizer.evaluation.targets import command_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.propose import Task

@@ -18,9 +18,9 @@ from kb.catalog.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.workers import WorkerThread
-from optimizer.evaluation.evaluate import AUTO
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.queue import EvaluationProcesses, EvaluationQueue
+from optimizer.evaluation.targets import AUTO
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external import (
     ExternalTrajectory,

@@ -26,10 +26,10 @@ from kb.catalog.skills.evidence import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS, AccessScope
-from optimizer.evaluation.evaluate import AUTO
 from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
+from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, Place
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.knowledge import KnowledgeSource

@@ -15,7 +15,8 @@ from kb.catalog import skills as store
 from kb.hardware.detection import detect_devices
 from kb.settings import Settings
 from optimizer.evaluation.collectors.probe import identify
-from optimizer.evaluation.evaluate import AUTO, choose_target, facts_of
+from optimizer.evaluation.evaluate import choose_target
+from optimizer.evaluation.targets import AUTO, facts_of
 from optimizer.search.knowledge import Query
 from optimizer.search.runs.knowledge import ServiceKnowledge
 from skills.lifecycle import change_state

@@ -23,9 +23,10 @@ from kb.errors import InternalError, InvalidRequest, Unavailable, UnknownHardwar
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceKind
-from optimizer.evaluation.evaluate import AUTO, known_rules, known_signatures, target_for
+from optimizer.evaluation.evaluate import known_rules, known_signatures
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.targets import AUTO, target_for
 from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.registry import toolchain_for
 from optimizer.search.bench.local import Place

@@ -11,7 +11,6 @@ from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.hardware.detection import probe
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluate import (
-    AUTO,
     choose_target,
     known_ceilings,
     known_rules,
@@ -20,6 +19,7 @@ from optimizer.evaluation.evaluate import (
 )
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.targets import AUTO
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, Place

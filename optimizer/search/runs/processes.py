@@ -203,7 +203,8 @@ class RunProcesses:
         candidate, and Conflict for a step that has one already.
         """
         from optimizer.evaluation.bundle import Bundle, default_entry
-        from optimizer.evaluation.evaluate import AUTO, entry_for
+        from optimizer.evaluation.evaluate import entry_for
+        from optimizer.evaluation.targets import AUTO
 
         hardware = str(self.show(run_id).get("hardware", AUTO))
         if candidate is None:

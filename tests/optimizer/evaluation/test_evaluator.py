@@ -75,7 +75,9 @@ def evaluator(
     path = tmp_path_factory.mktemp("problem") / "scaled_relu.py"
     path.write_text(PROBLEM)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: request.param)
+        patch.setattr(
+            "optimizer.evaluation.evaluator.reuses_processes", lambda device: request.param
+        )
         with Evaluator(load_problem(path), CPU, QUICK, pool=pool) as evaluator:
             yield evaluator
 

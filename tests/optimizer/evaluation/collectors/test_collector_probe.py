@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from optimizer.evaluation.collectors.probe import DeviceIdentity, probe, read_caches, tool
-from optimizer.evaluation.evaluate import facts_of
 from optimizer.evaluation.evaluator import flush_bytes_of
+from optimizer.evaluation.targets import facts_of
 
 
 def test_every_tool_works_or_says_why_not() -> None:

@@ -10,7 +10,7 @@ import pytest
 from kb.errors import InvalidRequest, Unavailable
 from kb.hardware.schema import parse_hardware
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.evaluate import target_for
+from optimizer.evaluation.targets import target_for
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.evaluation.toolchains.registry import (

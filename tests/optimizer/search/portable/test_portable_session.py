@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.runner import fresh_values
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
 from optimizer.search.portable.launch import SESSION, _minutes
 from optimizer.search.portable.packing import write_session
@@ -114,7 +117,7 @@ def test_without_an_answer_there_are_the_facts(
     assert knowledge.consult(query(*signals)) == Knowledge(facts=FACTS)
 
 
-def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_a_session_has_everything_that_it_needs(tmp_path: Path, snapshot: Snapshot) -> None:
     own = tmp_path / "mine.py"
     own.write_text(load_problem(Path("map_id")).source)
     problems = [load_problem(Path("map_id")), load_problem(own)]
@@ -138,6 +141,13 @@ def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: Snapshot) -> 
         "optimizer/evaluation/runner/serve.py" in names and "retrieval/data/signals.toml" in names
     )
     assert not [name for name in names if name.startswith(("skills/library", "api/"))]
+    kernels = "from optimizer.evaluation.runner import clocks, fresh_values"
+    code = f"import sys; sys.path[0] = {str(path)!r}; {kernels}; print(clocks.PTX)"
+    code += "; print(*fresh_values.PTX.values())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count(".visible .entry") == 1 + len(fresh_values.PTX)
 
 
 @pytest.mark.parametrize(
