@@ -13,9 +13,9 @@ from kb.errors import InvalidRequest, Unavailable
 from optimizer.search.runs.models import check_keys
 from optimizer.search.synthesizers.llm.asker import (
     CallFailed,
+    ChatReply,
     LitellmAsker,
     RateLimit,
-    Reply,
     load,
 )
 from optimizer.search.synthesizers.llm.settings import (
@@ -40,7 +40,7 @@ class SectionModel:
     name: str
     asker: LitellmAsker
 
-    def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> Reply:
+    def ask(self, messages: Sequence[dict[str, Any]], tools: Sequence[Any]) -> ChatReply:
         """The model's reply. Raises Unavailable where there is none."""
         try:
             return self.asker.ask(messages, tools)
@@ -86,7 +86,7 @@ def propose_symbols(
     """Have a model propose cards for a chip; see `ingestion.symbols.model.propose_cards`. Its
     answers are kept in `transcripts/symbols` of the data directory.
     """
-    from ingestion.read import own_languages
+    from ingestion.findings.scopes import template_languages
     from ingestion.symbols.model import propose_cards
 
     chip = base.registry.resolve(hardware)
@@ -96,7 +96,7 @@ def propose_symbols(
         chip,
         model,
         model.name,
-        languages=own_languages((chip,), base.registry.all()),
+        languages=template_languages((chip,), base.registry.all()),
         transcripts=base.settings.data_dir / "transcripts" / "symbols",
         most=most,
         say=say,

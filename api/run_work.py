@@ -25,8 +25,7 @@ from optimizer.search.loop import Listener
 from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import builtin
-from optimizer.search.runs.run_store import run_store
-from optimizer.search.runs.unbegun import keep_failed
+from optimizer.search.runs.run_store import keep_failed, run_store
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer
 from optimizer.search.synthesizers.llm.prompt import brief

@@ -11,7 +11,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,14 @@ import structlog
 
 from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
-from ingestion.elsewhere import Elsewhere
+from ingestion.builtin.precomputed import ShippedReadings, put_shipped
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
-from ingestion.parse_process import ParseLimits, ParserPool
-from ingestion.read import pipeline_fingerprint, pipeline_parts
-from ingestion.rereading import read_again
-from ingestion.shipped_readings import ShippedReadings
-from ingestion.shipped_vectors import put_shipped
-from ingestion.uploads import Uploads
-from ingestion.worker import Parts, Worker
+from ingestion.parse_process import ParseLimits, ParserProcess
+from ingestion.read import DocumentReader, LocalReader, pipeline_fingerprint, pipeline_parts
+from ingestion.uploads import Uploads, read_again
+from ingestion.worker import Worker, WorkerParts
 from kb.audit import AuditLog
 from kb.catalog.database import FREE
 from kb.catalog.jobs import Jobs
@@ -43,7 +40,7 @@ from kb.errors import KernloreError, StoreAway, Unavailable
 from kb.index.chroma import parse_address
 from kb.index.in_memory import KeptInMemory
 from kb.index.near import EXACT_UP_TO, NearIndex, is_in_memory, state_of
-from kb.memory import give_back
+from kb.memory import return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
 from optimizer.evaluation.queue import EvaluationProcesses
@@ -54,10 +51,11 @@ from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.ranking import WEIGHTS
+from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
-    from ingestion.on_cluster import ClusterReading
+    from ingestion.cluster import ClusterReader
     from kb.cluster import Cluster
 
 # Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
@@ -154,7 +152,7 @@ class Services(KnowledgeBase):
 
     def report_skill_use(self, names: Sequence[str]) -> None:
         """Skills that lose by this outcome are narrowed or retired."""
-        self.skills.observed(names)
+        observe(self.catalog, names)
 
     def register_hardware(self, description: Mapping[str, Any], origin: str) -> dict[str, Any]:
         """Register or replace a hardware; `origin` names the description in errors. Where its
@@ -172,9 +170,13 @@ class Services(KnowledgeBase):
             read_again(self.uploads, self.documents, self.blobs, answer["id"])
         return answer
 
-    def parser_pool(self) -> ParserPool:
-        """Processes that parse files, within the limits of the settings; to be used in a `with`."""
-        return ParserPool(self._parse_limits)
+    @contextmanager
+    def local_reader(self) -> Iterator[LocalReader]:
+        """Reads and embeds in this process, with a parser process within the limits of the
+        settings.
+        """
+        with ParserProcess(self._parse_limits) as parser:
+            yield LocalReader(self.embedder, self.tagger, parser.parse_bytes)
 
     @property
     def _parse_limits(self) -> ParseLimits:
@@ -184,40 +186,36 @@ class Services(KnowledgeBase):
             wall_seconds=self.settings.parse_seconds,
         )
 
-    def reading_on(self, cluster: Cluster, log: Callable[[str], None]) -> ClusterReading:
+    def cluster_reader(self, cluster: Cluster, log: Callable[[str], None]) -> ClusterReader:
         """Reads and embeds on the nodes of a cluster as this process would; `log` gets remarks."""
-        from ingestion.on_cluster import ClusterReading
-        from ingestion.on_node import Reading
+        from ingestion.cluster import ClusterPipeline, ClusterReader
 
         embedder = self.embedder
-        reading = Reading(
+        pipeline = ClusterPipeline(
             self._parse_limits,
             self.settings.embedder,
             embedder.fingerprint,
             pipeline_parts(embedder, self.tagger),
             self.tagger,
         )
-        return ClusterReading(cluster, reading, log)
+        return ClusterReader(cluster, pipeline, log)
 
     def worker(
         self,
-        parsers: ParserPool,
+        reader: DocumentReader,
         on_vectors: Callable[[set[str]], None] | None = None,
-        elsewhere: Elsewhere | None = None,
         anew: bool = False,
     ) -> Worker:
-        """The reader of queued documents; `on_vectors` gets the scopes that have new vectors;
-        `elsewhere` reads and embeds in place of this machine; `anew` reads built-in documents too,
-        where what they give is shipped."""
-        parts = Parts(
+        """A worker on the queue of documents. `on_vectors` gets the scopes that have new vectors;
+        `anew` also reads built-in documents whose readings ship.
+        """
+        parts = WorkerParts(
             self.catalog,
             self.blobs,
             self.jobs,
             self.registry,
-            self.embedder,
-            self.tagger,
-            parsers,
-            elsewhere,
+            self.embedder.fingerprint,
+            reader,
             None if anew else self.shipped_readings,
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
@@ -314,7 +312,7 @@ class Background:
         self._thread.start()
         self._in_memory.start()
         self._ahead.start()
-        if services.settings.chroma_url or not services.blobs.near:
+        if services.settings.chroma_url or not services.blobs.is_local:
             self._watch.start()
 
     def stop(self) -> None:
@@ -385,8 +383,8 @@ class Background:
     def _run(self) -> None:
         services = self._services
         services.embedder.prepare()
-        with services.parser_pool() as parsers:
-            worker = self._worker = services.worker(parsers, self._on_vectors)
+        with services.local_reader() as reader:
+            worker = self._worker = services.worker(reader, self._on_vectors)
             self._load_builtin()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.
@@ -456,7 +454,7 @@ class Background:
         if not settings.chroma_url and not near.asks_chroma():
             # Its graphs are all in memory once each was looked into, beside the same vectors.
             chroma.close()
-            give_back()
+            return_freed_memory()
         self._near = near if settings.chroma_url else None
         self._index_state = "chroma"
 

@@ -74,7 +74,7 @@ class StoreWatch:
             self._stop.wait(AWAY_SECONDS if away else LOOK_SECONDS)
 
     def _look_at_files(self) -> None:
-        if self._blobs.near:
+        if self._blobs.is_local:
             return
         try:
             self._blobs.check()

@@ -1,31 +1,35 @@
-"""What a parser saw: the words between a file format and everything after it.
+"""The output of a file reader: a document as elements, tables and boxes.
 
-A parser turns bytes into one `ParsedDocument`; sections, passages, tags and facts are made from it
-and never look at the bytes again. Knows nothing about the catalog, hardware or embedding.
+Readers turn bytes into one `ParsedDocument`; sections, passages, tags and facts are made of it
+without another look at the bytes. Knows nothing about the catalog, hardware or embedding.
 
-Invariant: `text` is what a reader of the document would read, in the document's own words. Text
-formats (Markdown, reStructuredText, plain text) keep their source lines as they are, because a
-rewritten line can no longer be quoted.
+Invariant: `text` is what a person reads in the document, in its own words. Readers of text formats
+(Markdown, reStructuredText, plain text) keep source lines unchanged, so that they can be quoted.
 
-A document crosses from the parsing process to its parent as JSON, not as a pickle: the child has
-just read a stranger's file, and what it sends must not be able to run code."""
+A document crosses from the parser process to its parent as JSON, not as a pickle: the child has
+just read an untrusted file, so its output must not be able to run code."""
 
 from __future__ import annotations
 
 import dataclasses
 import datetime
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from functools import cache
+from typing import TYPE_CHECKING, Any, Literal
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 ElementKind = Literal["title", "text", "list", "table", "code", "caption"]
 
 
 @dataclass(frozen=True)
 class Box:
-    """Where an element stands on a page: PDF points (1/72 inch), origin at the top left of the
-    page. All four are 0 on slides and sheets, which are pages without places.
+    """The rectangle of an element on a page: PDF points (1/72 inch), origin at the top left of the
+    page. All four coordinates are 0 on slides and sheets, which have no layout.
     """
 
     page_index: int
@@ -50,7 +54,7 @@ class Element:
     """One block of a document in reading order.
 
     `level` is the depth of a heading, 1 for the outermost; only titles have one. `language` is that
-    of a code block, where the document states it. `boxes` has one for each page that the element
+    of a code block, if the document states it. `boxes` has one for each page that the element
     touches; it is empty for formats without pages.
     """
 
@@ -64,7 +68,7 @@ class Element:
 
 @dataclass(frozen=True)
 class PageFailure:
-    """A page of which nothing could be read, and why ("scanned: no text layer", ...)."""
+    """A page that could not be read, and why ("scanned: no text layer", ...)."""
 
     page_index: int
     page_label: str | None
@@ -73,7 +77,7 @@ class PageFailure:
 
 @dataclass(frozen=True)
 class ParsedDocument:
-    """Everything a parser knows about one file. Formats without pages count as one page."""
+    """The content of one file. Formats without pages count as one page."""
 
     elements: tuple[Element, ...]
     title: str | None = None
@@ -84,13 +88,8 @@ class ParsedDocument:
 
     @property
     def pages_parsed(self) -> int:
-        """Pages of which something was read, or that were blank."""
+        """The number of pages that were read or are blank."""
         return self.pages_seen - len(self.failures)
-
-    @property
-    def complete(self) -> bool:
-        """False when any page was lost: such a document is `partial`, never `ready`."""
-        return not self.failures
 
 
 def document_to_json(document: ParsedDocument) -> str:
@@ -98,38 +97,92 @@ def document_to_json(document: ParsedDocument) -> str:
     return json.dumps(dataclasses.asdict(document), ensure_ascii=False, default=_plain)
 
 
-def document_from_json(text: str) -> ParsedDocument:
-    """Read what `document_to_json` wrote. Raises ValueError, KeyError or TypeError otherwise."""
-    raw = json.loads(text)
-    return ParsedDocument(
-        elements=tuple(_element(e) for e in raw["elements"]),
-        title=raw["title"],
-        pages_seen=raw["pages_seen"],
-        failures=tuple(PageFailure(**f) for f in raw["failures"]),
-        warnings=tuple(raw["warnings"]),
-        front_matter=raw["front_matter"],
-    )
-
-
 def _plain(value: Any) -> str:
-    if isinstance(value, datetime.date | datetime.time):
-        return value.isoformat()
-    return str(value)
+    dated = isinstance(value, datetime.date | datetime.time)
+    return value.isoformat() if dated else str(value)
 
 
-def _element(raw: dict[str, Any]) -> Element:
-    table = raw["table"]
-    return Element(
-        kind=raw["kind"],
-        text=raw["text"],
-        level=raw["level"],
-        language=raw["language"],
-        table=_table(table) if table else None,
-        boxes=tuple(Box(**box) for box in raw["boxes"]),
+def document_from_json(text: str) -> ParsedDocument:
+    """Read the JSON of `document_to_json`. Raises ValueError for anything else."""
+    return _adapter().validate_json(text)
+
+
+@cache
+def _adapter() -> TypeAdapter[ParsedDocument]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter(ParsedDocument)
+
+
+# -- tables
+
+
+def make_table(
+    header: Iterable[Sequence[str]], rows: Iterable[Sequence[str]], caption: str | None = None
+) -> Table:
+    """Clean cells, drop empty rows and pad every row to the widest one."""
+    heads, body = _cleaned(header), _cleaned(rows)
+    width = max(map(len, heads + body), default=0)
+    return Table(
+        header=tuple(row + ("",) * (width - len(row)) for row in heads),
+        rows=tuple(row + ("",) * (width - len(row)) for row in body),
+        caption=_one_line(caption or "") or None,
     )
 
 
-def _table(raw: dict[str, Any]) -> Table:
-    rows = ("header", "rows")
-    header, body = (tuple(tuple(row) for row in raw[name]) for name in rows)
-    return Table(header, body, raw["caption"])
+def _cleaned(rows: Iterable[Sequence[str]]) -> list[tuple[str, ...]]:
+    cleaned = (tuple(map(_one_line, row)) for row in rows)
+    return [row for row in cleaned if any(row)]
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def table_element(table: Table, source: str | None = None) -> Element | None:
+    """The element of a table, or None for one without cells. `source` is the table as written in
+    the document, if a person can read that form.
+    """
+    if not table.header and not table.rows:
+        return None
+    if source is None:
+        text = render_table(table)
+    else:
+        text = f"{table.caption}\n\n{source}" if table.caption else source
+    return Element("table", text, table=table)
+
+
+def render_table(table: Table) -> str:
+    """The table in Markdown: caption, all header rows, a rule, the rows.
+
+    Several header rows stay several lines above the rule, which strict Markdown does not allow, but
+    merging them would make text that the document does not contain.
+    """
+    lines = [table.caption, ""] if table.caption else []
+    lines += map(_line, table.header)
+    if table.header:
+        lines.append("|" + " --- |" * len(table.header[0]))
+    lines += map(_line, table.rows)
+    return "\n".join(lines)
+
+
+def _line(row: Sequence[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |"
+
+
+# -- titles
+
+_PLACEHOLDER = re.compile(
+    r"\.(?:docx?|tex|dvi|pptx?|xlsx?|pdf|indd|fm|md|html?|rtf|odt)$"
+    r"|^untitled\b|^microsoft (?:word|powerpoint|excel)\b|^\(?(?:anonymous|unnamed|no title)\)?$"
+    r"|^(?:powerpoint presentation|word document|document\s*\d*|pdf document|none|null)$",
+    re.IGNORECASE,
+)
+
+
+def metadata_title(metadata: str | None) -> str | None:
+    """The title in a file's metadata; None for a file name ("x.docx", "Microsoft Word - x") or a
+    placeholder that a program wrote, such as "untitled" or reportlab's "(anonymous)".
+    """
+    title = _one_line(metadata or "")
+    return title if title and not _PLACEHOLDER.search(title) else None

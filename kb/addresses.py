@@ -1,4 +1,4 @@
-"""What an address to listen on means: who reaches it, and by which names. Knows nothing of HTTP."""
+"""Addresses that a service listens on: the hosts that can reach them, and their names in URLs."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ def is_address(name: str) -> bool:
 
 
 def is_loopback(name: str) -> bool:
-    """Whether a name or an address means this machine alone."""
+    """Whether a name or address is of the loopback interface."""
     address = _parsed(name)
     return name == "localhost" if address is None else address.is_loopback
 
 
 def is_every(host: str) -> bool:
-    """Whether listening on `host` means on every address of this machine."""
+    """Whether `host` stands for every address of this machine when listening."""
     address = _parsed(host)
     return host == "" if address is None else address.is_unspecified
 
 
 def in_url(host: str) -> str:
-    """The host as it stands in a URL: IPv6 in brackets."""
+    """The host as written in a URL: IPv6 in brackets."""
     return f"[{host}]" if ":" in host and not host.startswith("[") else host
 
 
 def from_here(host: str) -> str:
-    """How this machine itself reaches what listens on `host`, as it stands in a URL."""
+    """The host in a URL by which this machine reaches a service that listens on `host`."""
     if is_every(host):
         return "[::1]" if ":" in host else "127.0.0.1"
     return in_url(host)
 
 
 def from_elsewhere(host: str) -> str:
-    """How other machines reach what listens on `host`, as it stands in a URL: for every address the
-    one that this machine sends from, or its name where it has no network.
+    """The host in a URL by which other machines reach a service that listens on `host`. For every
+    address, it is the one that this machine sends from, or its name without a network.
     """
     if not is_every(host):
         return in_url(host)
@@ -62,19 +62,19 @@ def from_elsewhere(host: str) -> str:
 
 
 def listed_names(text: str) -> list[str]:
-    """The names of a list with commas, as they stand in URLs. `*.example.com` means every name
-    below it, `*` every name. Raises ValueError for what is no name, such as one with a port.
+    """The names of a comma-separated list as written in URLs. `*.example.com` matches every
+    subdomain, `*` every name. Raises ValueError for other text, such as a name with a port.
     """
     names = [in_url(part.strip().lower()) for part in text.split(",") if part.strip()]
     for name in names:
         if not is_address(name) and not _NAME.fullmatch(name):
-            raise ValueError(f"{name!r} is no name or address; write it without scheme and port")
+            raise ValueError(f"{name!r} is not a name or address; write it without scheme and port")
     return names
 
 
 def own_names(host: str) -> list[str]:
-    """The names of a service that listens on `host`, as they stand in URLs; numeric addresses of a
-    service that listens on every address are not among them.
+    """The names of a service that listens on `host`, as written in URLs; without the numeric
+    addresses of a service that listens on every address.
     """
     if is_loopback(host):
         return [*LOOPBACK, in_url(host)]
@@ -84,6 +84,6 @@ def own_names(host: str) -> list[str]:
 
 
 def without_password(url: str) -> str:
-    """A URL as it may be shown."""
+    """A URL with its password replaced by `***`."""
     shown = re.sub(r"(://[^:/?#@]*):.*@", r"\1:***@", url)
     return re.sub(r"(password=)[^&]*", r"\1***", shown)

@@ -1,8 +1,8 @@
-"""The audit log: who changed what, when, and how that ended, one JSON object a line.
+"""The audit log: who changed what, when and with which result, one JSON object per line.
 
-A file of the data directory beside the catalog: a line is written before the answer leaves, also
-while the catalog is busy, and is never changed. It holds ids, never texts or secrets. Several
-processes may append to it.
+It is a file in the data directory, not a table, so that it can be written while the catalog is
+busy. An entry is appended before the response is sent and never changed. It contains ids, no texts
+or secrets. Several processes may append to it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from kb import clock
 from kb.data_dir import private_file
 
 NAME = "audit.jsonl"
-MAX_TEXT = 200  # characters of one value; lines of this length are appended whole
+MAX_TEXT = 200  # characters of one value, so that a line is appended by a single write
 MAX_SUBJECTS = 20
 
 
 @dataclass(frozen=True)
-class Entry:
-    """`who` is the id of a key, an address, or `local:` and a login name; `subjects` are ids of
-    what was changed; `outcome` is the status of the answer, or `done`.
+class AuditEntry:
+    """`who` is the id of a key, an address, or `local:` and a login name; `subjects` are the ids of
+    the changed objects; `outcome` is the status of the response, or `done`.
     """
 
     who: str
@@ -43,12 +43,12 @@ class AuditLog:
     def __init__(self, data_dir: Path) -> None:
         self.path = data_dir / NAME
 
-    def append(self, entry: Entry) -> None:
-        """Write one line. Raises OSError where that is not possible."""
+    def append(self, entry: AuditEntry) -> None:
+        """Append an entry. Raises OSError."""
         values = {k: _short(v) for k, v in asdict(entry).items() if v}
         line = json.dumps(values, ensure_ascii=True) + "\n"
         private_file(self.path)
-        # One write to a file opened for appending: lines of two processes do not mix.
+        # A single write in append mode: lines of two processes are not mixed.
         handle = os.open(self.path, os.O_WRONLY | os.O_APPEND)
         try:
             os.write(handle, line.encode())
@@ -56,7 +56,7 @@ class AuditLog:
             os.close(handle)
 
     def read(self, limit: int = 100, *, who: str = "", subject: str = "") -> list[dict[str, Any]]:
-        """The newest entries first; with `who` or `subject`, those of it alone."""
+        """The entries of `who` and about `subject` (all, where empty), newest first."""
         entries = [
             entry
             for entry in self._all()
@@ -72,7 +72,7 @@ class AuditLog:
             for line in lines:
                 try:
                     entry = json.loads(line)
-                except ValueError:  # the end of a line that a full disk has cut
+                except ValueError:  # a line truncated by a full disk
                     continue
                 if isinstance(entry, dict):
                     yield entry

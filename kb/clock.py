@@ -1,4 +1,4 @@
-"""Time as the catalog stores it: UTC, ISO-8601 with microseconds; text order is time order."""
+"""Time stamps of the catalog: UTC, ISO 8601 with microseconds, so text order is time order."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 
 
 def now() -> str:
-    """The time stamp of this moment."""
+    """The present time stamp."""
     return stamp(datetime.now(UTC))
 
 

@@ -1,5 +1,5 @@
-"""Files that no other user of this machine reads: manuals of unreleased chips, and what models were
-asked, are among them. Knows nothing of what is in them.
+"""The data directory: private files, the reserve for a full disk, the lock of the service and the
+marks of live workers. Knows nothing about the contents of the files.
 """
 
 from __future__ import annotations
@@ -16,12 +16,20 @@ from types import TracebackType
 
 from kb.errors import Conflict
 
-_OTHERS = 0o077
+RESERVE = "reserve"  # file in a data directory
+NEEDED_BYTES = 16 << 20  # free, to read a document
+_RESERVE_BYTES = 4 << 20
+_OTHERS = 0o077  # rights of other users
+_SERVICE_FILE = "service.json"
+_LOCK_ATTEMPTS = 10  # `running_service` holds the lock for an instant
+_LOCK_PAUSE = 0.02  # seconds
+_MARKS = "locks"  # folder in a data directory
+_MARK_SUFFIX = ".worker"
 
 
 def private_folder(folder: Path) -> Path:
-    """Create a folder and those above it, where they are missing, for this user alone. One that is
-    there keeps its rights: it is the user's.
+    """Create a folder and its missing parents for this user alone. Existing ones keep their
+    rights.
     """
     if not folder.is_dir():
         private_folder(folder.parent)
@@ -30,8 +38,8 @@ def private_folder(folder: Path) -> Path:
 
 
 def private_file(path: Path) -> None:
-    """Create an empty file for this user alone, where it is missing. One that is there is not even
-    opened: closing it would drop the locks that SQLite holds on it in this process.
+    """Create an empty file for this user alone, unless it exists. An existing file is not opened:
+    closing it would release the locks that SQLite holds on it in this process.
     """
     with suppress(FileExistsError):
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
@@ -39,8 +47,8 @@ def private_file(path: Path) -> None:
 
 @contextmanager
 def private_files() -> Iterator[None]:
-    """Within it, whatever this process and its children create is for this user alone. It counts
-    for all threads: for a process that writes nothing that is meant for others.
+    """Within the block, files created by this process, in all threads, and by its children are for
+    this user alone.
     """
     before = os.umask(_OTHERS)
     try:
@@ -49,56 +57,44 @@ def private_files() -> Iterator[None]:
         os.umask(before)
 
 
-def open_to_others(folder: Path) -> str | None:
-    """What is wrong with the rights of a folder and what to do, where others may look into it."""
+def access_of_others(folder: Path) -> str | None:
+    """A warning where other users can access a folder, with the command that denies it; or None."""
     if not folder.is_dir() or not (rights := folder.stat().st_mode) & _OTHERS:
         return None
     return (
-        f"other users of this machine may look into {folder.absolute()} (its mode is"
-        f" {rights & 0o777:o}); `chmod 700 {folder.absolute()}` closes it"
+        f"other users of this machine can read {folder.absolute()} (its mode is"
+        f" {rights & 0o777:o}); `chmod 700 {folder.absolute()}` denies it"
     )
 
 
-# -- reserve: Space that is kept for the moment when the disk is full: a file that is given up the
-
-RESERVE = "reserve"  # of the file in a data directory
-_BYTES = 4 << 20
-NEEDED_BYTES = 16 << 20  # free, to read a document
-
-
 def fill_reserve(data_dir: Path) -> None:
-    """Put the space aside, unless it is or there is none."""
+    """Create the reserve: a file that is deleted when the disk is full, so that states of jobs can
+    still be written. Does nothing where it exists or the disk is nearly full.
+    """
     path = data_dir / RESERVE
     if path.exists() or not has_room_to_read(data_dir):
         return
-    # Not `posix_fallocate`, which some file systems grant without setting anything aside.
+    # Not `posix_fallocate`, which does not allocate on some file systems.
     private_file(path)
     with path.open("r+b") as file:
-        file.write(os.urandom(_BYTES))
+        file.write(os.urandom(_RESERVE_BYTES))
 
 
 def free_reserve(data_dir: Path) -> None:
-    """Free the space."""
+    """Delete the reserve."""
     (data_dir / RESERVE).unlink(missing_ok=True)
 
 
 def has_room_to_read(data_dir: Path) -> bool:
-    """Whether there is space to read a document."""
+    """Whether the disk has the space that reading a document needs."""
     return shutil.disk_usage(data_dir).free >= NEEDED_BYTES
 
 
-# -- service lock: One service per data directory: a lock file that also tells other processes whe
-
-_NAME = "service.json"
-_ATTEMPTS = 10  # `running_service` holds the lock for an instant when it looks
-_PAUSE = 0.02
-
-
 class ServiceLock:
-    """Held by the service while it runs; the file holds its URL and pid."""
+    """The lock of the one service of a data directory. Its file contains the URL and pid."""
 
     def __init__(self, data_dir: Path, url: str) -> None:
-        self._path = data_dir / _NAME
+        self._path = data_dir / _SERVICE_FILE
         self._url = url
         self._fd = -1
 
@@ -127,20 +123,20 @@ class ServiceLock:
 
 
 def take_lock(fd: int) -> bool:
-    """Lock an open file for this process alone; whether that succeeded."""
-    for _ in range(_ATTEMPTS):
+    """Lock an open file exclusively. Returns whether that succeeded."""
+    for _ in range(_LOCK_ATTEMPTS):
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            time.sleep(_PAUSE)
+            time.sleep(_LOCK_PAUSE)
         else:
             return True
     return False
 
 
 def running_service(data_dir: Path) -> str | None:
-    """The URL of the service that holds the directory now, or None."""
-    path = data_dir / _NAME
+    """The URL of the service that runs on a data directory, or None."""
+    path = data_dir / _SERVICE_FILE
     if not is_locked(path):
         return None
     try:
@@ -150,7 +146,7 @@ def running_service(data_dir: Path) -> str | None:
 
 
 def is_locked(path: Path) -> bool:
-    """Whether some process holds the lock of this file; it need not exist."""
+    """Whether a process holds the lock of a file, which need not exist."""
     try:
         fd = os.open(path, os.O_RDWR)
     except OSError:
@@ -165,22 +161,18 @@ def is_locked(path: Path) -> bool:
         os.close(fd)
 
 
-# -- liveness: Whether a worker is alive: while it works it holds a lock on a file of its own (flo
-
-_FOLDER = "locks"  # of the data directory
-_SUFFIX = ".worker"
-
-
 @contextmanager
 def marked_alive(data_dir: Path, name: str) -> Iterator[None]:
-    """Everyone sees that the worker of this name is alive, until the block or its process ends."""
-    path = _path(data_dir, name)
+    """Hold the lock of a worker's mark until the block or the process ends, which shows `is_alive`
+    that the worker is alive.
+    """
+    path = _mark(data_dir, name)
     private_folder(path.parent)
-    hidden = path.with_name(f"{path.name}.new")
-    descriptor = os.open(hidden, os.O_RDWR | os.O_CREAT, 0o600)
+    created = path.with_name(f"{path.name}.new")
+    descriptor = os.open(created, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
-        hidden.rename(path)  # nobody ever sees it without its lock
+        created.rename(path)  # only after it is locked
         yield
     finally:
         with suppress(FileNotFoundError):
@@ -189,19 +181,19 @@ def marked_alive(data_dir: Path, name: str) -> Iterator[None]:
 
 
 def is_alive(data_dir: Path, name: str) -> bool | None:
-    """Whether the worker is alive; None where it never said so, or ended in order."""
-    path = _path(data_dir, name)
+    """Whether a worker is alive; None without a mark: before its start, or after a normal end."""
+    path = _mark(data_dir, name)
     if not path.exists():
         return None
     return is_locked(path)
 
 
 def remove_dead_marks(data_dir: Path) -> None:
-    """Remove the files of dead workers, whose work must be somebody else's by now."""
-    for path in (data_dir / _FOLDER).glob(f"*{_SUFFIX}"):
+    """Remove the marks of dead workers. Their work must have been requeued."""
+    for path in (data_dir / _MARKS).glob(f"*{_MARK_SUFFIX}"):
         if not is_locked(path):
             path.unlink(missing_ok=True)
 
 
-def _path(data_dir: Path, name: str) -> Path:
-    return data_dir / _FOLDER / f"{name}{_SUFFIX}"
+def _mark(data_dir: Path, name: str) -> Path:
+    return data_dir / _MARKS / f"{name}{_MARK_SUFFIX}"

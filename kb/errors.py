@@ -1,28 +1,6 @@
-"""Every error a user of Kernlore can meet. One tree, one JSON shape, one sentence that says what to
-do next.
+"""The errors of Kernlore: one tree, one JSON shape, a hint that says what to do next.
 
-    KernloreError
-    |-- InvalidRequest          400  invalid_request     the request itself is malformed
-    |   |-- InvalidPredicate    400  invalid_predicate   an expression does not parse, names nothing
-    |   `-- InvalidKnowledge    400  invalid_knowledge   a hardware.toml, front matter or SKILL.md
-    |-- Unauthorized            401  unauthorized        no key, or one that is not valid
-    |-- Forbidden               403  forbidden           not with this key
-    |-- PayloadTooLarge         413  payload_too_large   a body, log or file is over its limit
-    |-- UnsupportedFormat       415  unsupported_format  no reader for these bytes
-    |-- NotFound                404  not_found           no such id (or not visible to the caller)
-    |   |-- UnknownSignal       404  unknown_signal      names the nearest signal ids
-    |   `-- UnknownHardware     404  unknown_hardware    names the nearest hardware ids
-    |-- Conflict                409  conflict            the row exists, or changed meanwhile
-    |-- ParseFailed             422  parse_failed        a document could not be read
-    |-- TooManyRequests         429  too_many_requests   a caller is over its limit a minute
-    |-- Unavailable             503  unavailable         a part that is needed is not there
-    |   |-- StoreAway           503  store_away          a store on a server does not answer
-    |   `-- Overloaded          503  overloaded          too many requests at once
-    |-- StoreError              500  store_error         the catalog is damaged, or newer than this
-    |   `-- StoreFull           507  disk_full           no space to write in the data directory
-    `-- InternalError           500  internal_error      a defect of Kernlore, to be reported
-
-It does not know HTTP: `status` is the number a door should use, nothing more.
+`status` is the HTTP status of a response; nothing else here is about HTTP.
 """
 
 from __future__ import annotations
@@ -34,7 +12,7 @@ from typing import Any, cast
 
 
 class KernloreError(Exception):
-    """Root of the tree. `hint` is a sentence that tells the reader what to do next."""
+    """Root of the tree. `hint` is a sentence that says what to do next."""
 
     code = "error"
     status = 500
@@ -48,7 +26,7 @@ class KernloreError(Exception):
         self.details = dict(details or {})
 
     def as_json(self) -> dict[str, Any]:
-        """The one shape in which an error leaves the product."""
+        """The JSON shape of every error."""
         return {
             "code": self.code,
             "message": self.message,
@@ -76,25 +54,25 @@ class InvalidKnowledge(InvalidRequest):
 
 
 class Unauthorized(KernloreError):
-    """Who asks has shown no key, or one that is not valid."""
+    """A request without a valid key."""
 
     code, status = "unauthorized", 401
 
 
 class Forbidden(KernloreError):
-    """What this key may not do."""
+    """A request that its key does not permit."""
 
     code, status = "forbidden", 403
 
 
 class PayloadTooLarge(KernloreError):
-    """A body, log or file is over its limit."""
+    """A body, log or file exceeds its limit."""
 
     code, status = "payload_too_large", 413
 
 
 class UnsupportedFormat(KernloreError):
-    """No reader for these bytes."""
+    """No reader supports the format of a file."""
 
     code, status = "unsupported_format", 415
 
@@ -118,7 +96,7 @@ def nearest(name: str, known: Iterable[str], count: int = 3) -> list[str]:
 
 
 class UnknownSignal(NotFound):
-    """No such signal; names the nearest ids."""
+    """No such signal; the hint names the nearest ids."""
 
     code = "unknown_signal"
 
@@ -133,7 +111,7 @@ class UnknownSignal(NotFound):
 
 
 class UnknownHardware(NotFound):
-    """No such hardware; names the nearest ids."""
+    """No such hardware; the hint names the nearest ids."""
 
     code = "unknown_hardware"
 
@@ -148,7 +126,7 @@ class UnknownHardware(NotFound):
 
 
 class Conflict(KernloreError):
-    """The row exists already, or changed meanwhile."""
+    """A row exists already, or was changed concurrently."""
 
     code, status = "conflict", 409
 
@@ -160,33 +138,33 @@ class ParseFailed(KernloreError):
 
 
 class TooManyRequests(KernloreError):
-    """Over the caller's limit; `details.retry_after_seconds` says when to come back."""
+    """The caller exceeds its limit per minute; `details.retry_after_seconds` says when to retry."""
 
     code, status = "too_many_requests", 429
 
 
 class Unavailable(KernloreError):
-    """A part that is needed is not there."""
+    """A required component is not available."""
 
     code, status = "unavailable", 503
 
 
 class StoreAway(Unavailable):
-    """A server that holds files or vectors does not answer, or refuses. What waits for it is tried
-    again; nothing fails for good.
+    """A server of files or vectors does not respond, or denies access. Jobs that need it are
+    retried later.
     """
 
     code = "store_away"
 
 
 class Overloaded(Unavailable):
-    """Too many requests at once; `details.retry_after_seconds` says when to come back."""
+    """Too many concurrent requests; `details.retry_after_seconds` says when to retry."""
 
     code = "overloaded"
 
 
 class StoreError(KernloreError):
-    """The catalog is damaged, or of another version than this Kernlore can open."""
+    """The catalog is damaged, or of a version that this Kernlore cannot open."""
 
     code, status = "store_error", 500
 
@@ -198,6 +176,8 @@ class StoreFull(StoreError):
 
 
 class InternalError(KernloreError):
+    """A defect of Kernlore."""
+
     code, status = "internal_error", 500
 
 
@@ -205,10 +185,8 @@ MAX_ERROR_TEXT = 20_000  # characters of one text in an error's JSON
 
 
 def error_json(error: KernloreError) -> dict[str, Any]:
-    """The error's JSON shape, safe to encode.
-
-    Text that repeats hostile input may hold lone surrogates, which UTF-8 refuses; they are
-    replaced, and each text is cut at `MAX_ERROR_TEXT` characters.
+    """The JSON shape of an error, safe to encode: lone surrogates of quoted input are replaced, and
+    texts are truncated to `MAX_ERROR_TEXT` characters.
     """
     return cast(dict[str, Any], _encodable(error.as_json()))
 
@@ -234,17 +212,17 @@ def invalid_fields(
     problems: Sequence[Mapping[str, Any]],
     known: Iterable[str] | Callable[[Sequence[Any]], str] = (),
 ) -> InvalidRequest:
-    """Which fields of a request are wrong, and how. Each problem is pydantic's: `loc`, the path to
-    the field, `type` and `msg`. `known` are the fields of the whole: the nearest to an unknown one
-    is named; or what gives, for the path of an unknown field, the one that is meant, or nothing.
+    """The error for wrong fields of a request. `problems` are pydantic's: `loc`, the path of a
+    field, `type` and `msg`. `known` are the fields of the body, of which the nearest to an unknown
+    one is suggested, or a function that returns the suggestion for a path, "" for none.
     """
-    meant = known if callable(known) else partial(_nearest_field, list(known))
+    suggest = known if callable(known) else partial(_nearest_field, list(known))
     messages: dict[str, str] = {}
     for problem in problems:
         path = ".".join(str(part)[:80] for part in problem["loc"]) or "body"
         text = problem["msg"].removeprefix("Value error, ")
         if problem.get("type") == "extra_forbidden":
-            near = meant(problem["loc"])
+            near = suggest(problem["loc"])
             text = "unknown field" + (f"; did you mean {near}?" if near else "")
         messages.setdefault(path, text[:1].lower() + text[1:])
     listed = [{"path": path, "message": text} for path, text in messages.items()][:20]

@@ -1,4 +1,4 @@
-"""Where a passage stands, as a person reads it beside the title of its document."""
+"""Heading paths as shown next to the title of a document."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ from collections.abc import Sequence
 
 
 def below_title(path: Sequence[str], title: str) -> tuple[str, ...]:
-    """The headings that do not just repeat the document's title, which is shown beside them: the
-    first heading of most manuals is their title.
-    """
-    said = _folded(title)
-    return tuple(heading for heading in path if _folded(heading) != said)
+    """The headings without those that repeat the title, as the first one of most manuals does."""
+    folded = _folded(title)
+    return tuple(heading for heading in path if _folded(heading) != folded)
 
 
 def _folded(text: str) -> str:

@@ -1,5 +1,5 @@
-"""Typed ids: text with a prefix that says what it names. Content-derived where repeating the work
-must find the row.
+"""Typed ids: text with a prefix for the kind of object; derived from content where a repetition of
+the work must find the same row.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def new_id(prefix: str) -> str:
 
 
 def derived_id(prefix: str, *parts: object) -> str:
-    """The id of something fully determined by `parts`: the same parts always give the same id."""
+    """The id of an object that `parts` determine: equal parts give equal ids."""
     text = "\x1f".join(str(part) for part in parts)
     return f"{prefix}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 

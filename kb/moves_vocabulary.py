@@ -1,6 +1,5 @@
-"""The names that moves and recipe parameters use for the knobs of a kernel, and for their changes.
-
-No document, recipe or predicate is known here. Standard library only.
+"""Names of the tunable parts of a kernel (roles) and of their changes, in moves and in parameters
+of recipes. Standard library only.
 """
 
 from __future__ import annotations
@@ -42,11 +41,11 @@ ROLES = frozenset(
     }
 )
 DIRECTIONS = frozenset({"increase", "decrease", "add", "remove", "set", "swap"})
-_TOGETHER = "-and-"  # between simultaneous changes
+_SEPARATOR = "-and-"  # between simultaneous changes
 
 
 def direction_of(before: float | str | None, after: float | str) -> Direction:
-    """The direction by which a move would describe the change of a value."""
+    """The direction of the change of a value."""
     if isinstance(after, bool):
         return "add" if after else "remove"
     if isinstance(before, str | bool | None) or isinstance(after, str):
@@ -55,13 +54,13 @@ def direction_of(before: float | str | None, after: float | str) -> Direction:
 
 
 def transformation_of(changes: Iterable[tuple[str, str]]) -> str:
-    """The name of a change of (role, direction) pairs: `decrease-vector-and-add-fuse`."""
-    return _TOGETHER.join(dict.fromkeys(f"{direction}-{role}" for role, direction in changes))
+    """The name of a change of (role, direction) pairs, such as `decrease-vector-and-add-fuse`."""
+    return _SEPARATOR.join(dict.fromkeys(f"{direction}-{role}" for role, direction in changes))
 
 
 def changes_named(transformation: str) -> tuple[tuple[str, str], ...]:
-    """The inverse of `transformation_of`; nothing for any other name."""
-    parts = [part.partition("-") for part in transformation.split(_TOGETHER)]
+    """The (role, direction) pairs of a name of `transformation_of`; none for another name."""
+    parts = [part.partition("-") for part in transformation.split(_SEPARATOR)]
     if all(way in DIRECTIONS and role in ROLES for way, _, role in parts):
         return tuple((role, way) for way, _, role in parts)
     return ()

@@ -1,7 +1,7 @@
-"""`python -P THIS_FILE FOLDER TARGET`: write the query model of a sentence-transformers folder as
-an ONNX file, in a process of its own: torch, which it needs, then takes neither the memory nor the
-time of the process that waits for the file. It ends when its standard input does. Imports nothing
-of Kernlore.
+"""`python -P THIS_FILE FOLDER TARGET`: export the model of a sentence-transformers folder to ONNX.
+
+Runs as a separate process, because it imports torch, and ends when its standard input is closed.
+Imports nothing of Kernlore.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 
 def export_onnx(folder: Path, target: Path) -> None:
-    """Write `target` from the model in `folder`; takes about 3 s and importing torch. Its inputs
-    are `input_ids` and `attention_mask`, both (batch, tokens) int64, its output `embedding` (batch,
-    dimension) float32: the mean over the tokens, of unit length."""
-    gc.disable()  # there is next to no garbage, and this process does nothing else
+    """Write `target` from the model in `folder`, in about 3 s after importing torch. Its inputs are
+    `input_ids` and `attention_mask`, both (batch, tokens) int64; its output `embedding` (batch,
+    dimension) float32 is the mean over the tokens, of unit length.
+    """
+    gc.disable()  # there is hardly any garbage
     import torch
     from transformers import AutoModel
     from transformers.utils import logging
@@ -42,7 +43,7 @@ def export_onnx(folder: Path, target: Path) -> None:
     axes = {0: "batch", 1: "tokens"}
     partial = _partial(target)
     with warnings.catch_warnings():
-        # The tracing exporter is deprecated but needs 2 s where its successor needs 7.
+        # The tracing exporter is deprecated, but takes 2 s instead of 7.
         warnings.simplefilter("ignore")
         torch.onnx.export(
             Pooled(model),
@@ -58,7 +59,7 @@ def export_onnx(folder: Path, target: Path) -> None:
 
 
 def _partial(target: Path) -> Path:
-    """Where this process writes until the file is whole."""
+    """The name of the incomplete file."""
     return target.with_suffix(f".{os.getpid()}.part")
 
 

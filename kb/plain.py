@@ -1,4 +1,4 @@
-"""Turns the results of functions into values that JSON can carry."""
+"""Conversion of results into JSON values."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 def plain(value: Any) -> Any:
     """Dataclasses and mappings as dicts, sequences as lists; infinite numbers and NaN become None.
 
-    `dataclasses.asdict` copies deeply and fails at read-only mappings, which the specs use. Raises
-    TypeError for any other type.
+    Unlike `dataclasses.asdict`, it does not fail for read-only mappings. Raises TypeError for any
+    other type.
     """
     if value is None or isinstance(value, str | bool | int):
         return value
@@ -26,4 +26,4 @@ def plain(value: Any) -> Any:
         return [plain(entry) for entry in value]
     if isinstance(value, set | frozenset):
         return sorted(plain(entry) for entry in value)
-    raise TypeError(f"{type(value).__name__} has no place in an answer")
+    raise TypeError(f"{type(value).__name__} cannot be converted to JSON")

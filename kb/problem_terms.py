@@ -1,7 +1,5 @@
-"""The words in which a problem is described: operators, element types, quantities.
-
-Reads `problem_terms.toml`; knows no problem itself. Standard library only, because the portable
-search core uses it too.
+"""Terms that describe a problem: operators, element types and quantities, read from
+`problem_terms.toml`. Standard library only, because the portable search core uses it too.
 """
 
 from __future__ import annotations
@@ -12,14 +10,11 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-PRECISION_POLICIES = ("strict", "relaxed")
-LIBRARY_POLICIES = ("allowed", "forbidden")
-
 
 @dataclass(frozen=True)
 class ProblemTerms:
-    """`ops`: id to family; `families`: to the words of guides; `dtypes`: id to bytes; `quantities`:
-    name to meaning with its unit.
+    """`ops` map an id to its family, `families` to words of guides, `dtypes` an id to bytes,
+    `quantities` a name to its meaning with unit; aliases map to ids.
     """
 
     ops: Mapping[str, str]
@@ -31,7 +26,7 @@ class ProblemTerms:
 
     @property
     def names(self) -> frozenset[str]:
-        """What may stand after `problem.` in a predicate."""
+        """The members of `problem` in predicates."""
         return frozenset({"op", "language", "dtype", *self.quantities})
 
 
@@ -51,7 +46,7 @@ def problem_terms() -> ProblemTerms:
 
 
 def canonical_op(op: str) -> str:
-    """The id of an operator: `GEMM` -> `matmul`. An unknown one is kept, in lower case."""
+    """The id of an operator: `GEMM` -> `matmul`; for an unknown one, its name in lower case."""
     folded = op.strip().lower().replace("-", "_").replace(" ", "_")
     return problem_terms().op_aliases.get(folded, folded)
 
@@ -63,13 +58,15 @@ def canonical_dtype(dtype: str) -> str:
 
 
 def op_family(op: str) -> str:
-    """The group of operators that share recipes and warm starts; an unknown operator is its own."""
+    """The family of an operator, whose members share recipes and warm starts; an unknown operator
+    is its own family.
+    """
     known = canonical_op(op)
     return problem_terms().ops.get(known, known)
 
 
 def guide_words(op: str) -> str:
-    """In which words guides speak of an operator: its own name, then those of its family; empty for
+    """The words that guides use for an operator: its name, then those of its family; "" for
     `unknown`.
     """
     if op == "unknown":

@@ -1,8 +1,7 @@
-"""How many tokens a text takes in a prompt, by a real tokenizer.
+"""Counts the tokens of a text in a prompt, in the encoding cl100k_base.
 
-The encoding is cl100k_base; its table ships with llama-index-core, so counting needs no network.
-Newer vocabularies are larger and split the same text into fewer tokens, so the count is on the
-high side for them.
+Its table ships with llama-index-core, so counting needs no network. Newer encodings have larger
+vocabularies and give fewer tokens.
 """
 
 from __future__ import annotations
@@ -20,52 +19,48 @@ if TYPE_CHECKING:
     import tiktoken
 
 ENCODING = "cl100k_base"
-TEXTS, LINES = 5_000, 100_000  # that are kept, of 2 KB and of 60 bytes: many answers share them
-# The encoding cuts a text into words before it merges bytes. Newlines are a word's end, so no word
-# reaches from one line into the next line that is not blank.
+# Entries of the caches, of about 2 KB and 60 bytes: answers share texts and lines.
+CACHED_TEXTS, CACHED_LINES = 5_000, 100_000
+# The encoding splits a text into words before it merges bytes. A newline ends a word, so no token
+# reaches from one line into the next one that is not blank.
 _LINES = re.compile(r"(?<=\n)(?=[ \t]*[!-~])")
 
 
-@lru_cache(maxsize=TEXTS)
+@lru_cache(maxsize=CACHED_TEXTS)
 def count_tokens(text: str) -> int:
-    """Tokens of a text. Text that looks like a control token counts as plain text. Raises
-    Unavailable where the tokenizer is not installed.
+    """Number of tokens of a text; control tokens count as plain text. Raises Unavailable where the
+    tokenizer is not installed.
 
-    Counted line by line, which comes to the same: a text that is put together from lines that were
-    counted before costs a sixth of encoding it.
+    The sum over its lines is exact; for a text of cached lines it takes a sixth of encoding it.
     """
     return count_once(text)
 
 
 def count_once(text: str) -> int:
-    """As `count_tokens`, of a text that nobody will count again, such as a whole context: it is not
-    kept, its lines are.
-    """
+    """`count_tokens` without caching the text itself, for one that is not counted again."""
     return sum(map(_tokens_of_line, _LINES.split(text)))
 
 
 def fits(text: str, most: int) -> bool:
-    """Whether a text takes at most so many tokens. Each of its words is at least one, so nothing is
-    encoded of a text with too many. Raises Unavailable, as `count_tokens` does.
-    """
+    """Whether a text has at most `most` tokens. Raises Unavailable like `count_tokens`."""
     return least_tokens(text) <= most and count_tokens(text) <= most
 
 
 def least_tokens(text: str) -> int:
-    """A number of tokens that a text takes in any case, in a hundredth of the time of counting: no
-    token of this encoding reaches over white space from one word into the next.
+    """A lower bound of the number of tokens, in a hundredth of the time: tokens of this encoding do
+    not span words.
     """
     return len(text.split())
 
 
-@lru_cache(maxsize=LINES)
+@lru_cache(maxsize=CACHED_LINES)
 def _tokens_of_line(line: str) -> int:
     return len(_encoding().encode_ordinary(line))
 
 
 @lru_cache(maxsize=1)
 def _encoding() -> tiktoken.Encoding:
-    """The tokenizer; reading its table takes 0.4 s once."""
+    """The encoding; reading its table takes 0.4 s."""
     try:
         import tiktoken
 
@@ -78,6 +73,6 @@ def _encoding() -> tiktoken.Encoding:
             hint="Install kernlore with its dependencies: pip install kernlore.",
         )
     tables = Path(core.submodule_search_locations[0]) / "_static" / "tiktoken_cache"
-    # A directory that somebody configured has the tables that they want.
+    # Unless the user has configured another directory of tables.
     os.environ.setdefault("TIKTOKEN_CACHE_DIR", str(tables))
     return tiktoken.get_encoding(ENCODING)

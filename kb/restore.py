@@ -1,8 +1,8 @@
-"""Makes a data directory from a backup: all of it, or nothing.
+"""Restores a backup into a new data directory, completely or not at all.
 
-Everything is unpacked, brought forward and checked in a folder beside its places, then moved there,
-the catalog last. A directory without a catalog is no store, so one that was cut off is not taken
-for a whole one.
+The files are unpacked, migrated and checked in a folder inside the data directory, then moved to
+their places, the catalog last. A directory without a catalog is not a store, so an interrupted
+restore is never mistaken for a complete one.
 """
 
 from __future__ import annotations
@@ -42,14 +42,14 @@ from kb.errors import Conflict, Unavailable
 from kb.settings import MIB, Settings
 
 STAGING = ".restoring"
-_SPARE = 64 * MIB  # for migrations, beside twice the size of the catalog
+_SPARE = 64 * MIB  # for migrations, in addition to twice the size of the catalog
 
 
 @dataclass(frozen=True)
 class Restored:
-    """A restored data directory. `schema` is that of the catalog now; `requeued` is the number of
-    jobs that were under way and are queued again; `settings` are those, with their values then,
-    that are others now.
+    """A restored data directory. `schema` is the present migration of the catalog, `requeued` the
+    number of jobs that were running and are queued again, `settings` the former values of settings
+    that differ now ("" for one that was at its default).
     """
 
     data_dir: Path
@@ -60,12 +60,12 @@ class Restored:
 
 
 def restore_backup(file: Path, settings: Settings, progress: Progress = lambda _: None) -> Restored:
-    """Make a new or empty data directory, that of the settings, from a backup; blobs go to the
-    store of the settings.
+    """Restore a backup into the data directory of the settings, which must be new or empty, and its
+    blobs into the blob store of the settings.
 
-    Raises Conflict for a directory that is not empty; and before anything is written NotFound,
-    StoreError for a damaged file or one of a newer version, and Unavailable where the disk is too
-    small.
+    Raises, before anything is written: Conflict for a directory that is not empty, NotFound without
+    the file, StoreError for a damaged file or one of a newer version, Unavailable where the disk is
+    too small.
     """
     check_embedded(settings)
     data_dir = settings.data_dir.absolute()
@@ -75,38 +75,35 @@ def restore_backup(file: Path, settings: Settings, progress: Progress = lambda _
         check_revision(f"the catalog in {file}", contents.manifest.schema)
         progress(f"checked {contents.files:,} files, {contents.bytes / MIB:,.1f} MiB")
         _check_space(data_dir, contents.bytes, tar.getmember(CATALOG).size)
-        with _filled(data_dir) as staging:
+        with _staging_folder(data_dir) as staging:
             _unpack(tar, staging, settings.blob_url)
-            progress("unpacked them")
+            progress("unpacked the files")
             _check_catalog(file, staging / CATALOG, contents.manifest.schema)
-            schema, requeued = _brought_forward(staging, contents.manifest.data_dir, data_dir)
-            _close_to_others(staging)
-    unlike = _other_settings(contents.manifest.settings, changed_settings(settings))
-    return Restored(data_dir, contents, schema, requeued, unlike)
-
-
-def _other_settings(then: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
+            schema, requeued = _migrate(staging, contents.manifest.data_dir, data_dir)
+            _make_private(staging)
+    then, now = contents.manifest.settings, changed_settings(settings)
     names = sorted(then.keys() | now.keys())
-    return {name: then.get(name, "") for name in names if then.get(name) != now.get(name)}
+    differing = {name: then.get(name, "") for name in names if then.get(name) != now.get(name)}
+    return Restored(data_dir, contents, schema, requeued, differing)
 
 
 def _check_empty(data_dir: Path) -> None:
     if not data_dir.exists():
         return
     if not data_dir.is_dir():
-        raise Conflict(f"{data_dir} is no folder", hint="Give a new or empty --data-dir.")
+        raise Conflict(f"{data_dir} is not a folder", hint="Give a new or empty --data-dir.")
     names = sorted(path.name for path in data_dir.iterdir())
     if STAGING in names and CATALOG not in names:
         raise Conflict(
-            f"a restore into {data_dir} is going on, or was cut off",
-            hint="If none is going on, remove the folder and restore again.",
+            f"a restore into {data_dir} is running or was interrupted",
+            hint="If none is running, remove the folder and restore again.",
         )
     if names:
         what = "holds a store" if CATALOG in names else f"is not empty ({', '.join(names[:3])})"
         raise Conflict(
             f"{data_dir} {what}; a backup is restored into a new or empty folder",
-            hint="Give another --data-dir. To put it in the place of this one, stop the service and"
-            " rename this one first.",
+            hint="Give another --data-dir. To replace this one, stop the service and"
+            " rename it first.",
         )
 
 
@@ -121,38 +118,39 @@ def _check_space(data_dir: Path, size: int, catalog: int) -> None:
 
 
 @contextmanager
-def _filled(data_dir: Path) -> Iterator[Path]:
-    """A folder whose entries become those of the directory when the block is done. Where anything
-    fails, nothing of it is left.
+def _staging_folder(data_dir: Path) -> Iterator[Path]:
+    """A folder whose entries are moved to the data directory when the block ends. An error removes
+    everything that was created.
     """
     made = not data_dir.exists()
     data_dir.mkdir(parents=True, exist_ok=True)
-    with suppress(PermissionError):  # somebody else's folder, as of a mounted volume
+    with suppress(PermissionError):  # another user owns it, as of a mounted volume
         data_dir.chmod(0o700)
     staging, lock, placed = data_dir / STAGING, data_dir / "service.json", list[Path]()
-    with ServiceLock(data_dir, ""):  # no service may begin on it
+    with ServiceLock(data_dir, ""):  # no service can start on it
         try:
             lock.chmod(0o600)
             staging.mkdir(mode=0o700)
             yield staging
             _place(staging, data_dir, placed)
-        except BaseException:  # also an interrupt leaves nothing half restored
+        except BaseException:  # an interrupt too
             for path in (staging, *placed, lock):
                 _remove(path)
             if made:
-                with suppress(OSError):  # somebody put a file there meanwhile
+                with suppress(OSError):  # another process created a file in it
                     data_dir.rmdir()
             raise
 
 
 def _place(staging: Path, data_dir: Path, placed: list[Path]) -> None:
-    """Move every entry to its place, the catalog last, when everything is on the disk."""
+    """Sync the disk and move every entry to its place, the catalog last."""
     os.sync()
     for path in sorted(staging.iterdir(), key=lambda entry: entry.name == CATALOG):
         target = data_dir / path.name
         if target.exists():
             raise Conflict(
-                f"{target} was made meanwhile", hint="Restore into a folder that nothing else uses."
+                f"another process created {target}",
+                hint="Restore into a folder that nothing else uses.",
             )
         path.rename(target)
         placed.append(target)
@@ -167,8 +165,8 @@ def _remove(path: Path) -> None:
 
 
 def _unpack(tar: tarfile.TarFile, staging: Path, blob_url: str | None) -> None:
-    """Unpack files that `archive.read_all` has checked."""
-    # Python before 3.11.4 may lack it; no name leads out then either: they were all checked.
+    """Unpack a backup that `read_archive` has checked."""
+    # Python before 3.11.4 may lack this filter; the names were checked anyway.
     tar.extraction_filter = getattr(tarfile, "data_filter", lambda member, path: member)
     blobs = Blobs(blob_url) if blob_url else None
     for member in tar.getmembers():
@@ -176,31 +174,33 @@ def _unpack(tar: tarfile.TarFile, staging: Path, blob_url: str | None) -> None:
             continue
         if blobs is not None and blob_key(member.name):
             content = tar.extractfile(member)
-            assert content is not None  # it is a plain file
+            assert content is not None  # a regular file
             blobs.put(content.read())
         else:
             tar.extract(member, staging, set_attrs=False)
 
 
 def _check_catalog(file: Path, catalog: Path, schema: str) -> None:
-    """SQLite takes a file of a few bytes for an empty database, which opening would fill."""
+    """Raise StoreError unless the file is a catalog of this schema. SQLite would treat a damaged
+    file of a few bytes as an empty database, and opening it would create the tables.
+    """
     try:
         with closing(sqlite3.connect(catalog)) as connection:
             row = connection.execute("SELECT version_num FROM alembic_version").fetchone()
     except sqlite3.DatabaseError as error:
         raise broken_archive(file, f"its catalog cannot be opened: {error}") from error
     if row != (schema,):
-        raise broken_archive(file, "its catalog is not of the schema that its manifest says")
+        raise broken_archive(file, "the schema of its catalog differs from its manifest")
 
 
-def _brought_forward(staging: Path, before: str, now: Path) -> tuple[str, int]:
-    """Bring the catalog to this version's schema and to its new place: the schema, and how many
-    jobs are queued again that were under way.
+def _migrate(staging: Path, before: str, now: Path) -> tuple[str, int]:
+    """Migrate the catalog to this version's schema and its new folder. Returns the schema and the
+    number of running jobs that were queued again.
     """
     catalog = open_catalog(staging)
     try:
-        requeued = _queue_again(catalog)
-        _follow_problems(catalog, before, now)
+        requeued = _requeue_running(catalog)
+        _move_problem_paths(catalog, before, now)
         with catalog.write() as connection:
             meta.remove(connection, meta.STORE_ID)
         with catalog.read() as connection:
@@ -210,16 +210,16 @@ def _brought_forward(staging: Path, before: str, now: Path) -> tuple[str, int]:
     return str(schema), requeued
 
 
-def _queue_again(catalog: Catalog) -> int:
-    """Queue the jobs whose workers are elsewhere: they would fail when their leases ran out."""
+def _requeue_running(catalog: Catalog) -> int:
+    """Queue the jobs of the workers of the backed-up store, which this store does not have."""
     with catalog.read() as connection:
         running = sa.select(work.c.lease_owner).where(work.c.state == "running").distinct()
         owners = connection.execute(running).scalars().all()
     return sum(Jobs(catalog).give_back(owner) for owner in owners if owner)
 
 
-def _follow_problems(catalog: Catalog, before: str, now: Path) -> None:
-    """Runs whose problem lies in the data directory find it in the new one."""
+def _move_problem_paths(catalog: Catalog, before: str, now: Path) -> None:
+    """Update the paths of problems in the data directory in the settings of runs."""
     with catalog.write() as connection:
         for run_id, settings in connection.execute(sa.select(runs.c.id, runs.c.settings)).all():
             problem = Path(str(settings.get("problem", "")))
@@ -229,7 +229,7 @@ def _follow_problems(catalog: Catalog, before: str, now: Path) -> None:
                 connection.execute(change.values(settings={**settings, "problem": moved}))
 
 
-def _close_to_others(folder: Path) -> None:
-    """Nobody else may read it: manuals of unreleased chips are in it."""
+def _make_private(folder: Path) -> None:
+    """Deny access to other users: documents may be confidential."""
     for path in folder.rglob("*"):
         path.chmod(0o700 if path.is_dir() else 0o600)

@@ -1,7 +1,7 @@
-"""What a caller may see and what a request asks for, as values that every store query takes.
+"""Access of a caller and filter of a request, as values that every query of the store takes.
 
-Fails closed: a filter always lists the hardware scopes it admits, there is no "everything" by
-omission; and a filter never admits more than its caller may see."""
+Fails closed: a filter lists the hardware it admits, which is never more than its caller may see.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from kb.errors import Forbidden
 
-ANY = "any"  # the scope of what is about no hardware in particular
+ANY = "any"  # the scope of knowledge that is not about particular hardware
 
 Category = Literal["constraint", "guidance", "hardware"]
 CATEGORIES: tuple[Category, ...] = ("constraint", "guidance", "hardware")
@@ -21,9 +21,9 @@ CATEGORIES: tuple[Category, ...] = ("constraint", "guidance", "hardware")
 class AccessScope:
     """Which rows a caller may see and change.
 
-    `owner` is the value of their column `access_scope`. `hardware` are the ids that the caller may
-    see things about, families and `any` among them; None: all. `own` are those that it may change
-    things about. A table's condition is in `kb.catalog.visible`.
+    `owner` is the value of the column `access_scope` of its rows. The caller sees rows about
+    `hardware` (chips, families and `any`; None: all) and may change rows about `own`. The SQL
+    conditions are in `kb.catalog.visible`.
     """
 
     owner: str = "all"
@@ -32,33 +32,33 @@ class AccessScope:
 
     @property
     def restricted(self) -> bool:
-        """Whether there is anything that the caller may not see."""
+        """Whether some rows are hidden from the caller."""
         return self.hardware is not None
 
     @property
     def key(self) -> tuple[str, ...]:
-        """A value that is equal for equal scopes, for caches and logs."""
+        """Cache key."""
         return (self.owner, *sorted(self.own))
 
     def sees(self, hardware: Collection[str]) -> bool:
-        """Whether something about this hardware, or about none, may be seen."""
+        """Whether a row about this hardware (none: about any) is visible."""
         return self.hardware is None or not hardware or not self.hardware.isdisjoint(hardware)
 
-    def named(self, hardware: tuple[str, ...]) -> tuple[str, ...]:
-        """Those of these ids that the caller may know of."""
+    def visible_hardware(self, hardware: tuple[str, ...]) -> tuple[str, ...]:
+        """The visible ids among these."""
         visible = self.hardware
         return hardware if visible is None else tuple(h for h in hardware if h in visible)
 
     def check_change(self, hardware: Iterable[str], what: str) -> None:
-        """Raise Forbidden unless something about exactly this hardware may be changed; `what` names
-        it. What is about none in particular is everybody's.
+        """Raise Forbidden unless the caller may change a row about exactly this hardware. `what`
+        names the row. Restricted callers may not change rows about no hardware.
         """
         about = set(hardware)
         if self.hardware is None or (about and about <= self.own):
             return
         own = ", ".join(sorted(self.own))
         raise Forbidden(
-            f"{what} is not about {own} alone, which is all that this key may change",
+            f"{what} is not about {own} only, and this key may change nothing else",
             hint=f"Name the hardware {own}, or use a key that is not restricted.",
         )
 
@@ -68,11 +68,11 @@ ALL_ACCESS = AccessScope()
 
 @dataclass(frozen=True)
 class ScopeFilter:
-    """What a query admits.
+    """The rows that a query admits.
 
-    `hardware` lists the admitted scopes: the chip, then up its lineage, then `any`; None admits
-    every chip that the caller may see. `languages` admits what is about one of them or about none;
-    None admits every language.
+    `hardware` lists the admitted scopes: the chip, its ancestors, then `any`; None admits
+    everything that the caller may see. `languages` admits rows about one of them or about no
+    language; None admits every language.
     """
 
     hardware: tuple[str, ...] | None
@@ -83,22 +83,22 @@ class ScopeFilter:
     def __post_init__(self) -> None:
         visible = self.access_scope.hardware
         if visible is not None:
-            asked = sorted(visible) if self.hardware is None else self.hardware
-            admitted = tuple(place for place in asked if place in visible)
+            requested = sorted(visible) if self.hardware is None else self.hardware
+            admitted = tuple(scope for scope in requested if scope in visible)
             object.__setattr__(self, "hardware", admitted)
 
-    def speaks(self, languages: Collection[str]) -> bool:
-        """Whether what is about these languages, or about none, is admitted."""
+    def admits_languages(self, languages: Collection[str]) -> bool:
+        """Whether a row about these languages (none: about any) is admitted."""
         return (
             self.languages is None or not languages or not set(languages).isdisjoint(self.languages)
         )
 
     @property
     def key(self) -> tuple[object, ...]:
-        """A value that is equal for equal filters, for caches."""
+        """Cache key."""
         return (self.hardware, self.categories, self.languages, self.access_scope)
 
 
 def scope_token(kind: str, value: str) -> str:
-    """A scope value as one token of the lexical index, whatever characters the value has."""
+    """A scope value as a single token of the lexical index."""
     return f"{kind}_{value.lower().encode().hex()}"

@@ -1,5 +1,4 @@
-"""Every knob of the product in one table: name, default, one line of help. Environment prefix
-`KERNLORE_`.
+"""All settings of the product, with defaults and help. Environment prefix `KERNLORE_`.
 
 Defaults are finite and local: loopback only, bounded sizes, no key needed.
 """
@@ -19,7 +18,7 @@ from kb.errors import nearest
 
 MIB = 1024 * 1024
 PREFIX = "KERNLORE_"
-# Variables that are read elsewhere: by the client, containers of candidates, modules and runners.
+# Variables that other code reads: the client, containers of candidates, modules and runners.
 OTHER_VARIABLES = frozenset(
     {
         "KERNLORE_KEY",
@@ -30,25 +29,25 @@ OTHER_VARIABLES = frozenset(
         "KERNLORE_TIMING",
     }
 )
-# A cluster sets these for a service of the name `kernlore`, and tests those for stores.
+# Set by Kubernetes for a service named `kernlore`, and by tests.
 _FOREIGN = re.compile(r"KERNLORE_(?:SERVICE_|PORT_\d|TEST_)")
 
 
 class Settings(BaseSettings):
-    """Values come from the environment (`KERNLORE_PORT=9000`) or from the caller; unknown names are
-    refused.
+    """Values come from the environment (`KERNLORE_PORT=9000`) or the caller; unknown names are
+    rejected.
     """
 
     model_config = SettingsConfigDict(env_prefix=PREFIX, extra="forbid", frozen=True)
 
-    # Where things are
+    # Locations
     data_dir: Path = Field(
         Path("data"), description="Folder of the catalog, index, blobs and exported models."
     )
     knowledge_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "hw_manuals",
-        description="Folder of the built-in knowledge. A service does not start where it is not"
-        " there, or holds no document.",
+        description="Folder of the built-in knowledge. A service does not start where it is missing"
+        " or contains no document.",
     )
     skills_dir: Path = Field(
         Path(__file__).resolve().parent.parent / "skills" / "library",
@@ -57,7 +56,7 @@ class Settings(BaseSettings):
     catalog: str | None = Field(
         None,
         repr=False,
-        description="URL of the SQL catalog, for one on a server:"
+        description="URL of the SQL catalog on a server:"
         " postgresql+psycopg://USER:PASSWORD@HOST/DATABASE. Default: SQLite in the data directory.",
     )
     chroma_url: str | None = Field(
@@ -76,15 +75,15 @@ class Settings(BaseSettings):
     host: str = Field("127.0.0.1", description="Address to listen on.")
     allowed_hosts: str = Field(
         "",
-        description="Further names, separated by commas, by which the service may be called, such"
-        " as that of a proxy; `*.example.com` means every name below it. Requests by other names"
-        " than these and its own address are refused.",
+        description="Additional host names of the service, separated by commas, such as that of a"
+        " proxy; `*.example.com` matches every subdomain. Requests to other names than these and"
+        " its own address are refused.",
     )
     port: int = Field(8321, ge=1, le=65535, description="Port to listen on.")
     evaluate_over_http: bool = Field(
         False,
-        description="Also let callers on other machines start evaluations and runs. Their code then"
-        " runs here.",
+        description="Permit callers on other machines to start evaluations and runs. Their code"
+        " then runs on this machine.",
     )
 
     # Embedding
@@ -95,7 +94,9 @@ class Settings(BaseSettings):
 
     # Limits
     max_file_bytes: int = Field(128 * MIB, ge=1, description="Largest uploaded file, in bytes.")
-    max_files_per_upload: int = Field(2000, ge=1, description="Most files in one upload request.")
+    max_files_per_upload: int = Field(
+        2000, ge=1, description="Largest number of files in an upload request."
+    )
     max_log_bytes: int = Field(8 * MIB, ge=1, description="Largest posted log, in bytes.")
     max_body_bytes: int = Field(16 * MIB, ge=1, description="Largest JSON body, in bytes.")
     parse_seconds: float = Field(
@@ -107,59 +108,60 @@ class Settings(BaseSettings):
     lease_seconds: float = Field(
         60.0,
         gt=0,
-        description="After this many seconds without a sign from its worker, a job fails, and a"
+        description="Seconds without a renewal by its worker after which a job fails, and a"
         " trajectory is queued again.",
     )
 
     # Answers
     default_k: int = Field(
-        20, ge=1, le=200, description="Excerpts in an answer, if the request does not say how many."
+        20,
+        ge=1,
+        le=200,
+        description="Excerpts in an answer, if the request does not give a number.",
     )
-    max_k: int = Field(200, ge=1, description="Most excerpts a request may ask for.")
+    max_k: int = Field(200, ge=1, description="Largest number of excerpts that a request may set.")
     default_max_tokens: int = Field(
         6000,
         ge=1,
-        description="Most tokens of `context` in an answer, if the request does not say how many.",
+        description="Maximum tokens of `context` in an answer, if the request does not give one.",
     )
     retrievals_at_once: int = Field(
         4,
         ge=1,
-        description="Retrievals that are computed at the same time where there are no"
-        " `answer_processes`; others wait.",
+        description="Retrievals that are computed at the same time without `answer_processes`;"
+        " others wait.",
     )
     retrievals_waiting: int = Field(
-        128, ge=1, description="Retrievals that may wait for their turn; more are refused with 503."
+        128, ge=1, description="Retrievals that may wait; more are refused with 503."
     )
     answer_processes: int = Field(
         0,
         ge=0,
         le=64,
-        description="Processes beside the service's own that compute retrievals, on processors of"
-        " their own, one retrieval in each at a time. Each takes some 650 MiB at 100,000 passages;"
-        " 0: the service computes all itself.",
+        description="Additional processes that compute retrievals in parallel, each on its own"
+        " processor and one at a time. Each takes about 650 MiB at 100,000 passages; 0: the service"
+        " process computes them.",
     )
     orders_ahead: int = Field(
         1500,
         ge=0,
         le=2000,
-        description="Answers to a signal and a chip alone that a service prepares while nobody"
-        " asks, after each change of the documents; 0: none.",
+        description="Answers to a signal and a chip alone that an idle service prepares after each"
+        " change of the documents; 0: none.",
     )
     requests_per_minute: int = Field(
         3000,
         ge=0,
-        description="Requests a minute of one key, or of one address where there are no keys; 0:"
-        " any number. Without keys nothing is limited on loopback.",
+        description="Requests per minute of a key, or of an address where there are no keys; 0:"
+        " unlimited. Without keys there is no limit on loopback.",
     )
-    uploads_per_minute: int = Field(
-        600, ge=0, description="As requests_per_minute, of uploads alone."
-    )
+    uploads_per_minute: int = Field(600, ge=0, description="Like requests_per_minute, for uploads.")
     skills_withheld_share: float = Field(
         0.1,
         ge=0,
         le=1,
-        description="Share of skills, 0 to 1, withheld from a run's requests, so that"
-        " `kernlore skills lift` can compare.",
+        description="Share of skills, 0 to 1, withheld from the requests of a run, for the"
+        " comparison by `kernlore skills lift`.",
     )
     skills_unused_retrievals: int = Field(
         5000,
@@ -181,16 +183,16 @@ class Settings(BaseSettings):
 
 
 def unknown_settings(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """A sentence for each variable that begins as a setting does and is none, with the nearest."""
+    """A warning for each variable with the prefix that is not a setting, with the nearest name."""
     known = {f"{PREFIX}{name.upper()}" for name in Settings.model_fields} | OTHER_VARIABLES
-    said = []
+    warnings = []
     for name in sorted(environment):
         if not name.upper().startswith(PREFIX) or name.upper() in known or _FOREIGN.match(name):
             continue
         near = nearest(name.upper(), known, count=1)
         meant = f"; did you mean {near[0]}?" if near else ""
-        said.append(f"{name} is set and is no setting{meant}")
-    return tuple(said)
+        warnings.append(f"{name} is set but is not a setting{meant}")
+    return tuple(warnings)
 
 
 def product_version() -> str:

@@ -1,13 +1,11 @@
-"""Traces: spans of requests, jobs and runs, sent to a collector by OpenTelemetry.
+"""Traces: spans of requests, jobs and runs, exported by OpenTelemetry.
 
-Off unless OTEL_EXPORTER_OTLP_ENDPOINT, or the same for traces alone, names a collector: then
-nothing of OpenTelemetry is imported here, and a span costs about a microsecond. The other
-variables are those of OpenTelemetry too (OTEL_SERVICE_NAME, OTEL_TRACES_SAMPLER,
-OTEL_EXPORTER_OTLP_HEADERS, ...). A span that cannot be sent is dropped and logged by the SDK; the
-work that it is about does not notice.
+Enabled where OTEL_EXPORTER_OTLP_ENDPOINT or OTEL_EXPORTER_OTLP_TRACES_ENDPOINT is set, and
+configured by the other variables of OpenTelemetry. Otherwise nothing of it is imported, and a span
+costs about a microsecond. A span that cannot be exported is dropped and logged by the SDK.
 
-Nothing here knows what the work is. Attributes hold ids, names and counts, never what a caller or a
-document says; so an error is named by its class, without its message.
+Attributes contain ids, names and counts, no texts of callers or documents; so an error is
+recorded by its class, without its message.
 """
 
 from __future__ import annotations
@@ -30,12 +28,12 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 Value = str | bool | int | float | Sequence[str]
-Carrier = Mapping[str, str]  # a place in a trace, as W3C's `traceparent` and `tracestate`
+Carrier = Mapping[str, str]  # trace context: W3C's `traceparent` and `tracestate`
 Kind = Literal["internal", "server"]
 
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
-# By what a process hands the place to a child: OpenTelemetry's names for an environment.
+# OpenTelemetry's names of the trace context in the environment of a child process.
 IN_ENVIRONMENT = {"traceparent": "TRACEPARENT", "tracestate": "TRACESTATE"}
 
 _OFF = nullcontext()
@@ -44,15 +42,15 @@ _provider: TracerProvider | None = None
 
 
 def wanted() -> bool:
-    """Whether the environment names a collector."""
+    """Whether the environment configures a collector."""
     exporter = os.environ.get("OTEL_TRACES_EXPORTER", "otlp")
     disabled = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true"
     return any(map(os.environ.get, ENDPOINTS)) and exporter == "otlp" and not disabled
 
 
 def start() -> None:
-    """Send spans from now on, where the environment names a collector. Raises Unavailable where the
-    extra is missing, and InvalidRequest for a protocol that is unknown.
+    """Start exporting spans, where the environment configures a collector. Raises Unavailable where
+    the extra is not installed, and InvalidRequest for an unknown protocol.
     """
     global _tracer, _provider
     if _tracer is not None or not wanted():
@@ -96,7 +94,7 @@ def _exporter() -> SpanExporter:
 
 
 def stop() -> None:
-    """Send what is left, and nothing from now on."""
+    """Export the remaining spans and stop."""
     global _tracer, _provider
     if _provider is not None:
         _provider.shutdown()
@@ -104,7 +102,7 @@ def stop() -> None:
 
 
 def on() -> bool:
-    """Whether spans are sent."""
+    """Whether spans are exported."""
     return _tracer is not None
 
 
@@ -116,9 +114,8 @@ def span(
     links: Sequence[Carrier] = (),
     kind: Kind = "internal",
 ) -> AbstractContextManager[None]:
-    """A span around a block, below `parent`, else below the span that this thread or task is in.
-    `links` are places in other traces that it is also about. An error that leaves the block marks
-    it as failed.
+    """A span around a block: a child of `parent`, or else of the current span. `links` are related
+    spans of other traces. An error that leaves the block marks the span as failed.
     """
     if _tracer is None:
         return _OFF
@@ -156,8 +153,9 @@ def _span(
 def traced(
     name: str, *, of_environment: bool = False
 ) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """A function whose calls are spans; with `of_environment` below the span of the process that
-    has started this one, where that handed its place on."""
+    """Decorator that makes a span of each call; with `of_environment` as a child of the span of the
+    parent process.
+    """
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         @functools.wraps(function)
@@ -174,8 +172,8 @@ def traced(
 
 
 def begin(name: str, attributes: Mapping[str, Value], parent: Carrier | None) -> Callable[[], None]:
-    """A span that begins now and ends with a call of what is returned, in whichever thread: for
-    work that no block encloses. Nothing becomes a child of it.
+    """Begin a span outside a block. The returned function ends it, in any thread. It gets no
+    children.
     """
     if _tracer is None:
         return _nothing
@@ -191,8 +189,8 @@ def _nothing() -> None:
 def describe(
     attributes: Mapping[str, Value], *, name: str | None = None, failed: str | None = None
 ) -> None:
-    """Add attributes to the span that this thread is in; `name` replaces its name, `failed` names
-    why its work came to nothing.
+    """Add attributes to the current span; `name` replaces its name, `failed` marks it as failed
+    with a description.
     """
     if _tracer is None:
         return
@@ -207,18 +205,15 @@ def describe(
 
 
 def event(name: str, attributes: Mapping[str, Value]) -> None:
-    """Note a moment in the span that this thread is in."""
+    """Add an event to the current span."""
     if _tracer is not None:
         from opentelemetry.trace import get_current_span
 
         get_current_span().add_event(name, dict(attributes))
 
 
-# -- from one thread, process or request to another
-
-
 def carrier() -> dict[str, str]:
-    """The place of this thread in a trace, to be handed on; empty without one."""
+    """The current trace context, for other threads and processes; empty without one."""
     carried: dict[str, str] = {}
     if _tracer is not None:
         _propagator().inject(carried)
@@ -226,24 +221,24 @@ def carrier() -> dict[str, str]:
 
 
 def trace_id() -> str | None:
-    """The id of the trace that this thread is in, as 32 hexadecimal digits; None without one."""
+    """The id of the current trace as 32 hexadecimal digits; None without one."""
     place = carrier().get("traceparent")
     return place.split("-")[1] if place else None
 
 
 def for_child() -> dict[str, str]:
-    """What the environment of a child process needs, so that its spans are below this thread's."""
+    """Environment variables that pass the current trace context to a child process."""
     return {IN_ENVIRONMENT[name]: value for name, value in carrier().items()}
 
 
 def place_of_parent() -> dict[str, str]:
-    """The place that the parent process gave this one; empty without one."""
+    """The trace context that the parent process passed to this one; empty without one."""
     names = IN_ENVIRONMENT.items()
     return {name: os.environ[key] for name, key in names if os.environ.get(key)}
 
 
 def carried(function: Callable[P, T]) -> Callable[P, T]:
-    """The function for another thread: its spans are below the span that this thread is in now."""
+    """The function with the current trace context, for another thread."""
     if _tracer is None:
         return function
     context = copy_context()

@@ -1,6 +1,6 @@
-"""Background work of a process: renewing leases, worker threads and child processes.
+"""Background work of a process: renewal of leases, worker threads and child processes.
 
-Knows nothing about the work itself; which work there is, and who owns it, is in `kb.catalog.work`.
+Knows nothing about the work itself; its queue and owners are in `kb.catalog.work`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from kb import telemetry
 from kb.errors import KernloreError
 from kb.settings import Settings
 
-RENEWALS = 4  # of a lease within its time, so that one that fails loses nothing
+RENEWALS = 4  # per duration of a lease, so that a failed one loses nothing
 ROOT = Path(__file__).resolve().parent.parent  # the working directory of `python -m api...`
 POLL_SECONDS = 0.05
 
@@ -31,11 +31,10 @@ log = structlog.get_logger(__name__)
 
 @contextmanager
 def keep_lease(renew: Callable[[], bool], seconds: float, name: str) -> Iterator[threading.Event]:
-    """Renew a lease of `seconds` from a thread of its own, however long the block takes.
+    """Renew a lease of `seconds` in a thread named `name` while the block runs.
 
-    `renew` answers False where the lease is somebody else's by now, as after the machine slept
-    longer than it lasts. The event that the block gets is set then, and renewing ends. `name` is
-    that of the thread, and stands in the log.
+    Where `renew` returns False, another worker has taken the lease, as after the machine slept
+    longer than it lasts: the yielded event is set and renewal ends.
     """
     done, lost = threading.Event(), threading.Event()
 
@@ -44,9 +43,9 @@ def keep_lease(renew: Callable[[], bool], seconds: float, name: str) -> Iterator
             try:
                 if not renew():
                     lost.set()
-            except OperationalError:  # locked: the lease lasts for more than one renewal
+            except OperationalError:  # locked: the next renewal is in time too
                 log.warning("lease not renewed", lease=name, exc_info=True)
-            except KernloreError as error:  # a newer Kernlore has the catalog: it takes the work
+            except KernloreError as error:  # a newer version migrated the catalog
                 log.warning("lease not renewed", lease=name, reason=error.message)
 
     thread = threading.Thread(target=beat, name=name, daemon=True)
@@ -59,11 +58,11 @@ def keep_lease(renew: Callable[[], bool], seconds: float, name: str) -> Iterator
 
 
 class WorkerThread:
-    """A thread that works when it is woken; it starts with the first `wake`.
+    """A thread that looks for work when woken; the first `wake` starts it.
 
-    `work` does one piece of work and answers whether there may be more at once. What it raises is
-    logged and ends that piece, not the thread. With `idle_seconds` the thread also looks by itself
-    once in that time: a worker of another process that was killed wakes nobody.
+    `work` does one piece of work and returns whether there may be more. Its errors are logged and
+    do not end the thread. With `idle_seconds` the thread also looks at that interval, because the
+    death of another process's worker does not wake it.
     """
 
     def __init__(
@@ -79,11 +78,11 @@ class WorkerThread:
 
     @property
     def stopped(self) -> bool:
-        """Whether `stop` was called. The work at hand may not have ended yet."""
+        """Whether `stop` was called. A piece of work may still be running."""
         return self._stopped.is_set()
 
     def wake(self) -> None:
-        """Look for work now; starts the thread where there is none that lives."""
+        """Make the thread look for work now; starts it where it is not alive."""
         self._woken.set()
         with self._starting:
             alive = self._thread is not None and self._thread.is_alive()
@@ -92,7 +91,7 @@ class WorkerThread:
                 self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """Begin nothing new, and wait at most so long for the end of the work at hand."""
+        """Start no more work, and wait at most `seconds` for the running piece."""
         self._stopped.set()
         self._woken.set()
         if self._thread is not None:
@@ -101,27 +100,27 @@ class WorkerThread:
     def _run(self) -> None:
         while not self.stopped:
             self._woken.clear()
-            if not self._worked():
+            if not self._try_work():
                 self._woken.wait(self._idle_seconds)
 
-    def _worked(self) -> bool:
+    def _try_work(self) -> bool:
         try:
             return self._work()
-        except Exception:  # the job boundary: the thread serves whoever comes next
-            if not self.stopped:  # else the catalog is being closed
+        except Exception:  # the thread must survive any error of one piece of work
+            if not self.stopped:  # after that, the catalog may be closed
                 log.exception("worker failed", worker=self._name)
             return False
 
 
 class ChildProcess:
-    """A process in a session of its own, so that ending it ends everything that it started."""
+    """A child process in its own session, so that ending it also ends the processes it started."""
 
     def __init__(
         self, command: Sequence[str], settings: Settings, output: Path | None = None
     ) -> None:
         """Start `command` with these settings in its environment.
 
-        Both its streams go to the file `output`; without one, `answer` reads them.
+        Its output and errors go to the file `output`, or without one to `answer`.
         """
         self._log: IO[bytes] | None = output.open("wb") if output is not None else None
         self._process = subprocess.Popen(
@@ -136,17 +135,17 @@ class ChildProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it has not ended."""
+        """Whether the process runs."""
         return self._process.poll() is None
 
     @property
     def code(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The exit code; None while the process runs."""
         return self._process.poll()
 
     def answer(self, seconds: float) -> tuple[str, str]:
-        """What it wrote to standard output and error. Raises TimeoutError where it did not end in
-        time; it still runs then.
+        """Wait for the end and return standard output and error. Raises TimeoutError where it takes
+        longer than `seconds`; the process goes on then.
         """
         try:
             out, err = self._process.communicate(timeout=seconds)
@@ -155,15 +154,14 @@ class ChildProcess:
         return out.decode("utf-8", "replace"), err.decode("utf-8", "replace")
 
     def wait(self, seconds: float) -> None:
-        """Wait at most so long for its end."""
+        """Wait at most `seconds` for the end."""
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(seconds)
 
     def end(self, grace_seconds: float = 0.0) -> None:
-        """End it and its process group. Nothing of them is alive when this returns, except what
-        left the group; a candidate's own processes end when they lose their parent.
+        """Kill the process group, after SIGTERM and `grace_seconds` where they are given.
 
-        `grace_seconds` is how long it may take to leave by itself after SIGTERM.
+        Processes that left the group may survive; those of candidates end with their parent.
         """
         if self.alive:
             with suppress(ProcessLookupError):
@@ -182,7 +180,7 @@ class ChildProcess:
 
 
 def environment(settings: Settings) -> dict[str, str]:
-    """The environment of a process that is to have these settings, wherever they came from."""
+    """The environment that gives a child process these settings."""
     values: Mapping[str, Any] = settings.model_dump(exclude_none=True)
     own = {f"KERNLORE_{name.upper()}": str(value) for name, value in values.items()}
     own["KERNLORE_DATA_DIR"] = str(settings.data_dir.absolute())

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import structlog
 
-from kb.memory import give_back
+from kb.memory import return_freed_memory
 
 LOOK_SECONDS = 1.0  # between two looks at the catalog; still for so long, orders are made
 IDLE_SECONDS = 0.25  # without a request, before the next order is made
@@ -131,7 +131,7 @@ class OrdersAhead:
             if self._stop.is_set() or self._busy() or self._orders.searched() != state:
                 return False
             self._orders.make_order(signal, hardware)
-        give_back()
+        return_freed_memory()
         seconds = round(time.monotonic() - started, 1)
         log.info("orders of bare signals are made", orders=len(pairs), seconds=seconds)
         return True

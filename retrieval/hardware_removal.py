@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from kb.catalog import hardware as hardware_removal
-from kb.catalog.hardware import Use
+from kb.catalog.hardware import HardwareUse, remove_hardware_rows, use_of_hardware
 from kb.catalog.knowledge.documents import erase_deleted
 from kb.errors import Conflict, StoreAway
 from kb.hardware.spec import is_shipped
@@ -35,13 +34,13 @@ def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = Fa
             " out, set KERNLORE_KNOWLEDGE_DIR, and remove it then.",
         )
     with base.catalog.read() as connection:
-        use = hardware_removal.use_of(connection, hardware_id)
+        use = use_of_hardware(connection, hardware_id)
     _check(hardware_id, use, with_documents)
     gone = [delete_document(base, d, access_scope=base.access) for d in use.documents]
     with base.catalog.write() as connection:
-        now = hardware_removal.use_of(connection, hardware_id)
+        now = use_of_hardware(connection, hardware_id)
         _check(hardware_id, now, False)  # what came meanwhile
-        removed = hardware_removal.remove(connection, hardware_id, now.shared)
+        removed = remove_hardware_rows(connection, hardware_id, now.shared)
     answer: Json = {
         "id": hardware_id,
         "removed": True,
@@ -58,7 +57,7 @@ def remove_hardware(base: KnowledgeBase, name: str, *, with_documents: bool = Fa
     return answer
 
 
-def _check(hardware_id: str, use: Use, with_documents: bool) -> None:
+def _check(hardware_id: str, use: HardwareUse, with_documents: bool) -> None:
     """Raise Conflict for the first thing that still uses it."""
     for ids, what, hint in (
         (

@@ -11,7 +11,7 @@ from typing import Any
 
 from kb.catalog.facts import Fact
 from kb.catalog.knowledge.moves import StoredMove
-from kb.predicates import Bindings, Outcome, Value, compile_predicate
+from kb.predicates import Bindings, PredicateResult, Value, compile_predicate
 from retrieval.answer import Move
 from retrieval.language_words import foreign_words, is_common
 
@@ -94,7 +94,7 @@ def _own_if_any(
     return own or decided
 
 
-def _certainty(outcome: Outcome) -> int:
+def _certainty(outcome: PredicateResult) -> int:
     """0 for a move that holds, 1 where a value is missing, 2 where that is the problem's."""
     if outcome.value is not None:
         return 0
@@ -130,10 +130,10 @@ def _in_each_language(
     return [{**problem, "language": language} for language in languages]
 
 
-def _outcome(predicate: str, bindings: Sequence[Bindings]) -> Outcome:
+def _outcome(predicate: str, bindings: Sequence[Bindings]) -> PredicateResult:
     """What the predicate is in every language alike; undecided where it depends on the language."""
     compiled = compile_predicate(predicate)
-    if len(bindings) > 1 and "language" not in compiled.expression.names().problem:
+    if len(bindings) > 1 and "language" not in compiled.names().problem:
         bindings = bindings[:1]
     outcomes = [compiled.evaluate(values) for values in bindings]
     if len({outcome.value for outcome in outcomes}) == 1:

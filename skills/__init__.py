@@ -1,16 +1,16 @@
-"""Learning: what searches measured becomes skills, and skills are kept only while they help.
+"""Learning: measured searches become skills, and skills stay in use only while they help.
 
-    format          a skill's folder: SKILL.md read, checked and written, archives, unsafe texts
-    library         data: the skills that ship
-    skill_library   the skills of the catalog: shipped, imported, exported, shown
-    lifecycle       their states, changed by people and by new toolchains
-    uses            what the outcomes of their uses say about them (statistics)
-    observation     that applied: narrowed or retired
-    trajectories    runs and external trajectories: received, evaluated again, read, reviewed
-    trials          skills verified by leaving them out, on cases that they do not come from
-    curator         a trajectory becomes candidate skills
-    training        trajectories as training data
+    format          a skill's folder: SKILL.md read, checked, written, packed; the linter
+    library         data: the shipped skills
+    importing       files on their way into the catalog; shipped skills
+    skill_library   the skills of the catalog: listed, shown, imported, revised, exported
+    lifecycle       their states: by people, toolchains and the outcomes of uses
+    uses            statistics of uses
+    trajectories    searches: received, evaluated again, read, reviewed by people
+    trials          skills verified by leaving them out
+    curator         searches become candidate skills
+    training        searches as training data
 
-Imports point upwards in this list, except that `trials` and `curator` know nothing of `training`,
-nor it of them. All of it may use the optimizer, which knows nothing of it.
+Imports point upwards in this list, except that `trials` and `curator` do not import `training`, nor
+it them. All of it may import the optimizer, which imports none of it.
 """

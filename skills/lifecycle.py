@@ -1,15 +1,15 @@
-"""What moves skills from state to state beside their uses: a person's decision, and a toolchain
-that is no longer the one that they were measured with.
+"""The states of skills: changed by a person, by another toolchain, and by the outcomes of uses.
 
-Every step has an actor and a reason and is an event; nothing is ever deleted, so a retired skill
-can still be read and brought back. The queue of what is to be measured again is the skills that
-are suspect, with the reason that their last event gives.
+Every change is an event with actor and reason, and nothing is deleted, so a retired skill can be
+read and restored. A skill that loses is narrowed to the part of its scope where it wins, or
+retired; the test is `skills.uses.assess_uses`. The queue of skills to measure again is the suspect
+ones, with the reason of their last event.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection
@@ -36,125 +36,67 @@ from skills.importing import sync_shipped
 from skills.uses import ScopePart, SkillUse, UseVerdict, assess_uses, outside, record_of
 
 if TYPE_CHECKING:
-    from optimizer.search.bench.local import Place
+    from optimizer.search.bench.local import TargetToolchain
 
-
-ACTOR = "lifecycle"
+ACTOR = "lifecycle"  # of changes by a toolchain
+OBSERVER = "observer"  # actor of changes by uses
+UNUSED_RETRIEVALS = 5_000
+IN_USE = ("candidate", "active", "suspect")  # states of skills that are judged by their uses
+MAX_NAMED = 50  # retrievals named in an event
 Wanted = Literal["active", "candidate", "quarantined", "retired", "restored"]
-# What a person can do with a skill in each state: the commands, which are the steps of the routes.
-STEPS: Mapping[str, tuple[str, ...]] = {
-    "candidate": ("approve", "quarantine", "retire"),
-    "active": ("quarantine", "retire"),
-    "suspect": ("approve", "quarantine", "retire"),
-    "retired": ("restore", "quarantine"),
-    "quarantined": ("restore", "retire"),
+FROM: Mapping[Wanted, tuple[str, ...]] = {
+    "active": ("candidate", "suspect"),
+    "candidate": ("suspect",),
+    "quarantined": ("candidate", "active", "suspect", "retired"),
+    "retired": ("candidate", "active", "suspect", "quarantined"),
+    "restored": ("retired", "quarantined"),
 }
-
-
-@dataclass(frozen=True)
-class Queued:
-    """A skill to be measured again. `hardware`, `was` and `now` are those of the toolchain that
-    changed; None where something else made it suspect."""
-
-    name: str
-    since: str
-    reason: str
-    hardware: str | None
-    was: str | None
-    now: str | None
+COMMANDS: Mapping[str, Wanted] = {
+    "approve": "active",
+    "restore": "restored",
+    "quarantine": "quarantined",
+    "retire": "retired",
+}
 
 
 # -- by a person
 
 
-def approve(
+def change_state(
     catalog: Catalog,
     name: str,
+    wanted: Wanted,
     *,
     actor: str,
     reason: str,
     force: bool = False,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> SkillEvent:
-    """Make a candidate or suspect skill active. A learned one must have trials that support its
-    present text, or `force`, which its history keeps. Raises NotFound and Conflict."""
-    states = ("candidate", "suspect")
-    return _move(catalog, name, "active", states, actor, reason, access_scope, force=force)
+    """Bring a skill into the state that a person wants.
 
-
-def quarantine(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
-) -> SkillEvent:
-    """Take a skill out of every answer until a person restores it. Raises NotFound and Conflict."""
-    states = tuple(state for state in store.STATES if state != "quarantined")
-    return _move(catalog, name, "quarantined", states, actor, reason, access_scope)
-
-
-def retire(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
-) -> SkillEvent:
-    """Take a skill out of use; it stays addressable. Raises NotFound and Conflict."""
-    states = tuple(state for state in store.STATES if state != "retired")
-    return _move(catalog, name, "retired", states, actor, reason, access_scope)
-
-
-def restore(
-    catalog: Catalog, name: str, *, actor: str, reason: str, access_scope: AccessScope = ALL_ACCESS
-) -> SkillEvent:
-    """Bring back what was retired or quarantined: as active where it was that and needs no new
-    measurement, else as a candidate. What was learned and then quarantined needs one. Its uses are
-    counted anew. Raises NotFound and Conflict."""
-    with catalog.write() as connection:
-        skill = store.get(connection, name, access_scope)
-        if skill.state not in ("retired", "quarantined"):
-            already = " already" if skill.state == "active" else ""
-            raise _refused(skill, f"{name} is {skill.state}{already}: there is nothing to restore")
-        curated = skill.tier == "curated"
-        proven = curated or (skill.state == "retired" and store.measured(connection, skill))
-        was_active = _before(connection, skill, access_scope) == "active"
-        state: State = "active" if was_active and proven else "candidate"
-        return store.set_state(
-            connection, name, state, actor=actor, reason=reason, access_scope=access_scope
+    A learned skill becomes active only if trials support its present text, or by `force`, which the
+    event states. `restored` brings a skill back as active if it was that and needs no new
+    measurement, else as a candidate; a learned skill that was quarantined needs one. Its uses are
+    counted anew. Raises NotFound, Conflict for an impossible change, and InvalidRequest for `force`
+    with another state than active.
+    """
+    if force and wanted != "active":
+        raise InvalidRequest(
+            f"`force` has no meaning for {wanted}", hint="It approves; leave it out here."
         )
-
-
-def _before(connection: Connection, skill: SkillHead, access_scope: AccessScope) -> str | None:
-    """The state from which it came into its present one."""
-    events = store.events(connection, skill.id, access_scope)
-    moves = [e for e in events if e.event == "state" and e.to_state == skill.state]
-    return moves[-1].from_state if moves else None
-
-
-def _why_not(skill: SkillHead, state: str) -> str:
-    if skill.state == state:
-        return f"{skill.name} is {state} already"
-    return f"{skill.name} is {skill.state} and cannot become {state} in one step"
-
-
-def _refused(skill: SkillHead, message: str) -> Conflict:
-    """The error for a step that the skill's state does not allow; it says which are possible."""
-    possible = [f"kernlore skills {step} {skill.name}" for step in STEPS[skill.state]]
-    hint = f"Possible now: {', '.join(possible)}."
-    if "restore" in STEPS[skill.state]:
-        hint += " Where it comes back as a candidate, approve it then."
-    return Conflict(message, hint=hint, details={"skill": skill.name, "state": skill.state})
-
-
-def _move(
-    catalog: Catalog,
-    name: str,
-    state: State,
-    from_states: tuple[str, ...],
-    actor: str,
-    reason: str,
-    access_scope: AccessScope,
-    *,
-    force: bool = False,
-) -> SkillEvent:
     with catalog.write() as connection:
         skill = store.get(connection, name, access_scope)
-        if skill.state not in from_states:
-            raise _refused(skill, _why_not(skill, state))
+        if skill.state not in FROM[wanted]:
+            raise _impossible(skill, wanted)
+        state: State
+        if wanted == "restored":
+            measured = skill.tier == "curated" or (
+                skill.state == "retired" and store.measured(connection, skill)
+            )
+            was_active = _state_before(connection, skill, access_scope) == "active"
+            state = "active" if was_active and measured else "candidate"
+        else:
+            state = wanted
         return store.set_state(
             connection,
             name,
@@ -166,46 +108,88 @@ def _move(
         )
 
 
+def _state_before(
+    connection: Connection, skill: SkillHead, access_scope: AccessScope
+) -> str | None:
+    events = store.events(connection, skill.id, access_scope)
+    moves = [e for e in events if e.event == "state" and e.to_state == skill.state]
+    return moves[-1].from_state if moves else None
+
+
+def _impossible(skill: SkillHead, wanted: Wanted) -> Conflict:
+    """The error for a change that the skill's state does not allow; it names the possible ones."""
+    if wanted == "restored":
+        already = " already" if skill.state == "active" else ""
+        message = f"{skill.name} is {skill.state}{already}: there is nothing to restore"
+    elif skill.state == wanted:
+        message = f"{skill.name} is {wanted} already"
+    else:
+        message = f"{skill.name} is {skill.state} and cannot become {wanted} in one step"
+    commands = [command for command, state in COMMANDS.items() if skill.state in FROM[state]]
+    possible = [f"kernlore skills {command} {skill.name}" for command in commands]
+    hint = f"Possible now: {', '.join(possible)}."
+    if "restore" in commands:
+        hint += " If it comes back as a candidate, approve it then."
+    return Conflict(message, hint=hint, details={"skill": skill.name, "state": skill.state})
+
+
 # -- by a change of the toolchain
 
 
-def note_toolchain(
-    catalog: Catalog,
+def prepare_library(
+    base: KnowledgeBase,
     hardware: str,
-    toolchain: str,
-    *,
-    actor: str = ACTOR,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> list[str]:
-    """`toolchain` (its name, then its versions, as the harness says it) is in use for `hardware`.
+    language: str | None,
+    log: Callable[[str], None],
+    places: Mapping[str, TargetToolchain] | None = None,
+) -> None:
+    """Before a search, store this version's built-in skills and update the states of learned ones.
 
-    Where that is a change, active learned skills whose newest measurement on this hardware was
-    with other versions of it become suspect, and are so queued; returns their names.
+    Skills measured with another toolchain become suspect, and skills that many answers showed
+    without a use are retired. `log` gets one sentence for each change. `places` are those of the
+    search by language, if they are not this machine's. Raises UnknownHardware, and Unavailable if
+    nothing can be run on `hardware` here.
+    """
+    from optimizer.search.runs.places import places_for  # seconds to import
+
+    sync_shipped(base.catalog, base.registry, base.settings.skills_dir)
+    chosen = places_for(base, hardware, language) if places is None else places
+    for place in chosen.values():
+        toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
+        for name in note_toolchain(base.catalog, place.target.hardware, toolchain):
+            log(f"{name} was measured with another toolchain: `kernlore skills verify`")
+    unused = base.settings.skills_unused_retrievals
+    for name in retire_unused(base.catalog, unused):
+        log(f"{name} is retired: {unused} answers made no use of it")
+
+
+def note_toolchain(catalog: Catalog, hardware: str, toolchain: str) -> list[str]:
+    """Record the toolchain in use for a hardware: its name, then its versions.
+
+    If it changed, active learned skills whose newest measurement on this hardware was with other
+    versions of it become suspect; returns their names.
     """
     with catalog.write() as connection:
         if store.note_toolchain(connection, hardware, toolchain) == toolchain:
             return []
-        outdated = _outdated(connection, hardware, toolchain, access_scope)
+        outdated = _outdated(connection, hardware, toolchain)
         for name, was in outdated.items():
             store.set_state(
                 connection,
                 name,
                 "suspect",
-                actor=actor,
+                actor=ACTOR,
                 reason=f"measured with {was}, in use is {toolchain}",
                 details={"hardware": hardware, "was": was, "now": toolchain},
-                access_scope=access_scope,
             )
     return list(outdated)
 
 
-def _outdated(
-    connection: Connection, hardware: str, toolchain: str, access_scope: AccessScope
-) -> dict[str, str]:
-    """Skill -> the versions it was last measured with."""
-    skills = store.heads(connection, states=("active",), tier="learned", access_scope=access_scope)
+def _outdated(connection: Connection, hardware: str, toolchain: str) -> dict[str, str]:
+    """Skill -> the toolchain of its newest measurement, if that is another version."""
+    skills = store.heads(connection, states=("active",), tier="learned", access_scope=ALL_ACCESS)
     evidence = store.evidence_for(
-        connection, [skill.id for skill in skills], access_scope, details=False
+        connection, [skill.id for skill in skills], ALL_ACCESS, details=False
     )
     outdated = {}
     for skill in skills:
@@ -223,133 +207,200 @@ def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
     return None
 
 
-def queue(catalog: Catalog, *, access_scope: AccessScope = ALL_ACCESS) -> list[Queued]:
-    """Skills to be measured again, the longest waiting first."""
+def queue(catalog: Catalog) -> list[str]:
+    """Names of the suspect skills, which are to be measured again, the longest waiting first."""
     waiting = []
     with catalog.read() as connection:
-        for skill in store.heads(connection, states=("suspect",), access_scope=access_scope):
-            events = store.events(connection, skill.id, access_scope)
-            last = [event for event in events if event.to_state == "suspect"][-1]
-            details = last.details
-            waiting.append(
-                Queued(
-                    skill.name,
-                    last.created_at,
-                    last.reason,
-                    details.get("hardware"),
-                    details.get("was"),
-                    details.get("now"),
-                )
-            )
-    return sorted(waiting, key=lambda queued: (queued.since, queued.name))
+        for skill in store.heads(connection, states=("suspect",), access_scope=ALL_ACCESS):
+            events = store.events(connection, skill.id)
+            since = [e.created_at for e in events if e.to_state == "suspect"][-1]
+            waiting.append((since, skill.name))
+    return [name for _, name in sorted(waiting)]
 
 
-def change_state(
-    base: KnowledgeBase,
-    name: str,
-    wanted: Wanted,
-    *,
-    actor: str,
-    reason: str,
-    force: bool = False,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> SkillEvent:
-    """Bring a skill into the state that a person wants.
+# -- by the outcomes of uses
 
-    `restored` brings it back from retired or quarantined, in the state that its measurements allow.
-    `force` makes it active although no trial supports it, which its history keeps. Raises NotFound,
-    Conflict for a step that does not exist, and InvalidRequest for `force` where nothing is
-    approved.
-    """
-    if wanted == "active":
-        return approve(
-            base.catalog,
-            name,
-            actor=actor,
-            reason=reason,
-            force=force,
-            access_scope=access_scope,
-        )
-    if force:
-        raise InvalidRequest(
-            f"`force` has no meaning for {wanted}", hint="It approves; leave it out here."
-        )
-    step = {
-        "quarantined": quarantine,
-        "retired": retire,
-        "restored": restore,
+
+def observe(catalog: Catalog, names: Iterable[str]) -> dict[str, UseVerdict]:
+    """Judge these skills by their uses, and narrow or retire those that lose. Returns the verdicts
+    by name; a skill that is not in use has none."""
+    verdicts = {}
+    for name in sorted(set(names)):
+        with catalog.read() as connection:
+            verdict = _judged(connection, name)
+        if verdict is not None and verdict.action != "keep":
+            with catalog.write() as connection:  # again: it may have changed meanwhile
+                verdict = _judged(connection, name)
+                if verdict is not None:
+                    _apply(connection, name, verdict)
+        if verdict is not None:
+            verdicts[name] = verdict
+    return verdicts
+
+
+def _judged(connection: Connection, name: str) -> UseVerdict | None:
+    skill = store.find(connection, name)
+    if skill is None or skill.state not in IN_USE:
+        return None
+    return assess_uses(known_uses(connection, skill))
+
+
+def _apply(connection: Connection, name: str, verdict: UseVerdict) -> None:
+    skill = store.get(connection, name)
+    uses = known_uses(connection, skill)
+    details = {
+        "record": asdict(verdict.record),
+        "log_e": round(verdict.log_e, 3),
+        "tests": verdict.tests,
+        "retrievals": [use.retrieval_id for use in uses[-MAX_NAMED:]],
     }
-    if wanted in step:
-        return step[wanted](
-            base.catalog, name, actor=actor, reason=reason, access_scope=access_scope
+    signed: dict[str, Any] = {"actor": OBSERVER, "reason": verdict.reason, "details": details}
+    if verdict.action == "retire":
+        store.set_state(connection, skill.name, "retired", **signed)
+    elif verdict.action == "narrow" and verdict.part is not None:
+        narrow(connection, skill, verdict.part, **signed)
+
+
+def known_uses(connection: Connection, skill: SkillHead) -> list[SkillUse]:
+    """Uses with a known effect since the present text was written or the skill was restored,
+    without the parts of its scope that it has lost since."""
+    events = store.events(connection, skill.id)
+    restored = [e.created_at for e in events if e.from_state in ("retired", "quarantined")]
+    since = max([skill.written_at, *restored])
+    uses = [
+        SkillUse(bool(row.helped), row.situation, row.retrieval_id)
+        for row in store.uses_of(connection, skill.id, role="used", since=since)
+        if row.helped is not None
+    ]
+    for event in events:
+        if event.event == "narrowed" and event.created_at >= skill.written_at:
+            for part in event.details["parts"]:
+                uses = outside(uses, ScopePart(**part))
+    return uses
+
+
+def retire_unused(catalog: Catalog, retrievals: int = UNUSED_RETRIEVALS) -> list[str]:
+    """Retire learned skills in use that the last `retrievals` answers for their hardware made no
+    use of; returns their names. Skills that came into use since then are left. So are warnings:
+    they are heeded by leaving a change out, which is not seen as a use."""
+    registry = HardwareRegistry(catalog)
+    chips = {chip: registry.lineage(chip) for chip in registry.all()}
+    retired = []
+    with catalog.write() as connection:
+        oldest = _oldest(connection, chips, retrievals)
+        skills = store.heads(
+            connection, states=("active", "suspect"), tier="learned", access_scope=ALL_ACCESS
         )
-    return _move(base.catalog, name, "candidate", ("suspect",), actor, reason, access_scope)
+        for skill in (head for head in skills if head.polarity == "use"):
+            since = oldest(skill.scopes.hardware)
+            if since is None or _last_support(connection, skill) >= since:
+                continue
+            store.set_state(
+                connection,
+                skill.name,
+                "retired",
+                actor=OBSERVER,
+                reason=f"not used in {retrievals} retrievals",
+                details={"retrievals_since": since, "last_used_at": skill.last_used_at},
+            )
+            retired.append(skill.name)
+    return retired
 
 
-# -- before a search
+def _oldest(
+    connection: Connection, chips: Mapping[str, Sequence[str]], retrievals: int
+) -> Callable[[tuple[str, ...]], str | None]:
+    """The time of the n-th last retrieval that a skill of some hardware could have been part of."""
+    known: dict[tuple[str, ...], str | None] = {}
+
+    def find(hardware: tuple[str, ...]) -> str | None:
+        if hardware not in known:
+            own = [chip for chip, line in chips.items() if set(line) & set(hardware)]
+            known[hardware] = store.nth_last_retrieval(
+                connection, retrievals, own if hardware else None, ALL_ACCESS
+            )
+        return known[hardware]
+
+    return find
 
 
-def prepare_library(
-    base: KnowledgeBase,
-    hardware: str,
-    language: str | None,
-    log: Callable[[str], None],
-    places: Mapping[str, Place] | None = None,
-) -> None:
-    """Store this version's built-in skills and update the states of learned ones.
-
-    Skills measured with another toolchain become suspect; skills that many answers showed and
-    nobody used are retired. `log` gets one sentence for each change. `places` are those of the
-    search, by language, where they are not this machine's. Raises UnknownHardware, and Unavailable
-    where nothing can be run on `hardware` here.
-    """
-    from optimizer.search.runs.places import places_for  # seconds to import
-
-    sync_shipped(base.catalog, base.registry, base.settings.skills_dir)
-    chosen = places_for(base, hardware, language) if places is None else places
-    for place in chosen.values():
-        toolchain = f"{place.toolchain.name} {place.toolchain.version()}"
-        for name in note_toolchain(base.catalog, place.target.hardware, toolchain):
-            log(f"{name} was measured with another toolchain: `kernlore skills verify`")
-    unused = base.settings.skills_unused_retrievals
-    for name in retire_unused(base.catalog, retrievals=unused):
-        log(f"{name} is retired: {unused} answers made no use of it")
-
-
-# -- observation: Applies what the uses of a skill say about it: it is kept, narrowed to the part
-
-OBSERVER = "observer"
-UNUSED_RETRIEVALS = 5_000
-WATCHED = ("candidate", "active", "suspect")
-MAX_NAMED = 50  # retrievals named in an event
+def _last_support(connection: Connection, skill: SkillHead) -> str:
+    """The last time that the skill was used, written or activated."""
+    moments = [skill.written_at, skill.last_used_at or ""]
+    events = store.events(connection, skill.id)
+    moments += [event.created_at for event in events if event.to_state == "active"]
+    return max(moments)
 
 
 # -- narrowing
 
 
-def lost_parts(scopes: SkillScopes, part: ScopePart, kept: Sequence[SkillUse]) -> list[ScopePart]:
-    """What is left out with `part`. A skill about a family of chips that loses on one of them can
-    only name those that it keeps, so the others that it does not win on go with it."""
-    if part.key != "hardware" or part.value in scopes.hardware:
-        return [part]
-    return [part, *(ScopePart("hardware", chip) for chip, won in _chips(kept).items() if not won)]
+def narrow(
+    connection: Connection,
+    skill: SkillRow,
+    part: ScopePart,
+    *,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any] | None = None,
+) -> None:
+    left = outside(known_uses(connection, skill), part)
+    lost = [part]
+    if part.key == "hardware" and part.value not in skill.scopes.hardware:
+        # A skill about a family of chips that loses on one of them can only name those that it
+        # keeps, so the others that it does not win on are lost too.
+        lost += (ScopePart("hardware", chip) for chip, won in _chips(left).items() if not won)
+    for other in lost:
+        left = outside(left, other)
+    scopes, predicate = without(skill.scopes, skill.predicate, part, left)
+    narrowed = replace(skill, scopes=scopes, predicate=predicate)
+    signed: dict[str, Any] = {"actor": actor, "reason": reason, "details": details or {}}
+    store_narrowed(connection, narrowed, lost, **signed)
+
+
+def store_narrowed(
+    connection: Connection,
+    skill: SkillRow,
+    lost: Sequence[ScopePart],
+    *,
+    actor: str,
+    reason: str,
+    details: Mapping[str, Any],
+) -> Stored:
+    """Store a skill with narrower scopes or precondition, which left out the `lost` parts. Its
+    text, state and evidence stay, and its uses in the rest."""
+    uses = known_uses(connection, skill)
+    for part in lost:
+        uses = outside(uses, part)
+    record = record_of(uses)
+    return store.narrow(
+        connection,
+        skill.name,
+        scopes=skill.scopes,
+        predicate=skill.predicate,
+        content_sha256=content_sha256(advice(skill)),
+        counted=(record.uses, record.wins),
+        actor=actor,
+        reason=reason,
+        details={**details, "parts": [asdict(part) for part in lost]},
+    )
 
 
 def without(
-    scopes: SkillScopes, predicate: str | None, part: ScopePart, kept: Sequence[SkillUse]
+    scopes: SkillScopes, predicate: str | None, part: ScopePart, left: Sequence[SkillUse]
 ) -> tuple[SkillScopes, str | None]:
-    """The scopes and the precondition that leave a part out. `kept` are the uses of what
-    remains."""
+    """The scopes and the precondition without a part. `left` are the uses in the rest."""
     if part.key == "hardware":
         listed = tuple(chip for chip in scopes.hardware if chip != part.value)
-        named = listed if listed and part.value in scopes.hardware else tuple(sorted(_chips(kept)))
+        named = listed if listed and part.value in scopes.hardware else tuple(sorted(_chips(left)))
         return replace(scopes, hardware=named), predicate
     lists = {"op": "ops", "op_family": "ops", "dtype": "dtypes", "language": "languages"}
     if part.key in lists:
         before: tuple[str, ...] = getattr(scopes, lists[part.key])
-        left = tuple(value for value in before if not _belongs(value, part))
-        if left and left != before:
-            return SkillScopes(**{**vars(scopes), lists[part.key]: left}), predicate
+        family = part.key == "op_family"
+        rest = tuple(v for v in before if (op_family(v) if family else v) != part.value)
+        if rest and rest != before:
+            return SkillScopes(**{**vars(scopes), lists[part.key]: rest}), predicate
     clause = _clause(part)
     return scopes, f"({predicate}) and {clause}" if predicate else clause
 
@@ -362,214 +413,18 @@ def _chips(uses: Sequence[SkillUse]) -> dict[str, bool]:
     return {chip: record_of(own).wins_half for chip, own in by_chip.items()}
 
 
-def _belongs(value: str, part: ScopePart) -> bool:
-    return (op_family(value) if part.key == "op_family" else value) == part.value
-
-
 def _clause(part: ScopePart) -> str:
-    name = "problem.op" if part.key == "op_family" else f"problem.{part.key}"
+    """The condition of a predicate that leaves a part out."""
     if part.key == "op_family":
         ops = sorted(op for op, family in problem_terms().ops.items() if family == part.value)
         listed = ", ".join(f'"{op}"' for op in ops or [str(part.value)])
-        return f"{name} not in [{listed}]"
+        return f"problem.op not in [{listed}]"
     if part.value is not None:
-        return f'{name} != "{part.value}"'
+        return f'problem.{part.key} != "{part.value}"'
     if part.below is not None:
-        return f"{name} >= {_literal(part.below)}"
-    return f"{name} < {_literal(part.at_least or 0.0)}"
+        return f"problem.{part.key} >= {_literal(part.below)}"
+    return f"problem.{part.key} < {_literal(part.at_least or 0.0)}"
 
 
 def _literal(number: float) -> str:
     return str(int(number)) if number.is_integer() else repr(number)
-
-
-# -- applying
-
-
-def observe(
-    catalog: Catalog,
-    names: Iterable[str],
-    *,
-    actor: str = OBSERVER,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> dict[str, UseVerdict]:
-    """Judge these skills by their uses and act on it. Returns the findings by name; a skill that is
-    not in use is left alone and has none."""
-    findings = {}
-    for name in sorted(set(names)):
-        with catalog.read() as connection:
-            finding = _judged(connection, name, access_scope)
-        if finding is not None and finding.action != "keep":
-            with catalog.write() as connection:  # again: it may have changed meanwhile
-                finding = _judged(connection, name, access_scope)
-                if finding is not None:
-                    _apply(connection, name, finding, actor, access_scope)
-        if finding is not None:
-            findings[name] = finding
-    return findings
-
-
-def _judged(connection: Connection, name: str, access_scope: AccessScope) -> UseVerdict | None:
-    skill = store.find(connection, name, access_scope)
-    if skill is None or skill.state not in WATCHED:
-        return None
-    return assess_uses(known_uses(connection, skill, access_scope))
-
-
-def known_uses(
-    connection: Connection, skill: SkillHead, access_scope: AccessScope
-) -> list[SkillUse]:
-    """Uses with a known effect since the present text was written, or the skill was brought back,
-    without the parts of its scope that it has lost since."""
-    events = store.events(connection, skill.id, access_scope)
-    back = [e.created_at for e in events if e.from_state in ("retired", "quarantined")]
-    since = max([skill.written_at, *back])
-    rows = store.uses_of(connection, skill.id, access_scope, role="used", since=since)
-    uses = [
-        SkillUse(bool(row.helped), row.situation, row.retrieval_id)
-        for row in rows
-        if row.helped is not None
-    ]
-    for part in removed_parts(events, skill.written_at):
-        uses = outside(uses, part)
-    return uses
-
-
-def removed_parts(events: Sequence[SkillEvent], since: str) -> list[ScopePart]:
-    """Parts that a skill lost by narrowing since a moment."""
-    return [
-        ScopePart(**part)
-        for event in events
-        if event.event == "narrowed" and event.created_at >= since
-        for part in event.details["parts"]
-    ]
-
-
-def _apply(
-    connection: Connection, name: str, finding: UseVerdict, actor: str, access_scope: AccessScope
-) -> None:
-    skill = store.get(connection, name, access_scope)
-    uses = known_uses(connection, skill, access_scope)
-    details = {
-        "record": asdict(finding.record),
-        "log_e": round(finding.log_e, 3),
-        "tests": finding.tests,
-        "retrievals": [use.retrieval_id for use in uses[-MAX_NAMED:]],
-    }
-    if finding.action == "retire":
-        store.set_state(
-            connection,
-            skill.name,
-            "retired",
-            actor=actor,
-            reason=finding.reason,
-            details=details,
-            access_scope=access_scope,
-        )
-    elif finding.action == "narrow" and finding.part is not None:
-        kept = outside(uses, finding.part)
-        lost = lost_parts(skill.scopes, finding.part, kept)
-        for part in lost:
-            kept = outside(kept, part)
-        scopes, predicate = without(skill.scopes, skill.predicate, finding.part, kept)
-        store_narrowed(
-            connection,
-            replace(skill, scopes=scopes, predicate=predicate),
-            kept,
-            {**details, "parts": [asdict(part) for part in lost]},
-            actor=actor,
-            reason=finding.reason,
-            access_scope=access_scope,
-        )
-
-
-def store_narrowed(
-    connection: Connection,
-    skill: SkillRow,
-    kept: Sequence[SkillUse],
-    details: Mapping[str, Any],
-    *,
-    actor: str,
-    reason: str,
-    access_scope: AccessScope,
-) -> Stored:
-    """Store a skill that claims less. `skill` has the scopes and the precondition that are left,
-    `kept` are its uses there, and `details` names the `parts` that are lost. Its text and evidence
-    stay."""
-    record = record_of(kept)
-    return store.narrow(
-        connection,
-        skill.name,
-        scopes=skill.scopes,
-        predicate=skill.predicate,
-        content_sha256=content_sha256(advice(skill)),
-        counted=(record.uses, record.wins),
-        actor=actor,
-        reason=reason,
-        details=details,
-        access_scope=access_scope,
-    )
-
-
-def retire_unused(
-    catalog: Catalog,
-    *,
-    retrievals: int = UNUSED_RETRIEVALS,
-    actor: str = OBSERVER,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> list[str]:
-    """Retire learned skills in use that the last `retrievals` answers for their hardware made no
-    use of; returns their names. Those that came into use meanwhile have their time still before
-    them. What is to be avoided stays: nobody is seen to have used it, as its use is that nothing is
-    done."""
-    registry = HardwareRegistry(catalog)
-    chips = {chip: registry.lineage(chip) for chip in registry.all()}
-    gone = []
-    with catalog.write() as connection:
-        oldest = _oldest(connection, chips, retrievals, access_scope)
-        skills = store.heads(
-            connection, states=("active", "suspect"), tier="learned", access_scope=access_scope
-        )
-        for skill in (head for head in skills if head.polarity == "use"):
-            since = oldest(skill.scopes.hardware)
-            if since is None or _in_use_since(connection, skill, access_scope) >= since:
-                continue
-            store.set_state(
-                connection,
-                skill.name,
-                "retired",
-                actor=actor,
-                reason=f"not used in {retrievals} retrievals",
-                details={"retrievals_since": since, "last_used_at": skill.last_used_at},
-                access_scope=access_scope,
-            )
-            gone.append(skill.name)
-    return gone
-
-
-def _oldest(
-    connection: Connection,
-    chips: Mapping[str, Sequence[str]],
-    retrievals: int,
-    access_scope: AccessScope,
-) -> Callable[[tuple[str, ...]], str | None]:
-    """When the n-th last retrieval was that a skill of some hardware could have been part of."""
-    known: dict[tuple[str, ...], str | None] = {}
-
-    def find(hardware: tuple[str, ...]) -> str | None:
-        if hardware not in known:
-            own = [chip for chip, line in chips.items() if set(line) & set(hardware)]
-            known[hardware] = store.nth_last_retrieval(
-                connection, retrievals, own if hardware else None, access_scope
-            )
-        return known[hardware]
-
-    return find
-
-
-def _in_use_since(connection: Connection, skill: SkillHead, access_scope: AccessScope) -> str:
-    """The last time that something spoke for it: a use, its text, or becoming active."""
-    moments = [skill.written_at, skill.last_used_at or ""]
-    events = store.events(connection, skill.id, access_scope)
-    moments += [event.created_at for event in events if event.to_state == "active"]
-    return max(moments)

@@ -1,11 +1,11 @@
-"""What the uses of a skill say about it: whether it wins, on which part of its scope it loses, and
-what showing it is worth. Pure functions over uses; `skills.lifecycle` applies them to the store.
+"""Statistics over the uses of a skill: whether it wins, on which part of its scope it loses, and
+its lift. `skills.lifecycle` acts on them.
 
-A use counts where its effect is known, from the paired figure: it helped when the child was correct
-and gained more than the noise over its parent.
+A use counts if its effect is known from a paired figure: it helped if the child was correct and
+gained more than the noise over its parent.
 
 The test is sequential, because it is repeated after every use. Against "helps in half of its uses
-or more" stands an e-value, the likelihood of the uses under win rates q < 1/2, weighted by
+or more" it sets an e-value, the likelihood of the uses under win rates q < 1/2, weighted by
 Beta(1, 24) on (0, 1/2), over their likelihood at 1/2:
 
     E = 2^n  x  int_0^1/2 q^w (1-q)^(l+23) dq  /  int_0^1/2 (1-q)^23 dq
@@ -36,13 +36,13 @@ from kb.scope import ALL_ACCESS
 from retrieval.knowledge_base import KnowledgeBase
 
 MIN_USES = 8
-ERROR = 0.1  # at most, of ever turning against a skill that wins just half of its uses
-PRIOR = 24  # Beta(1, 24): what is to be noticed in a few uses loses nearly all of them
-MIN_LOST = 4  # uses in a part that is to be left out
-MIN_KEPT = 3  # uses that the part which keeps the skill must have won at least half of
-# In the order in which a part is preferred where two hold the same uses.
+ERROR = 0.1  # probability bound of ever judging against a skill that wins half of its uses
+PRIOR = 24  # Beta(1, 24): a skill that a few uses can show to lose, loses nearly all of them
+MIN_LOST = 4  # uses in a part that is left out
+MIN_KEPT = 3  # uses in the rest, of which it must have won at least half
+# The order in which a part is preferred if two hold the same uses.
 WORDS = ("op", "dtype", "language", "hardware", "op_family")
-PLAIN = re.compile(r"[\w.+-]+")  # what a predicate can say; an operator is a caller's free text
+PLAIN = re.compile(r"[\w.+-]+")  # values that a predicate can contain; operators are free text
 
 Action = Literal["keep", "narrow", "retire"]
 
@@ -66,7 +66,7 @@ class ScopePart:
     at_least: float | None = None
 
     def holds(self, situation: Mapping[str, Any]) -> bool:
-        """A situation that says nothing of the key lies in no part of it."""
+        """Whether a situation is in the part; never without a value of the key."""
         value = situation.get(self.key)
         if self.value is not None:
             return bool(value == self.value)
@@ -92,12 +92,10 @@ class UseRecord:
 
     @property
     def uses(self) -> int:
-        """Both together."""
         return self.wins + self.losses
 
     @property
     def wins_half(self) -> bool:
-        """Whether at least half of the uses helped."""
         return self.wins >= self.losses
 
     def __str__(self) -> str:
@@ -106,15 +104,13 @@ class UseRecord:
 
 @dataclass(frozen=True)
 class UseVerdict:
-    """What follows from the uses. `part` is where the skill loses, for `narrow`; `kept` the record
-    of what is left. `log_e` is the logarithm of the e-value that decided; `tests` counts the parts
-    compared, the whole among them."""
+    """The action that the uses call for. `part` is where the skill loses, for `narrow`. `log_e` is
+    the logarithm of the e-value that decided; `tests` counts the compared parts and the whole."""
 
     action: Action
     reason: str
     record: UseRecord
     part: ScopePart | None = None
-    kept: UseRecord | None = None
     log_e: float = 0.0
     tests: int = 1
 
@@ -123,8 +119,7 @@ class UseVerdict:
 
 
 def assess_uses(uses: Sequence[SkillUse]) -> UseVerdict:
-    """What follows from the uses of the present text within the present scope: keep, narrow or
-    retire."""
+    """Judge a skill by the uses of its present text within its present scope."""
     whole = record_of(uses)
     if whole.uses < MIN_USES:
         return UseVerdict("keep", f"{whole}: fewer than {MIN_USES}", whole)
@@ -140,7 +135,7 @@ def assess_uses(uses: Sequence[SkillUse]) -> UseVerdict:
         if log_e >= bound and rest.uses >= MIN_KEPT and rest.wins_half:
             lost = record_of(inside(uses, part))
             reason = f"{lost} with {part}, {rest} otherwise"
-            return UseVerdict("narrow", reason, whole, part, rest, log_e, tests)
+            return UseVerdict("narrow", reason, whole, part, log_e, tests)
     log_e = log_e_value(whole)
     if log_e >= bound:
         return UseVerdict("retire", f"{whole}", whole, log_e=log_e, tests=tests)
@@ -148,7 +143,7 @@ def assess_uses(uses: Sequence[SkillUse]) -> UseVerdict:
 
 
 def log_e_value(record: UseRecord) -> float:
-    """Natural logarithm of E; computed in integers, so that no number of uses is too many."""
+    """Natural logarithm of E, computed in integers for any number of uses."""
     first, second = record.wins + 1, record.losses + PRIOR
     return record.uses * math.log(2) + _log_half_beta(first, second) - _log_half_beta(1, PRIOR)
 
@@ -161,24 +156,21 @@ def _log_half_beta(a: int, b: int) -> float:
 
 
 def record_of(uses: Iterable[SkillUse]) -> UseRecord:
-    """How many of the uses helped."""
     outcomes = [use.helped for use in uses]
     return UseRecord(sum(outcomes), len(outcomes) - sum(outcomes))
 
 
 def inside(uses: Iterable[SkillUse], part: ScopePart) -> list[SkillUse]:
-    """The uses in a part of the scope."""
     return [use for use in uses if part.holds(use.situation)]
 
 
 def outside(uses: Iterable[SkillUse], part: ScopePart) -> list[SkillUse]:
-    """The uses outside of a part of the scope."""
     return [use for use in uses if not part.holds(use.situation)]
 
 
 def parts_of(uses: Sequence[SkillUse]) -> list[ScopePart]:
-    """Parts that the uses tell apart, each set of uses once. Which ones depends on the
-    situations alone, never on how the uses came out."""
+    """Parts that the uses tell apart, each set of uses once. They depend on the situations alone,
+    never on the outcomes."""
     quantities = sorted(
         {key for use in uses for key, value in use.situation.items() if _is_number(value)}
     )
@@ -195,13 +187,13 @@ def parts_of(uses: Sequence[SkillUse]) -> list[ScopePart]:
 def _by_word(uses: Sequence[SkillUse], key: str) -> list[ScopePart]:
     words = [use.situation.get(key) for use in uses]
     if key == "hardware" and None in words:
-        return []  # a scope names the chips that it keeps, so each must be known
+        return []  # a narrowed scope names the chips that are left, so all must be known
     values = sorted({value for value in words if isinstance(value, str) and PLAIN.fullmatch(value)})
     return [ScopePart(key, value) for value in values] if len(values) > 1 else []
 
 
 def _by_size(uses: Sequence[SkillUse], key: str) -> list[ScopePart]:
-    """Cut at powers of two, which is how sizes spread."""
+    """Parts cut at powers of two, as sizes are spread."""
     numbers = (_number(use.situation.get(key)) for use in uses)
     powers = sorted({math.floor(math.log2(n)) for n in numbers if n is not None and n > 0})
     cuts = [2.0**power for power in powers[1:]]
@@ -218,7 +210,7 @@ def _number(value: Any) -> float | None:
     return float(value) if _is_number(value) else None
 
 
-# -- what showing it is worth
+# -- lift
 
 
 @dataclass(frozen=True)
@@ -231,8 +223,8 @@ class LiftInterval:
 
 
 def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
-    """What showing a skill is worth, as JSON: `lift` is the rate at which it helped where it was
-    shown, minus that where it was withheld; None where either has no outcome. Raises NotFound."""
+    """The lift of a skill as JSON; `lift` is None without outcomes of answers that showed it, or
+    that withheld it. Raises NotFound."""
     with base.catalog.read() as connection:
         skill = store.get(connection, name, ALL_ACCESS)
         counts = store.lift_of(connection, skill.id)

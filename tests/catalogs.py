@@ -11,9 +11,12 @@ from contextlib import closing, suppress
 from functools import cache
 from pathlib import Path
 
+from sqlalchemy import Connection
+
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from kb.catalog import Catalog, open_catalog
+from kb.catalog.knowledge import embeddings
 from tests import postgresql, store_servers
 
 
@@ -90,3 +93,9 @@ def copy_data_dir(source: Path, target: Path) -> Path:
         postgresql.server().copy_directory(source, target)
     store_servers.copy_directory(source, target)
     return target
+
+
+def all_missing(connection: Connection, model: str) -> list[embeddings.MissingText]:
+    """Every text of an active passage without a vector of this model."""
+    limits = dict.fromkeys(embeddings.pending(connection, model), 10_000)
+    return embeddings.missing(connection, model, limits)

@@ -210,11 +210,11 @@ def environment_of(data_dir: Path) -> dict[str, str]:
 
 def use_everywhere() -> None:
     """Every catalog that this process or a child of it opens is on the server from now on."""
-    from kb import workers as jobs
+    from kb import workers
     from kb.catalog import engine
 
     chosen: Callable[..., Any] = engine._database
-    given: Callable[..., Any] = jobs.environment
+    given: Callable[..., Any] = workers.environment
 
     def database(data_dir: Path, url: str | None) -> Any:
         return chosen(data_dir, url or server().of_directory(data_dir))
@@ -223,4 +223,4 @@ def use_everywhere() -> None:
         return {**given(settings), **environment_of(settings.data_dir)}
 
     engine._database = database
-    jobs.environment = environment
+    workers.environment = environment

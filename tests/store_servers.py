@@ -64,13 +64,12 @@ def size_of_index(data_dir: Path) -> int:
 
 def use_everywhere() -> None:
     """Every store that this process or a child of it opens is on a server from now on."""
-    from kb import blobs
-    from kb import workers as jobs
+    from kb import blobs, workers
     from kb.index import chroma
 
     if seaweed.EVERYWHERE:
         os.environ.update(seaweed.server().environment())
-        blobs._folder_of = seaweed.server().of_directory
+        blobs.default_folder = seaweed.server().of_directory
     if chroma_server.EVERYWHERE:
         index_class: Any = chroma.ChromaIndex
         chosen = index_class.__init__
@@ -82,12 +81,12 @@ def use_everywhere() -> None:
             chosen(index, catalog, model, directory, url)
 
         index_class.__init__ = opened
-    given: Callable[..., Any] = jobs.environment
+    given: Callable[..., Any] = workers.environment
 
     def environment(settings: Any) -> dict[str, str]:
         return {**given(settings), **environment_of(settings.data_dir)}
 
-    jobs.environment = environment
+    workers.environment = environment
 
 
 def stop() -> None:

@@ -95,7 +95,7 @@ APART = (
     ("skills/curator", "skills.training", "what is learned does not depend on what is exported"),
 )
 # An attachment of a mail is read by the reader of its own format.
-KNOWN_CIRCLES = {frozenset({"ingestion/formats", "ingestion/formats/adapter.py"})}
+KNOWN_CIRCLES = {frozenset({"ingestion/formats", "ingestion/formats/office.py"})}
 
 
 @pytest.mark.parametrize(("folder", "other", "why"), APART)
@@ -207,8 +207,8 @@ def test_ray_is_imported_only_with_a_cluster() -> None:
     importers = {path for path in modules() if "ray" in outline(path).imported}
     assert importers == {
         Path("kb/cluster.py"),
-        Path("ingestion/on_node.py"),
-        Path("optimizer/search/bench/on_node.py"),
+        Path("ingestion/cluster.py"),
+        Path("optimizer/search/bench/on_cluster.py"),
     }
     at_once = [
         str(path)

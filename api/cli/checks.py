@@ -21,7 +21,7 @@ from api.services import Services, open_services
 from kb.catalog import tables as t
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.meta import revision
-from kb.data_dir import ServiceLock, open_to_others, running_service
+from kb.data_dir import ServiceLock, access_of_others, running_service
 from kb.errors import Conflict, KernloreError, NotFound, StoreAway
 from kb.ids import sha256
 from kb.index.chroma import Server
@@ -32,7 +32,7 @@ FREE_MIB = 512
 PROBES = 5  # a scope, about
 CLOSE = 0.01  # a cosine; stored vectors are of unit length only to bf16's precision
 LIBRARIES = ("chromadb", "llama-index-core", "onnxruntime", "pypdfium2", "sqlalchemy", "torch")
-PARSERS = ("pdf.document", "html", "markdown", "rst.document", "docx", "notebook", "text")
+PARSERS = ("pdf.document", "html", "markdown", "rst", "docx", "notebook", "text")
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _parsers() -> Iterator[Check]:
 def _disk(settings: Settings) -> Check:
     free = shutil.disk_usage(settings.data_dir).free // MIB
     detail = f"{free:,} MiB free at {settings.data_dir.absolute()}"
-    if (wide := open_to_others(settings.data_dir)) is not None:
+    if (wide := access_of_others(settings.data_dir)) is not None:
         detail += f"; {wide}"
     return Check(
         "disk", free >= FREE_MIB, detail, f"Free some space: below {FREE_MIB} MiB writes fail."

@@ -14,7 +14,7 @@ from api.cli.output import note
 if TYPE_CHECKING:
     from kb.cluster import Cluster
     from optimizer.search.goal import Goal
-    from optimizer.search.runs.cluster_places import ClusterPlaces
+    from optimizer.search.runs.places import ClusterPlaces
     from optimizer.search.synthesizers.llm.settings import ModelOptions
     from retrieval.knowledge_base import KnowledgeBase
 
@@ -36,9 +36,9 @@ class Asked:
 @contextmanager
 def cluster_at(address: str, packages: tuple[str, ...]) -> Iterator[Cluster]:
     """A connection to the cluster, whose dashboard is named."""
-    from kb.cluster import connected
+    from kb.cluster import connect_to_cluster
 
-    with connected(address, packages) as cluster:
+    with connect_to_cluster(address, packages) as cluster:
         note(f"dashboard of the cluster: {cluster.dashboard or 'none is running'}")
         yield cluster
 
@@ -51,7 +51,7 @@ def places_on(
     if address is None:
         yield None
         return
-    from optimizer.search.runs.cluster_places import cluster_places
+    from optimizer.search.runs.places import cluster_places
 
     with cluster_at(address, SEARCHING) as cluster:
         there = cluster_places(base, cluster, hardware, language, note)

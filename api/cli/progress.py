@@ -11,9 +11,8 @@ from contextlib import contextmanager
 from optimizer.search.goal import Goal
 from optimizer.search.loop import Listener
 from optimizer.search.records import Node
-from optimizer.search.rough import rough_best
 from optimizer.search.synthesizers.base import Asking
-from optimizer.search.tree import Tree
+from optimizer.search.tree import Tree, rough_best
 
 PLAIN_EVERY = 5.0  # seconds between plain lines that bring nothing new
 ASKING_EVERY = 60.0  # seconds between plain lines that a model is still being asked

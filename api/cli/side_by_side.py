@@ -22,7 +22,7 @@ from kb.errors import NotFound
 from kb.ids import new_id
 from kb.workers import ChildProcess
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.search.runs.optimize import Finished
+from optimizer.search.runs.optimize import FinishedRun
 from optimizer.search.runs.portable import outcome_of, write_result
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
@@ -145,7 +145,7 @@ def _answer(base: KnowledgeBase, search: _Search, output: Path | None) -> dict[s
     tree = Tree(store.nodes(search.run))
     if not len(tree):  # not even the reference was measured, so there is nothing to write
         return {"problem": search.name, "run": search.run, "error": f"{row.state}: {row.ended}"}
-    finished = Finished(row, tree, outcome_of(row, tree), load_problem(search.problem))
+    finished = FinishedRun(row, tree, outcome_of(row, tree), load_problem(search.problem))
     folder = output / search.name if output is not None else None
     return {"problem": search.name, **write_result(finished, folder)}
 

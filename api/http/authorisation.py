@@ -27,7 +27,7 @@ from api.http.errors import known_fault, respond
 from api.http.limits import Limits
 from api.http.roles import SAFE, Need, is_tools, need_of, need_of_tools
 from api.services import Services
-from kb.audit import Entry
+from kb.audit import AuditEntry
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.keys import Key, Role, may
 from kb.errors import Forbidden, KernloreError, Unauthorized, UnknownHardware
@@ -349,7 +349,7 @@ class _Audited:
         if headers.get("content-type", "").startswith("application/json"):
             subjects += [found.decode() for found in _ID.findall(body[:_MOST_READ])]
         subjects += [found.decode() for found in _ID.findall(headers.get("location", "").encode())]
-        entry = Entry(
+        entry = AuditEntry(
             who=caller.who,
             role=caller.role or "",
             action=need.action,

@@ -22,7 +22,7 @@ from api.web import (
 )
 from api.web.pages import PageRoute
 from kb.errors import NotFound
-from optimizer.search.runs.plot_cache import PlotCache
+from optimizer.search.runs.run_store import PlotCache
 
 
 def add_to(app: FastAPI) -> None:

@@ -28,7 +28,7 @@ from ingestion import hardware as chips
 from kb.catalog.runs import RunWhere
 from kb.errors import InvalidRequest, NotFound
 from optimizer.search.runs import run_store as runs
-from optimizer.search.runs.plot_cache import PlotCache
+from optimizer.search.runs.run_store import PlotCache
 
 MOST_COMPARED = 6
 CANDIDATES = 100  # of a run on one page

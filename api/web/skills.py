@@ -58,7 +58,7 @@ def list_page(
         "access_scope": access,
     }
     if q:
-        shown = paged(parts.skills.find(words=q, **wanted), number)
+        shown = paged(parts.skills.list(words=q, **wanted), number)
     else:
         rows, total = parts.skills.page(limit=PAGE_SIZE, offset=(number - 1) * PAGE_SIZE, **wanted)
         shown = counted(rows, number, total)
@@ -172,7 +172,7 @@ def decide(name: str, request: Request, parts: Parts, access: Access, form: Sent
     try:
         body = validated(SkillPatch, {**fields, "force": form.text("force") == "yes"})
         change_state(
-            parts,
+            parts.catalog,
             name,
             body.state,
             actor=signed(request, body.actor),

@@ -41,7 +41,7 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.measure import TimingPolicy
 from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from optimizer.search.bench.local import LocalBench, Place, problem_view
+from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import ProblemView
 from optimizer.search.synthesizers.traced import cpp, triton
@@ -148,7 +148,8 @@ def _outcome(made: AtenProblem, folder: Path, timed: bool) -> Row:
     settings = EvaluationSettings(seeds=1, call_seconds=20.0, load_seconds=60.0, timing=timing)
     target = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
     places = {
-        name: Place(target, usable_toolchain(name, target, t)) for name, t in BUILT_BY.items()
+        name: TargetToolchain(target, usable_toolchain(name, target, t))
+        for name, t in BUILT_BY.items()
     }
     if not timed:
         problem = replace(problem, cases=tuple(replace(c, timed=False) for c in problem.cases))
@@ -192,7 +193,7 @@ def _cross_outcome(made: AtenProblem, folder: Path) -> Row:
     small = tuple(replace(case, timed=False) for case in problem.searched if not case.timed)
     settings = EvaluationSettings(seeds=1, call_seconds=60.0, load_seconds=60.0)
     with LocalBench(
-        replace(problem, cases=small), {TRITON.name: Place(AMD, toolchain)}, settings
+        replace(problem, cases=small), {TRITON.name: TargetToolchain(AMD, toolchain)}, settings
     ) as bench:
         evaluation = bench.evaluate(Proposal(bundle, "traced"))
     left = f"torch keeps {', '.join(source.left)}." if source.left else ""

@@ -33,7 +33,6 @@ from optimizer.evaluation.collectors.ceilings import DeviceStore
 from optimizer.evaluation.problem.load import SHIPPED, load_problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
-from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.loop import Search
@@ -44,6 +43,7 @@ from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking, HardwareView
 from optimizer.search.tree import Tree
+from tests.optimizer.search.landscape import ReplayBench
 
 TITLE = "A run that is killed again and again"
 PROBLEM, LANGUAGE, HARDWARE = "map_id", "cpp", "auto"

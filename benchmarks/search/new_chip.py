@@ -26,9 +26,9 @@ from benchmarks.report import ended, say, table, write_result
 from ingestion.uploads import Upload
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
-from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.runs.optimize import FinishedRun, optimize
 from optimizer.search.runs.places import places_for
-from optimizer.search.runs.samples import AS_IT_STANDS, manual_samples
+from optimizer.search.runs.proposers import AS_IT_STANDS, manual_samples
 from optimizer.search.synthesizers.base import Asking, Synthesizer
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
 from optimizer.search.tree import Tree
@@ -113,8 +113,8 @@ def opened(folder: Path, seed: int, manual: str | None) -> LocalTarget:
             languages=(LANGUAGE,),
         )
         services.uploads.submit(upload)
-        with services.parser_pool() as parsers:
-            services.worker(parsers).read_all(threading.Event())
+        with services.local_reader() as reader:
+            services.worker(reader).read_all(threading.Event())
     return local
 
 
@@ -148,7 +148,7 @@ def searched(folder: Path, seed: int, arm: str, candidates: int) -> Row:
     return row_of(finished, seed, arm, chip_module().draw(seed))
 
 
-def row_of(finished: Finished, seed: int, arm: str, chip: Mapping[str, Any]) -> Row:
+def row_of(finished: FinishedRun, seed: int, arm: str, chip: Mapping[str, Any]) -> Row:
     tree, outcome = finished.tree, finished.outcome
     proposals = [node.proposal for node in tree if node.proposal is not None]
     best = tree.best

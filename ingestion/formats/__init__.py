@@ -1,12 +1,11 @@
-"""Bytes of one file in, one ParsedDocument out.
+"""File readers: the bytes of one file in, one ParsedDocument out.
 
-The readers are imported when their format comes up: a Markdown upload should not pay for a PDF
+Each reader is imported when a file of its format comes: a Markdown upload does not load a PDF
 library.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import PurePath
 
@@ -18,81 +17,71 @@ __all__ = ["Format", "detect", "parse"]
 
 
 def parse(data: bytes, name: str) -> ParsedDocument:
-    """Read one file; its name counts only where the bytes leave the format open."""
+    """Read one file. Its name counts only if the bytes do not tell the format."""
     kind = detect(data, name)
-    if kind in (Format.PDF, Format.DOCX, Format.OTHER):
-        document = _parse_binary(kind, data, name)
-    else:
-        decoded = decode(data, is_html=kind is Format.HTML)
-        if kind is Format.CODE:
-            document = _code_file(decoded.text, name)
-        else:
-            document = _parse_text(kind, decoded.text, name)
-        document = replace(document, warnings=(*decoded.warnings, *document.warnings))
+    document = _parse_binary(kind, data, name) or _parse_text(kind, data, name)
+    warnings = list(document.warnings)
     promised = extension_format(name)
     if promised is not None and promised is not kind:
-        wrong = (
-            f"named like {promised.value}, but its content is {kind.value}: read as {kind.value}"
-        )
-        document = replace(document, warnings=(wrong, *document.warnings))
+        wrong = f"named like {promised.value}, but its content is {kind.value}"
+        warnings.insert(0, f"{wrong}: read as {kind.value}")
     if not document.elements and not document.failures:
-        document = replace(document, warnings=(*document.warnings, "nothing to read in it"))
-    return document
+        warnings.append("nothing to read in it")
+    return replace(document, warnings=tuple(warnings))
 
 
-def _code_file(text: str, name: str) -> ParsedDocument:
-    """A file of code as one block: its blank lines and comments are no marks of sections."""
-    block = Element("code", text.strip("\n"), language=code_language(name))
-    return ParsedDocument((block,), title=PurePath(name).name)
+def _parse_binary(kind: Format, data: bytes, name: str) -> ParsedDocument | None:
+    """The document of a binary format; None for a text format."""
+    match kind:
+        case Format.PDF:
+            from ingestion.formats.pdf.document import parse_pdf
+
+            return parse_pdf(data)
+        case Format.DOCX:
+            from ingestion.formats.docx import parse_docx
+
+            return parse_docx(data)
+        case Format.OTHER:
+            from ingestion.formats.office import parse_other
+
+            return parse_other(data, name)
+    return None
 
 
-def _parse_text(kind: Format, text: str, name: str) -> ParsedDocument:
-    if kind is Format.TEXT and PurePath(name).suffix.lower() == ".json":
-        from ingestion.formats.json_tables import parse_json_tables
-
-        tables = parse_json_tables(text)
-        if tables is not None:
-            return tables
+def _parse_text(kind: Format, data: bytes, name: str) -> ParsedDocument:
+    decoded = decode(data, is_html=kind is Format.HTML)
     try:
-        return _text_reader(kind)(text)
+        document = _read_text(kind, decoded.text, name)
     except RecursionError as error:
         raise ParseFailed(
             f"{name} nests its blocks too deeply to be read",
             hint="Flatten it or export it again; no document for readers nests hundreds of levels.",
         ) from error
+    return replace(document, warnings=(*decoded.warnings, *document.warnings))
 
 
-def _parse_binary(kind: Format, data: bytes, name: str) -> ParsedDocument:
-    if kind is Format.PDF:
-        from ingestion.formats.pdf.document import parse_pdf
+def _read_text(kind: Format, text: str, name: str) -> ParsedDocument:
+    match kind:
+        case Format.CODE:  # one block: blank lines and comments do not separate sections
+            block = Element("code", text.strip("\n"), language=code_language(name))
+            return ParsedDocument((block,), title=PurePath(name).name)
+        case Format.MARKDOWN:
+            from ingestion.formats.markdown import parse_markdown
 
-        return parse_pdf(data)
-    if kind is Format.DOCX:
-        from ingestion.formats.docx import parse_docx
+            return parse_markdown(text)
+        case Format.RST:
+            from ingestion.formats.rst import parse_rst
 
-        return parse_docx(data)
-    from ingestion.formats.adapter import parse_other
+            return parse_rst(text)
+        case Format.HTML:
+            from ingestion.formats.html import parse_html
 
-    return parse_other(data, name)
+            return parse_html(text)
+        case Format.NOTEBOOK:
+            from ingestion.formats.notebook import parse_notebook
 
+            return parse_notebook(text)
+    from ingestion.formats.text import parse_json_tables, parse_text
 
-def _text_reader(kind: Format) -> Callable[[str], ParsedDocument]:
-    if kind is Format.MARKDOWN:
-        from ingestion.formats.markdown import parse_markdown
-
-        return parse_markdown
-    if kind is Format.RST:
-        from ingestion.formats.rst.document import parse_rst
-
-        return parse_rst
-    if kind is Format.HTML:
-        from ingestion.formats.html import parse_html
-
-        return parse_html
-    if kind is Format.NOTEBOOK:
-        from ingestion.formats.notebook import parse_notebook
-
-        return parse_notebook
-    from ingestion.formats.text import parse_text
-
-    return parse_text
+    tables = parse_json_tables(text) if PurePath(name).suffix.lower() == ".json" else None
+    return tables or parse_text(text)

@@ -1,9 +1,8 @@
 """DOCX to elements: heading levels, lists, tables, code and footnotes.
 
-Read through python-docx, not through unstructured's reader of the same format. Tried with both on
-one file: there nested list items came out flat, a table was one string with its HTML beside it and
-no header row, and a plain paragraph already asked for a language model. A DOCX has no pages until a
-program lays it out, so elements carry no boxes.
+Uses python-docx, not unstructured, which flattens nested lists, returns a table as one string
+without a header row, and loads a language model for plain paragraphs. A DOCX has no pages until a
+program lays it out, so elements have no boxes.
 """
 
 from __future__ import annotations
@@ -15,9 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ingestion.elements import Element, ParsedDocument
-from ingestion.formats.tables import make_table, table_element
-from ingestion.formats.titles import given_title
+from ingestion.elements import Element, ParsedDocument, make_table, metadata_title, table_element
 from kb.errors import ParseFailed, UnsupportedFormat
 
 _W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
@@ -31,7 +28,7 @@ _MAX_LEVEL = 6
 
 @dataclass(frozen=True)
 class _Paragraph:
-    """A paragraph, classified. depth: heading level, or nesting of a list item from 0."""
+    """A classified paragraph. `depth` is the level of a heading, or of a list item from 0."""
 
     kind: str
     text: str
@@ -45,7 +42,7 @@ def parse_docx(data: bytes) -> ParsedDocument:
     elements = _elements(document, styles) + _footnotes(document)
     properties = document.core_properties
     first = next((e.text for e in elements if e.kind == "title"), None)
-    return ParsedDocument(tuple(elements), title=given_title(properties.title) or first)
+    return ParsedDocument(tuple(elements), title=metadata_title(properties.title) or first)
 
 
 def _open(data: bytes) -> Any:
@@ -67,13 +64,13 @@ def _open(data: bytes) -> Any:
 
 
 def _elements(document: Any, styles: dict[str, Any]) -> list[Element]:
-    """Elements in order; list items and code lines are gathered from several paragraphs."""
+    """Elements in order. List items in a row are one element, and so are lines of code."""
     elements: list[Element] = []
     pending: list[_Paragraph] = []
     for node in _blocks(document.element.body):
         paragraph = _classified(node, styles) if node.tag == f"{_W}p" else None
         if paragraph is not None and not paragraph.text.strip():
-            if _is_code(pending):
+            if pending and pending[0].kind == "code":
                 pending.append(_Paragraph("code", ""))
             continue
         if pending and (paragraph is None or paragraph.kind != pending[0].kind):
@@ -88,10 +85,6 @@ def _elements(document: Any, styles: dict[str, Any]) -> list[Element]:
     return [*elements, _gathered(pending)] if pending else elements
 
 
-def _is_code(paragraphs: list[_Paragraph]) -> bool:
-    return bool(paragraphs) and paragraphs[0].kind == "code"
-
-
 def _add_table(elements: list[Element], node: Any) -> None:
     """Add a table; a caption right before it becomes its own."""
     caption = elements[-1].text if elements and elements[-1].kind == "caption" else None
@@ -103,7 +96,9 @@ def _add_table(elements: list[Element], node: Any) -> None:
 
 
 def _blocks(parent: Any) -> Iterator[Any]:
-    """Paragraphs and tables in order, inside content controls too; no table of contents."""
+    """Paragraphs and tables in order, also those inside content controls, without tables of
+    contents.
+    """
     for node in parent:
         if node.tag in (f"{_W}p", f"{_W}tbl"):
             yield node
@@ -116,7 +111,7 @@ def _blocks(parent: Any) -> Iterator[Any]:
 
 
 def _text(node: Any) -> str:
-    """The text of a paragraph as it reads with all tracked changes accepted."""
+    """The text of a paragraph with all tracked changes accepted."""
     parts: list[str] = []
     for child in node:
         if child.tag == f"{_W}t":
@@ -200,8 +195,8 @@ def _table(node: Any, caption: str | None) -> Element | None:
     marked = 0
     while marked < len(rows) and rows[marked].find(f"{_W}trPr/{_W}tblHeader") is not None:
         marked += 1
-    # Word marks header rows only where the author asked for it; by its own default style the first
-    # row is one.
+    # Word marks header rows only if the author sets it; its default style shows the first row as
+    # one.
     header = marked if 0 < marked < len(rows) else int(len(rows) > 1)
     grid: list[list[str]] = []
     for number, row in enumerate(rows):
@@ -210,7 +205,9 @@ def _table(node: Any, caption: str | None) -> Element | None:
 
 
 def _cells(row: Any, above: list[str], *, spread: bool) -> list[str]:
-    """A cell merged downwards repeats in each row, a header cell in each column it covers."""
+    """The cells of a row. A cell merged downwards repeats in each row; with `spread` (headers) a
+    wide cell repeats in each column.
+    """
     texts: list[str] = []
     for cell in row.iter(f"{_W}tc"):
         if next(cell.iterancestors(f"{_W}tr")) is not row:
@@ -226,7 +223,7 @@ def _cells(row: Any, above: list[str], *, spread: bool) -> list[str]:
 
 
 def _footnotes(document: Any) -> list[Element]:
-    """Footnotes and endnotes, at the end: they hang on a word, not between two paragraphs."""
+    """Footnotes and endnotes, which belong to a word and are not between two paragraphs."""
     from docx.oxml import parse_xml
 
     notes = []

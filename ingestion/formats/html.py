@@ -1,8 +1,7 @@
-"""HTML pages: the main content in block order, tables as cells.
+"""HTML pages, and fragments of HTML inside Markdown: the main content in block order, tables as
+cells.
 
-Knows the habits of the generators that chip documentation comes from (Sphinx, Doxygen,
-Asciidoctor), only so far as to leave out their navigation and permalinks. Also reads the fragments
-of HTML that stand inside Markdown.
+Leaves out navigation and permalinks as Sphinx, Doxygen and Asciidoctor write them.
 """
 
 from __future__ import annotations
@@ -14,12 +13,11 @@ from dataclasses import replace
 from bs4 import BeautifulSoup
 from bs4.element import CData, NavigableString, Tag
 
-from ingestion.elements import Element, ParsedDocument, Table
-from ingestion.formats.tables import make_table, table_element
+from ingestion.elements import Element, ParsedDocument, Table, make_table, table_element
 
 
 def names(words: str) -> frozenset[str]:
-    """A set of names, written as a line of words."""
+    """A set of names, written as words separated by spaces."""
     return frozenset(words.split())
 
 
@@ -41,21 +39,14 @@ _BLOCKS = names(
 )
 _BLOCK_NAMES = sorted(_BLOCKS)
 _LISTS = frozenset(("ul", "ol", "menu"))
-_MAIN = (
-    "main",
-    "[role=main]",
-    "div.body",
-    "div.document",
-    "div.contents",
-    "div#content",
-    "article",
-)
+_MAIN = ("main", "[role=main]", *(f"div{part}" for part in (".body", ".document", ".contents")))
+_MAIN += ("div#content", "article")
 _LAYOUT_TABLE = frozenset(["mlabels", "highlighttable", "rouge-table"])
-# Doxygen sets a prototype as a table, a word or bracket in each cell: it is one line to a reader.
+# Doxygen writes a prototype as a table with a word or bracket in each cell.
 _PROTOTYPE_TABLE = "memname"
 _MAX_SPAN = 100
 
-# Every element name that HTML has; in Markdown `<typename T>` is C++ that nobody escaped.
+# All element names of HTML; `<typename T>` in Markdown is C++ without escapes.
 _HTML_TAGS = (
     _BLOCKS
     | _SKIP
@@ -96,7 +87,7 @@ def _main(soup: BeautifulSoup) -> Tag:
     whole = len(body.get_text())
     for selector in _MAIN:
         matching = soup.select(selector)
-        # A page with several articles, or a "main" that holds a teaser, has its content elsewhere.
+        # Not one of several articles, nor a "main" that holds only a teaser.
         if len(matching) == 1 and len(matching[0].get_text()) * 2 > whole:
             return matching[0]
     return body
@@ -122,7 +113,7 @@ def _classes(tag: Tag) -> list[str]:
 
 
 class _Walk:
-    """Depth first over the blocks; inline runs between blocks become text of their own."""
+    """Walks the blocks depth first; inline runs between blocks become text elements."""
 
     def blocks(self, parent: Tag) -> Iterator[Element]:
         run: list[str] = []
@@ -163,12 +154,8 @@ class _Walk:
             return
         layout = not _LAYOUT_TABLE.isdisjoint(_classes(tag))
         nested = any(c.find(["table", "h1", "h2", "h3"]) for c in cells)
-        if (
-            layout
-            or nested
-            or len(cells) <= 1
-            or (len(cells) < 4 and any(c.find("pre") for c in cells))
-        ):
+        code = len(cells) < 4 and any(c.find("pre") for c in cells)
+        if layout or nested or code or len(cells) <= 1:
             for cell in cells:
                 yield from self.blocks(cell)
             return
@@ -177,7 +164,7 @@ class _Walk:
             yield element
 
     def list(self, tag: Tag) -> Iterator[Element]:
-        """One element per list; an item that holds code or a table is walked instead."""
+        """One element per list, but for items with code or a table, which are walked."""
         lines: list[str] = []
         for number, item in enumerate(_items(tag), start=1):
             mark = f"{number}. " if tag.name == "ol" else "- "
@@ -192,7 +179,7 @@ class _Walk:
             yield Element("list", "\n".join(lines))
 
     def definitions(self, tag: Tag) -> Iterator[Element]:
-        """A term and what stands under it; on API pages the signature is the term."""
+        """A term with the text under it; on API pages the signature is the term."""
         terms: list[str] = []
         for child in _definition_parts(tag):
             if child.name == "dt":
@@ -224,7 +211,7 @@ def _definition_parts(tag: Tag) -> Iterator[Tag]:
 
 
 def list_lines(item: Tag, mark: str) -> list[str]:
-    """An item and the lists in it as indented lines."""
+    """An item and its nested lists as indented lines."""
     own: list[str] = []
     nested: list[str] = []
 
@@ -267,7 +254,7 @@ def _code(tag: Tag) -> Iterator[Element]:
 
 
 def inline(tag: Tag) -> str:
-    """The words of a run, an image by its alternative text."""
+    """The text of an inline run, with the alternative text of images."""
     if _skipped(tag):
         return ""
     if tag.name == "br":
@@ -285,7 +272,7 @@ def inline(tag: Tag) -> str:
 
 
 def _string(node: NavigableString) -> str:
-    # Comments, doctypes and processing instructions are subclasses and nobody's words.
+    # Comments, doctypes and processing instructions are subclasses.
     return _SPACE.sub(" ", node) if type(node) in (NavigableString, CData) else ""
 
 
@@ -301,7 +288,7 @@ def _text(run: list[str]) -> Iterator[Element]:
 
 
 def read_table(tag: Tag) -> Table:
-    """The cells of a <table>; a spanned cell is repeated in every place it covers."""
+    """The cells of a <table>; a cell with a span repeats in each row and column that it covers."""
     header: list[list[str]] = []
     rows: list[list[str]] = []
     pending: dict[int, tuple[str, int]] = {}
@@ -318,7 +305,8 @@ def read_table(tag: Tag) -> Table:
 
 
 def _spread(cells: list[Tag], pending: dict[int, tuple[str, int]]) -> list[str]:
-    """One row with its spans filled in; `pending` carries cells that reach into the rows below."""
+    """One row with its spans filled in. `pending` holds, by column, the text of cells that reach
+    into the rows below, and for how many rows."""
     line: list[str] = []
 
     def fill() -> None:

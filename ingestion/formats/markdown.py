@@ -1,8 +1,8 @@
 """Markdown: CommonMark with pipe tables, and the MyST and HTML that documentation mixes into it.
 
-The parser only says which lines belong to which block; the text is the source lines as they are, so
-that a quote can be looked up. What is not CommonMark (front matter, comments, HTML tables, colon
-fences) is lifted out beforehand and its lines are blanked, which keeps every line number true.
+The parser only tells which lines belong to which block; texts are source lines, so that quotes can
+be looked up. Front matter, comments, HTML tables and colon fences are not CommonMark: they are
+extracted first and their lines blanked, so that line numbers stay right.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ import yaml
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
-from ingestion.elements import Element, ParsedDocument
+from ingestion.elements import Element, ParsedDocument, make_table, table_element
 from ingestion.formats.html import names, parse_fragment
-from ingestion.formats.tables import make_table, table_element
 from kb.yaml_loaders import safe_loader
 
 _MAX_LIST = 1_500
@@ -47,8 +46,8 @@ _CAPTIONED = frozenset(("figure",))
 
 
 @dataclass(frozen=True)
-class _Placed:
-    """An element and the source lines it stands for."""
+class _LocatedElement:
+    """An element and its source lines."""
 
     first: int
     last: int
@@ -57,16 +56,16 @@ class _Placed:
 
 @dataclass
 class _Page:
-    """A Markdown source while it is read; `lines` loses what is in `placed` already."""
+    """A Markdown source while it is read; the lines of elements in `placed` are blank."""
 
     lines: list[str]
     depth: int = 0
-    placed: list[_Placed] = field(default_factory=list)
+    placed: list[_LocatedElement] = field(default_factory=list)
 
     def take(self, first: int, last: int, elements: Sequence[Element]) -> None:
         for line in range(first, last):
             self.lines[line] = ""
-        self.placed += [_Placed(first, last, element) for element in elements]
+        self.placed += [_LocatedElement(first, last, element) for element in elements]
 
 
 def parse_markdown(text: str) -> ParsedDocument:
@@ -82,7 +81,7 @@ def parse_markdown(text: str) -> ParsedDocument:
 
 
 def _front_matter(lines: list[str]) -> tuple[Mapping[str, Any], tuple[str, ...]]:
-    """The YAML block at the top, blanked in `lines`. What is no mapping stays text."""
+    """The YAML block at the top, which is blanked in `lines`; a block that is no mapping stays."""
     if not lines or lines[0].rstrip() != "---":
         return {}, ()
     end = next((n for n, line in enumerate(lines[1:], 1) if line.rstrip() in ("---", "...")), None)
@@ -110,7 +109,7 @@ def _elements(page: _Page) -> Iterator[Element]:
 
 
 def _parse_nested(text: str, depth: int) -> list[Element]:
-    """Inner text of a directive or quote. Its headings are no sections of the document."""
+    """The elements inside a directive or quote, with headings as text."""
     if depth >= _MAX_DEPTH:
         return [Element("text", text.strip())] if text.strip() else []
     inner = _elements(_Page(text.split("\n"), depth + 1))
@@ -118,11 +117,11 @@ def _parse_nested(text: str, depth: int) -> list[Element]:
 
 
 def _parser() -> MarkdownIt:
-    # Inline parsing is half the time and nothing here looks at inline tokens.
+    # Inline parsing takes half of the time, and inline tokens are not used.
     return MarkdownIt("commonmark").enable("table").disable("inline")
 
 
-# What is lifted out before CommonMark sees the lines
+# -- blocks that are not CommonMark
 
 
 def _lift(page: _Page) -> None:
@@ -175,7 +174,7 @@ def _lift_table(page: _Page, start: int, end: int | None) -> int:
 
 
 def _table_ends(lines: Sequence[str]) -> dict[int, int]:
-    """For each line that opens an HTML table, the line that closes it, where one does."""
+    """The line that closes an HTML table, by the line that opens it."""
     ends: dict[int, int] = {}
     open_on: list[int] = []
     for number, line in enumerate(lines):
@@ -220,7 +219,7 @@ def _without_comment(line: str, inside: bool, closes_later: bool) -> tuple[str, 
     return kept, inside
 
 
-# Blocks as CommonMark sees them
+# -- blocks of CommonMark
 
 
 def _groups(tokens: Sequence[Token]) -> Iterator[list[Token]]:
@@ -233,7 +232,7 @@ def _groups(tokens: Sequence[Token]) -> Iterator[list[Token]]:
             group = []
 
 
-def _block(group: list[Token], page: _Page) -> list[_Placed]:
+def _block(group: list[Token], page: _Page) -> list[_LocatedElement]:
     head = group[0]
     if head.map is None:
         return []
@@ -241,11 +240,11 @@ def _block(group: list[Token], page: _Page) -> list[_Placed]:
     if head.type.endswith("_list_open"):
         return _list(group, page)
     source = "\n".join(page.lines[first:last]).strip("\n")
-    return [_Placed(first, last, element) for element in _simple(group, source, page.depth)]
+    return [_LocatedElement(first, last, element) for element in _simple(group, source, page.depth)]
 
 
 def _simple(group: list[Token], source: str, depth: int) -> list[Element]:
-    """The elements of a block that is no list."""
+    """The elements of a block other than a list."""
     head = group[0]
     if head.type == "heading_open":
         return _heading(group[1].content, int(head.tag[1]))
@@ -308,8 +307,8 @@ def _fence(token: Token, depth: int) -> list[Element]:
     return [Element("code", token.content.rstrip("\n"), language=language or None)]
 
 
-def _list(group: list[Token], page: _Page) -> list[_Placed]:
-    """A list as one element; cut at code, tables and lifted blocks, and per item when long."""
+def _list(group: list[Token], page: _Page) -> list[_LocatedElement]:
+    """A list as one element, cut at code, tables and extracted blocks; a long one per item."""
     start, end = group[0].map or (0, 0)
     special: dict[int, tuple[int, list[Element]]] = {}
     for number, token in enumerate(group):
@@ -333,15 +332,13 @@ def _cut_list(
     span: tuple[int, int],
     special: dict[int, tuple[int, list[Element]]],
     cuts: set[int],
-) -> Iterator[_Placed]:
+) -> Iterator[_LocatedElement]:
     at, run_start = span[0], span[0]
     while at < span[1]:
         if at in special:
             last, elements = special[at]
             yield from _run(lines, run_start, at)
-            # A fence may open on the line of its item's mark; its words before the fence are only
-            # the mark.
-            yield from (_Placed(at, last, element) for element in elements)
+            yield from (_LocatedElement(at, last, element) for element in elements)
             at = run_start = last
             continue
         if at in cuts and at > run_start:
@@ -351,11 +348,11 @@ def _cut_list(
     yield from _run(lines, run_start, span[1])
 
 
-def _run(lines: list[str], first: int, last: int) -> Iterator[_Placed]:
+def _run(lines: list[str], first: int, last: int) -> Iterator[_LocatedElement]:
     kept = [line for line in lines[first:last] if _IMAGE.sub("", line).strip()]
     text = textwrap.dedent("\n".join(kept)).strip("\n")
     if any(c.isalnum() for c in _MARK.sub("", text)):
-        yield _Placed(first, last, Element("list", text))
+        yield _LocatedElement(first, last, Element("list", text))
 
 
 def _closing(group: Sequence[Token], start: int) -> int:
@@ -367,7 +364,7 @@ def _closing(group: Sequence[Token], start: int) -> int:
     )
 
 
-# MyST directives, fenced by backticks or colons
+# -- MyST directives, fenced by backticks or colons
 
 
 def _directive(name: str, argument: str, body: str, depth: int) -> list[Element]:
@@ -392,7 +389,7 @@ def _directive(name: str, argument: str, body: str, depth: int) -> list[Element]
 
 
 def _inline_argument(name: str, argument: str) -> str:
-    """`{note} Words of the note itself`; layout containers have numbers there."""
+    """The text of a note such as `{note} Mind the gap.`; layout containers have numbers there."""
     return argument.strip() if re.search(r"[A-Za-z]{3}.* ", argument) and "grid" not in name else ""
 
 
@@ -416,7 +413,7 @@ def _without_options(body: str) -> str:
 
 
 def _as_rst(name: str, argument: str, body: str) -> list[Element]:
-    from ingestion.formats.rst.document import parse_rst
+    from ingestion.formats.rst import parse_rst
 
     if name == "eval-rst":
         return list(parse_rst(body).elements)

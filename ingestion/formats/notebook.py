@@ -1,21 +1,21 @@
 """Jupyter notebooks (nbformat 4): Markdown cells, code cells, short text outputs.
 
-Pictures, HTML and long outputs are left out: a reader of the notebook's words loses nothing by it.
+Pictures, HTML and long outputs are left out.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ingestion.elements import Element, ParsedDocument
-from ingestion.formats.detect import load_json
 from ingestion.formats.markdown import parse_markdown
 from kb.errors import ParseFailed
 
-# A profiler prints its advice at the end of two or three thousand characters; beyond that come logs
-# of whole training runs (measured on the 60 notebooks of the public chip documentation).
+# A profiler prints its advice at the end of two or three thousand characters. Longer outputs are
+# logs of training runs, in the 60 notebooks of the public chip documentation.
 MAX_OUTPUT = 4_000
 _TRACEBACK_LINES = 6
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
@@ -26,9 +26,15 @@ Json = Mapping[str, Any]
 
 def parse_notebook(text: str) -> ParsedDocument:
     """Read an .ipynb file."""
-    notebook = load_json(text, "the notebook")
+    try:
+        notebook = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ParseFailed(
+            f"the notebook is not valid JSON: {error}",
+            hint="Open and save it in Jupyter, then upload it again.",
+        ) from error
     cells = notebook.get("cells") if isinstance(notebook, dict) else None
-    if not isinstance(notebook, dict) or not isinstance(cells, list):
+    if not isinstance(cells, list):
         raise ParseFailed(
             "this JSON is not a notebook of format 4: it has no list of cells",
             hint="Open it in a current Jupyter and save it: that converts older formats.",
@@ -82,11 +88,9 @@ def _output(output: Json) -> str:
     if kind in ("execute_result", "display_data"):
         data = _mapping(output.get("data"))
         plain = _plain(_joined(data.get("text/plain")))
-        # What has a picture or a page beside it says "<Figure ...>" in plain text, which is
-        # nobody's words.
-        return (
-            "" if plain.startswith("<") or any(key.startswith("image/") for key in data) else plain
-        )
+        # The plain text of a picture or a page is only "<Figure ...>".
+        drawn = plain.startswith("<") or any(key.startswith("image/") for key in data)
+        return "" if drawn else plain
     if kind == "error":
         return _error(output)
     return ""
@@ -103,7 +107,7 @@ def _error(output: Json) -> str:
 
 
 def _plain(text: str) -> str:
-    """Without terminal colours; a line rewritten in place (progress bars) keeps its last state."""
+    """Remove terminal colours; a line rewritten in place (progress bars) keeps its last state."""
     return "\n".join(line.rsplit("\r", 1)[-1] for line in _ANSI.sub("", text).split("\n"))
 
 

@@ -1,6 +1,5 @@
-"""What a catalog needs of the database that it is in: connections, transactions, and its health.
-
-`kb.catalog.database` and `kb.catalog.database` are the two there are. Knows no table.
+"""The databases of a catalog: an SQLite file or a PostgreSQL server, their connections,
+transactions and faults. Knows no table.
 """
 
 from __future__ import annotations
@@ -24,10 +23,12 @@ from sqlalchemy.engine import URL, make_url
 from kb.data_dir import private_file, private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreError, StoreFull, Unavailable
 
+IDLE_CONNECTIONS = 8  # left open for the next use
+
 
 class Database(ABC):
-    """Where one catalog is. `name` says so in messages, without a password; `file` is that of an
-    embedded one.
+    """The database of one catalog. `name` is its path or URL for messages, without a password;
+    `file` that of an embedded one.
     """
 
     name: str
@@ -36,10 +37,10 @@ class Database(ABC):
 
     @abstractmethod
     def engine(self) -> Engine:
-        """Connections to it. Raises KernloreError where it cannot be had."""
+        """Connections to it. Raises KernloreError where it cannot be opened."""
 
     def admit(self, engine: Engine) -> None:
-        """Find out what has to be asked of it, once."""
+        """Query properties of the server, once."""
         return None
 
     @abstractmethod
@@ -48,42 +49,47 @@ class Database(ABC):
 
     @abstractmethod
     def begin_write(self, connection: Connection, rows_only: bool) -> None:
-        """Begin a transaction that is the only one that writes; with `rows_only` it is enough that
-        nobody else writes the rows that it locks itself.
+        """Begin a transaction that is the only one that writes; with `rows_only`, the only one that
+        writes the rows that it locks.
         """
 
     @abstractmethod
     def version(self, engine: Engine) -> Hashable:
-        """Another value after any change by anybody."""
+        """A value that changes with any change by any process."""
 
     @abstractmethod
     def check(self, engine: Engine, most_bytes: int | None) -> str:
-        """What is wrong with it, "ok" for nothing; "" where it has more than so many bytes."""
+        """The result of an integrity check, "ok" for a sound one; "" where it has more than
+        `most_bytes`.
+        """
 
     @abstractmethod
     def empty_log(self, engine: Engine) -> bool:
-        """Whether no write stands in a log any more that is this program's to empty."""
+        """Whether no write is left in a log that this program has to empty."""
 
     @abstractmethod
     def fault(self, error: Exception) -> KernloreError:
-        """What to show where it cannot be opened."""
+        """The error to show where it cannot be opened."""
 
     def close(self) -> None:
-        """Close what is open beside the engine."""
+        """Close connections that the engine does not know."""
         return None
 
 
-# -- sqlite file: A catalog that is one SQLite file in the data directory, in WAL mode; any number
+def _cannot_be_opened(name: str, fault: KernloreError) -> KernloreError:
+    return type(fault)(f"the catalog {name} cannot be opened: {fault.message}", hint=fault.hint)
+
+
+# -- SQLite
 
 BUSY_TIMEOUT_MS = 15_000
 LOG_TIMEOUT_MS = 1_000
-IDLE_CONNECTIONS = 8  # kept open for the next who needs one
 CACHE_KIB = 8 * 1024  # of pages, of each connection; the system has the file in its memory as well
 NAME = "catalog.sqlite"
 
 
 class SqliteFile(Database):
-    """The file of this name in a folder, which is created for this user alone."""
+    """A file in WAL mode, created for this user alone; any number of processes may open it."""
 
     def __init__(self, path: Path) -> None:
         self.file: Path = path
@@ -96,18 +102,18 @@ class SqliteFile(Database):
         self._watch: Any = None
 
     def engine(self) -> Engine:
-        # A thread that needs a connection gets one: a bound here is an error for a request, and
-        # threads are bounded where they are made.
+        # Every thread that needs a connection gets one: a limit here would fail requests, and the
+        # number of threads is limited where they are started.
         engine = sa.create_engine(
-            f"sqlite:///{_unchanging(self.file)}&uri=true"
+            f"sqlite:///{_immutable(self.file)}&uri=true"
             if self.read_only
             else f"sqlite:///{self.file}",
             connect_args={"check_same_thread": False},
             pool_size=IDLE_CONNECTIONS,
             max_overflow=-1,
-            pool_use_lifo=True,  # few connections are in use, and each has pages of its own
+            pool_use_lifo=True,  # few connections are in use, and each caches its own pages
         )
-        event.listen(engine, "connect", _prepare)
+        event.listen(engine, "connect", _prepare_sqlite)
         return engine
 
     def begin_read(self, connection: Connection) -> None:
@@ -140,11 +146,9 @@ class SqliteFile(Database):
         return not row[0]
 
     def fault(self, error: Exception) -> KernloreError:
-        origin = getattr(error, "orig", error)
-        fault = store_fault(error) or StoreError(str(origin), hint=RESTORE)
-        return type(fault)(
-            f"the catalog {self.file} cannot be opened: {fault.message}", hint=fault.hint
-        )
+        origin = str(getattr(error, "orig", error))
+        fault = store_fault(error) or StoreError(origin, hint=RESTORE)
+        return _cannot_be_opened(self.name, fault)
 
     def close(self) -> None:
         with self._watching:
@@ -155,7 +159,8 @@ class SqliteFile(Database):
 
 def _create_private(path: Path) -> None:
     """Create the file for this user alone; SQLite gives its other files the same rights. Raises
-    StoreError where nothing can be written."""
+    StoreError in a directory that cannot be written to.
+    """
     try:
         private_file(path)
     except OSError as error:
@@ -165,27 +170,27 @@ def _create_private(path: Path) -> None:
         ) from error
 
 
-def _unchanging(path: Path) -> str:
-    """The URI of a catalog in a directory that nothing can be written to, where SQLite cannot keep
-    its lock file either. Raises StoreError where its log holds writes that are not in it yet.
+def _immutable(path: Path) -> str:
+    """The URI of a catalog in a directory that cannot be written to, so that SQLite cannot create
+    its lock file. Raises StoreError where its log holds writes that are not in the file yet.
     """
-    log = path.with_name(f"{path.name}-wal")
-    if log.exists() and log.stat().st_size:
+    wal = path.with_name(f"{path.name}-wal")
+    if wal.exists() and wal.stat().st_size:
         raise StoreError(
-            f"the data directory {path.parent} is read-only, and its last writes are in {log.name}",
+            f"the data directory {path.parent} is read-only, and its last writes are in {wal.name}",
             hint="Run any command once where it may be written to, then it can be read here.",
         )
     return f"file:{quote(str(path.absolute()))}?mode=ro&immutable=1"
 
 
-def _prepare(connection: Any, record: Any) -> None:
-    connection.isolation_level = None  # transactions are ours: a write begins them itself
+def _prepare_sqlite(connection: Any, record: Any) -> None:
+    connection.isolation_level = None  # `begin_read` and `begin_write` begin transactions
     for pragma in (
         f"busy_timeout={BUSY_TIMEOUT_MS}",  # first: another process may set up the same file
         "journal_mode=WAL",
         "synchronous=NORMAL",
         "foreign_keys=ON",
-        "secure_delete=ON",  # zeros over what is deleted, else its text stays in free pages
+        "secure_delete=ON",  # overwrite deleted rows with zeros, else text stays in free pages
         f"cache_size=-{CACHE_KIB}",
         "temp_store=MEMORY",
         "mmap_size=0",  # each connection would map the file, and count as resident with it
@@ -193,7 +198,164 @@ def _prepare(connection: Any, record: Any) -> None:
         connection.execute(f"PRAGMA {pragma}")
 
 
-# -- faults: What is wrong with the data directory, when SQLite refuses: damaged, full, read-only,
+# -- PostgreSQL
+
+EXAMPLE = "postgresql+psycopg://USER:PASSWORD@HOST:5432/DATABASE"
+LOCK_TIMEOUT_MS = 15_000
+CONNECT_SECONDS = 10
+ANSWER_MS = 15_000  # that sent data may stay unacknowledged; the system's default is minutes
+OLDEST = 13  # version; pg_current_snapshot came with it
+_WRITE_LOCK = 0x6B65726E  # the number of the advisory lock of writers: "kern"
+_DRIVERS = ("postgresql", "postgresql+psycopg")
+
+
+class PostgresServer(Database):
+    """The database that a URL names; its role owns the database, or one schema of it. Raises
+    InvalidRequest for a URL that names none.
+
+    A transaction that writes takes one lock for the whole catalog at its start, as SQLite does, so
+    rows that it reads first cannot change. Only leases do without it. Texts are compared byte by
+    byte and read transactions see one moment, so that answers equal those of an embedded catalog.
+    """
+
+    def __init__(self, url: str) -> None:
+        self._url = parse_url(url)
+        self.name = _without_secrets(self._url)
+
+    def engine(self) -> Engine:
+        limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": ANSWER_MS}
+        try:
+            engine = sa.create_engine(
+                self._url,
+                connect_args={k: v for k, v in limits.items() if k not in self._url.query},
+                pool_size=IDLE_CONNECTIONS,
+                max_overflow=-1,  # as for a file: the number of threads is limited elsewhere
+                pool_pre_ping=True,  # the server may have been restarted
+                isolation_level="READ COMMITTED",
+            )
+        except ModuleNotFoundError as error:
+            raise Unavailable(
+                f"a catalog on PostgreSQL ({self.name}) needs the package {error.name}, which is"
+                " not installed",
+                hint="Install it: pip install 'kernlore[postgres]'.",
+            ) from error
+        event.listen(engine, "connect", self._prepare, insert=True)
+        return engine
+
+    def admit(self, engine: Engine) -> None:
+        with engine.connect() as connection:
+            standby = connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar()
+        self.read_only = bool(standby)
+
+    def _prepare(self, connection: Any, record: Any) -> None:
+        """Set up a new connection. It takes and gives the values of an SQLite catalog."""
+        encoding = connection.info.parameter_status("server_encoding")
+        version = connection.info.server_version // 10_000
+        if version < OLDEST:
+            raise StoreError(
+                f"the catalog {self.name} is on PostgreSQL {version}",
+                hint=f"Upgrade it to PostgreSQL {OLDEST} or newer.",
+            )
+        if encoding != "UTF8":
+            raise StoreError(
+                f"the database of the catalog {self.name} has the encoding {encoding}",
+                hint="Create it with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0.",
+            )
+        dumper, loader = _adapters()
+        connection.adapters.register_dumper(str, dumper)
+        connection.adapters.register_loader("numeric", loader)
+        with connection.cursor() as cursor:
+            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
+        connection.commit()
+
+    def begin_read(self, connection: Connection) -> None:
+        connection.execution_options(isolation_level="REPEATABLE READ")
+
+    def begin_write(self, connection: Connection, rows_only: bool) -> None:
+        if not rows_only:
+            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITE_LOCK})")
+
+    def version(self, engine: Engine) -> Hashable:
+        """The snapshot of a transaction that would begin now. The position of the write-ahead log
+        would not do: it counts changes that are not visible yet.
+        """
+        with engine.connect() as connection:
+            connection.execution_options(isolation_level="AUTOCOMMIT")
+            snapshot = connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar()
+        return str(snapshot)
+
+    def check(self, engine: Engine, most_bytes: int | None) -> str:
+        """The server checks its own pages: `initdb --data-checksums`, `pg_amcheck`."""
+        with engine.connect() as connection:
+            connection.exec_driver_sql("SELECT 1")
+        return "ok"
+
+    def empty_log(self, engine: Engine) -> bool:
+        """The server recycles its write-ahead log itself."""
+        return True
+
+    def fault(self, error: Exception) -> KernloreError:
+        origin = re.sub(r"\s+", " ", str(getattr(error, "orig", error)).strip())
+        if isinstance(error, sa.exc.OperationalError):
+            return Unavailable(
+                f"the catalog {self.name} cannot be reached: {origin}",
+                hint="Start the PostgreSQL server, or correct KERNLORE_CATALOG. Kernlore does not"
+                " turn to another catalog by itself.",
+            )
+        fault = store_fault(error) or StoreError(
+            origin,
+            hint="The role in KERNLORE_CATALOG must own the database, or a schema of it:"
+            " CREATE DATABASE kernlore OWNER kernlore.",
+        )
+        return _cannot_be_opened(self.name, fault)
+
+
+def parse_url(url: str) -> URL:
+    """The URL of a database. Raises InvalidRequest, without the URL: it may hold a password."""
+    hint = f"Give KERNLORE_CATALOG as {EXAMPLE}; characters such as @ and / in a password are"
+    hint += " written as %40 and %2F."
+    try:
+        parsed = make_url(url)
+    except (sa.exc.ArgumentError, ValueError):
+        raise InvalidRequest("the URL of the catalog cannot be read", hint=hint) from None
+    if parsed.drivername not in _DRIVERS:
+        raise InvalidRequest(
+            f"a catalog cannot be on {parsed.drivername!r}, only in SQLite or on PostgreSQL",
+            hint=hint,
+        )
+    if not parsed.database:
+        raise InvalidRequest("the URL of the catalog names no database", hint=hint)
+    return parsed.set(drivername="postgresql+psycopg")
+
+
+def _without_secrets(url: URL) -> str:
+    """For messages: of the options, which may hold a password too, only the host."""
+    host = {"host": url.query["host"]} if "host" in url.query else {}
+    return url.set(query=host).render_as_string(hide_password=True)
+
+
+@cache
+def _adapters() -> tuple[type, type]:
+    from psycopg.adapt import Loader
+    from psycopg.types.string import StrDumperUnknown
+
+    class TextDumper(StrDumperUnknown):
+        """Writes U+FFFD for NUL, which PostgreSQL does not store in a text."""
+
+        def dump(self, obj: str) -> Any:
+            return super().dump(obj.replace("\0", "\ufffd") if "\0" in obj else obj)
+
+    class NumericLoader(Loader):
+        """Reads a sum of whole numbers, which comes as `numeric`, as int."""
+
+        def load(self, data: Any) -> int | float:
+            text = bytes(data).decode()
+            return int(text) if text.lstrip("-").isdigit() else float(text)
+
+    return TextDumper, NumericLoader
+
+
+# -- faults, recognised by the error codes of the databases
 
 RESTORE = (
     "Stop the service and make a new data directory from a backup: `kernlore restore FILE"
@@ -205,11 +367,12 @@ FREE = (
     " failed (`kernlore jobs retry JOB`), or send it again."
 )
 SERVER = (
-    "Start the PostgreSQL server that KERNLORE_CATALOG names, or see to what it says; Kernlore"
-    " connects again by itself. Repeat the request then."
+    "Start the PostgreSQL server that KERNLORE_CATALOG names, or see its message; Kernlore connects"
+    " again by itself. Repeat the request then."
 )
 SERVER_FULL = "Free some space on the disk of the PostgreSQL server; repeat the request then."
 SERVER_DAMAGED = "Restore the database from a dump (pg_dump), and read PostgreSQL's own log."
+REPEAT = "Repeat the request."
 _FULL_ERRNO = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
@@ -241,7 +404,7 @@ def _of_sqlite(origin: sqlite3.Error) -> KernloreError | None:
     if str(origin).startswith("no such table: lexical_"):
         return StoreError("the lexical index is missing", hint="Run `kernlore reindex`.")
     if code.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        return Unavailable("the catalog is busy with other writers", hint="Repeat the request.")
+        return Unavailable("the catalog is busy with other writers", hint=REPEAT)
     return None
 
 
@@ -260,7 +423,7 @@ def _of_postgresql(origin: BaseException) -> KernloreError | None:
     if code.startswith(("08", "57P", "53")):  # connections, shut-down, too many of something
         return Unavailable(f"the catalog's server does not answer: {text}", hint=SERVER)
     if code in ("55P03", "40001", "40P01", "57014"):  # waited too long, or for each other
-        return Unavailable("the catalog is busy with other writers", hint="Repeat the request.")
+        return Unavailable("the catalog is busy with other writers", hint=REPEAT)
     if code.startswith("XX"):
         return StoreError(f"the catalog is damaged: {text}", hint=SERVER_DAMAGED)
     if code in ("25006", "42501"):
@@ -275,176 +438,10 @@ def _of_postgresql(origin: BaseException) -> KernloreError | None:
 
 
 def damaged(reason: str) -> StoreError:
-    """The refusal of a catalog whose pages are not what SQLite wrote."""
+    """The error for a catalog with damaged pages."""
     return StoreError(f"the catalog is damaged: {reason}", hint=RESTORE)
 
 
 def full(reason: str) -> StoreFull:
-    """The refusal to write where there is no space."""
+    """The error for a full disk."""
     return StoreFull(f"the data directory cannot be written to: {reason}", hint=FREE)
-
-
-# -- postgres: A catalog on a PostgreSQL server. Its role owns one database, or one schema of one.
-
-EXAMPLE = "postgresql+psycopg://USER:PASSWORD@HOST:5432/DATABASE"
-LOCK_TIMEOUT_MS = 15_000
-CONNECT_SECONDS = 10
-ANSWER_MS = 15_000  # that sent data may stay unacknowledged; the operating system's own is minutes
-POOLED = 8  # kept open for the next who needs one
-OLDEST = 13  # version; pg_current_snapshot came with it
-_WRITING = 0x6B65726E  # the number of the lock that who writes holds: "kern"
-_DRIVERS = ("postgresql", "postgresql+psycopg")
-
-
-class PostgresServer(Database):
-    """The database that a URL names. Raises InvalidRequest for a URL that names none."""
-
-    def __init__(self, url: str) -> None:
-        self._url = parse_url(url)
-        self.name = _without_secrets(self._url)
-
-    def engine(self) -> Engine:
-        try:
-            engine = sa.create_engine(
-                self._url,
-                connect_args=_waiting(self._url),
-                pool_size=POOLED,
-                max_overflow=-1,  # as for a file: threads are bounded where they are made
-                pool_pre_ping=True,  # the server may have been started anew
-                isolation_level="READ COMMITTED",
-            )
-        except ModuleNotFoundError as error:
-            raise Unavailable(
-                f"a catalog on PostgreSQL ({self.name}) needs the package {error.name}, which is"
-                " not installed",
-                hint="Install it: pip install 'kernlore[postgres]'.",
-            ) from error
-        event.listen(engine, "connect", self._prepare, insert=True)
-        return engine
-
-    def admit(self, engine: Engine) -> None:
-        with engine.connect() as connection:
-            standby = connection.exec_driver_sql("SELECT pg_is_in_recovery()").scalar()
-        self.read_only = bool(standby)
-
-    def _prepare(self, connection: Any, record: Any) -> None:
-        """A new connection. It takes and gives the values that an SQLite catalog would."""
-        encoding = connection.info.parameter_status("server_encoding")
-        version = connection.info.server_version // 10_000
-        if version < OLDEST:
-            raise StoreError(
-                f"the catalog {self.name} is on PostgreSQL {version}",
-                hint=f"Upgrade it to PostgreSQL {OLDEST} or newer.",
-            )
-        if encoding != "UTF8":
-            raise StoreError(
-                f"the database of the catalog {self.name} has the encoding {encoding}",
-                hint="Create it with: CREATE DATABASE ... ENCODING 'UTF8' TEMPLATE template0.",
-            )
-        text, number = _adapters()
-        connection.adapters.register_dumper(str, text)
-        connection.adapters.register_loader("numeric", number)
-        with connection.cursor() as cursor:
-            cursor.execute(f"SET lock_timeout = {LOCK_TIMEOUT_MS}")
-        connection.commit()
-
-    def begin_read(self, connection: Connection) -> None:
-        connection.execution_options(isolation_level="REPEATABLE READ")
-
-    def begin_write(self, connection: Connection, rows_only: bool) -> None:
-        if not rows_only:
-            connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_WRITING})")
-
-    def version(self, engine: Engine) -> Hashable:
-        """What a transaction that begins now would see: the write-ahead log's place will not do,
-        where a change stands before anybody sees it.
-        """
-        with engine.connect() as connection:
-            connection.execution_options(isolation_level="AUTOCOMMIT")
-            snapshot = connection.exec_driver_sql("SELECT pg_current_snapshot()::text").scalar()
-        return str(snapshot)
-
-    def check(self, engine: Engine, most_bytes: int | None) -> str:
-        """The server guards its own pages: `initdb --data-checksums`, `pg_amcheck`."""
-        with engine.connect() as connection:
-            connection.exec_driver_sql("SELECT 1")
-        return "ok"
-
-    def empty_log(self, engine: Engine) -> bool:
-        """The write-ahead log is the server's, which reuses it in its own time."""
-        return True
-
-    def fault(self, error: Exception) -> KernloreError:
-        origin = str(getattr(error, "orig", error)).strip()
-        if isinstance(error, sa.exc.OperationalError):
-            return Unavailable(
-                f"the catalog {self.name} cannot be reached: {_one_line(origin)}",
-                hint="Start the PostgreSQL server, or correct KERNLORE_CATALOG. Kernlore does not"
-                " turn to another catalog by itself.",
-            )
-        fault = store_fault(error) or StoreError(
-            _one_line(origin),
-            hint="The role in KERNLORE_CATALOG must own the database, or a schema of it:"
-            " CREATE DATABASE kernlore OWNER kernlore.",
-        )
-        return type(fault)(
-            f"the catalog {self.name} cannot be opened: {fault.message}", hint=fault.hint
-        )
-
-
-def parse_url(url: str) -> URL:
-    """The URL of a database. Raises InvalidRequest, which does not repeat it: it may hold a
-    password.
-    """
-    hint = f"Give KERNLORE_CATALOG as {EXAMPLE}; characters such as @ and / in a password are"
-    hint += " written as %40 and %2F."
-    try:
-        parsed = make_url(url)
-    except (sa.exc.ArgumentError, ValueError):
-        raise InvalidRequest("the URL of the catalog cannot be read", hint=hint) from None
-    if parsed.drivername not in _DRIVERS:
-        raise InvalidRequest(
-            f"a catalog cannot be on {parsed.drivername!r}, only in SQLite or on PostgreSQL",
-            hint=hint,
-        )
-    if not parsed.database:
-        raise InvalidRequest("the URL of the catalog names no database", hint=hint)
-    return parsed.set(drivername="postgresql+psycopg")
-
-
-def _without_secrets(url: URL) -> str:
-    """As messages show it: options may hold a password too, so only the host is kept of them."""
-    host = {"host": url.query["host"]} if "host" in url.query else {}
-    return url.set(query=host).render_as_string(hide_password=True)
-
-
-def _waiting(url: URL) -> dict[str, Any]:
-    """How long a server that says nothing is waited for, unless the URL says so itself."""
-    limits = {"connect_timeout": CONNECT_SECONDS, "tcp_user_timeout": ANSWER_MS}
-    return {name: value for name, value in limits.items() if name not in url.query}
-
-
-def _one_line(text: str) -> str:
-    """Of the driver's message, which has several lines and hints of its own."""
-    return re.sub(r"\s+", " ", text)
-
-
-@cache
-def _adapters() -> tuple[type, type]:
-    from psycopg.adapt import Loader
-    from psycopg.types.string import StrDumperUnknown
-
-    class Text(StrDumperUnknown):
-        """PostgreSQL holds no NUL in a text; U+FFFD takes its place."""
-
-        def dump(self, obj: str) -> Any:
-            return super().dump(obj.replace("\0", "\ufffd") if "\0" in obj else obj)
-
-    class Number(Loader):
-        """A sum of whole numbers comes as `numeric`, and is one of Python's whole numbers."""
-
-        def load(self, data: Any) -> int | float:
-            text = bytes(data).decode()
-            return int(text) if text.lstrip("-").isdigit() else float(text)
-
-    return Text, Number

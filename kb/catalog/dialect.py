@@ -1,9 +1,9 @@
-"""Where the SQL of SQLite and of PostgreSQL differs, all of it.
+"""All differences between the SQL of SQLite and of PostgreSQL.
 
-The tables and the migrations are written once. Importing this module makes their types mean the
-same on both: whole numbers have 64 bits, JSON is text as Python writes it (PostgreSQL's own type
-refuses the infinite bounds that an evaluation may have), and text is compared byte by byte. What
-cannot be said once in SQL is a function here. Knows no table, except those of the lexical index.
+The tables and the migrations are written once. Importing this module gives their types the same
+meaning on both: whole numbers have 64 bits, JSON is text as Python writes it (PostgreSQL's own type
+refuses the infinite bounds that an evaluation may have), and text is compared byte by byte.
+Statements that differ are functions here. Knows no table, except those of the lexical index.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _JsonText(sa.types.UserDefinedType[Any]):
 
 
 class Json(sa.TypeDecorator[Any]):
-    """A structured value. None is stored as JSON's null, and no value at all as SQL's."""
+    """A structured value. None is stored as JSON's null, a missing value as SQL's."""
 
     impl = sa.JSON
     cache_ok = True
@@ -87,12 +87,12 @@ def _text(element: Any, compiler: Any, **options: Any) -> str:
 
 
 def _collation(options: dict[str, Any]) -> str:
-    """As SQLite sorts."""
+    """SQLite's order."""
     return ' COLLATE "C"' if _of_column(options) else ""
 
 
 def _of_column(options: dict[str, Any]) -> bool:
-    """Whether it is the type of a column that is made, and not of a cast."""
+    """Whether it is the type of a column, not of a cast."""
     return isinstance(options.get("type_expression"), sa.Column)
 
 
@@ -119,17 +119,17 @@ def _json_text_postgresql(element: Any, compiler: Any, **options: Any) -> str:
 
 
 def insert_new(connection: Connection, table: sa.Table) -> sa.Insert:
-    """An insertion that passes over rows whose key is there already."""
+    """An insertion that skips rows whose key exists already."""
     if is_postgresql(connection):
-        from sqlalchemy.dialects import postgresql  # 0.1 s, which an embedded catalog does without
+        from sqlalchemy.dialects import postgresql  # 0.1 s, not needed for SQLite
 
         return postgresql.insert(table).on_conflict_do_nothing()
     return table.insert().prefix_with("OR IGNORE")
 
 
 def driver_sql(connection: Connection, statement: str) -> str:
-    """A statement for `exec_driver_sql`: `?` stands for a value, and `joined(x)` for the values of
-    a group with commas between them.
+    """A statement for `exec_driver_sql`: `?` is a parameter, `joined(x)` the values of a group,
+    separated by commas.
     """
     return _driver_sql(statement, connection.dialect.name)
 
@@ -142,13 +142,13 @@ def _driver_sql(statement: str, dialect: str) -> str:
     return re.sub(r"joined\((\S+?)\)", r"string_agg(\1::text, ',')", statement)
 
 
-def as_written(connection: Connection) -> sa.ColumnElement[int]:
-    """The place of a row in its table, by which rows that never change stand as they came."""
+def row_order(connection: Connection) -> sa.ColumnElement[int]:
+    """A column that orders rows as they were inserted, where they never change."""
     return sa.literal_column("ctid" if is_postgresql(connection) else "rowid")
 
 
-def follow(connection: Connection, column: sa.Column[Any]) -> None:
-    """Number new rows of a table from above the largest number that it has in this column."""
+def advance_sequence(connection: Connection, column: sa.Column[Any]) -> None:
+    """Number new rows of a table from above the largest number in this column."""
     if is_postgresql(connection):
         table = column.table.name
         connection.exec_driver_sql(
@@ -184,7 +184,7 @@ _MARK = (
 
 
 def create_word_table(connection: Connection, table: str) -> None:
-    """A level of the lexical index, empty; its writes are marked."""
+    """Create a level of the lexical index, empty; its writes are marked."""
     if not is_postgresql(connection):
         connection.exec_driver_sql(_FTS5.format(table=table))
         return
@@ -193,22 +193,20 @@ def create_word_table(connection: Connection, table: str) -> None:
 
 
 def create_marks(connection: Connection) -> None:
-    """What notes the last transaction that wrote to a table; SQLite has numbers for that itself."""
+    """Create the table of each table's last writer; SQLite has its own change counters."""
     if is_postgresql(connection):
         for statement in _MARKS:
             connection.exec_driver_sql(statement)
 
 
 def mark_writes(connection: Connection, table: str) -> None:
-    """Note from now on which transaction wrote to the table last."""
+    """Record from now on which transaction wrote to the table last."""
     if is_postgresql(connection):
         for statement in _MARK:
             connection.exec_driver_sql(statement.format(table=table))
 
 
 def last_writer(connection: Connection, table: str) -> int:
-    """Another number after every transaction that wrote to a table of `mark_writes`, on
-    PostgreSQL.
-    """
+    """The transaction that last wrote to a table of `mark_writes`, on PostgreSQL."""
     statement = f"SELECT writer FROM write_marks WHERE name = '{table}'"
     return int(connection.exec_driver_sql(statement).scalar() or 0)

@@ -1,8 +1,9 @@
-"""Opens the SQL catalog: the truth of everything Kernlore holds.
+"""Opens the SQL catalog, the authoritative store of everything Kernlore holds.
 
 It is an SQLite file in the data directory, or a database of a PostgreSQL server. Migrations run on
 opening, under the write lock, so two processes that start together cannot both migrate. Knows no
-table by name."""
+table by name.
+"""
 
 from __future__ import annotations
 
@@ -26,8 +27,8 @@ MOST_CHECKED = 512 << 20  # bytes; 1 s a GB where the file is in memory
 
 
 class Catalog:
-    """A handle on one catalog. Cheap to share between threads; connections are pooled per thread of
-    use. `data_dir` holds what belongs to the catalog beside it: stored files, locks, indexes.
+    """A handle on one catalog. Cheap to share between threads; each thread takes a pooled
+    connection. `data_dir` holds the catalog's stored files, locks and indexes.
     """
 
     def __init__(self, database: Database, engine: Engine, data_dir: Path) -> None:
@@ -37,7 +38,7 @@ class Catalog:
 
     @property
     def name(self) -> str:
-        """Where it is, for messages; without a password."""
+        """Its path or URL, without a password, for messages."""
         return self._database.name
 
     @property
@@ -49,25 +50,25 @@ class Catalog:
 
     @property
     def on_server(self) -> bool:
-        """Whether it is on a server: services of other machines may work on it, and asking it
-        anything is a question that takes its way.
+        """Whether it is on a server: services of other machines may use it, and every query is a
+        round trip.
         """
         return self._database.file is None
 
     @property
     def read_only(self) -> bool:
-        """Whether nothing can be written to it."""
+        """Whether it cannot be written to."""
         return self._database.read_only
 
     def version(self) -> Hashable:
-        """A value that is another one after any change by anybody, and costs microseconds (on a
-        server: one question). For what is kept of the catalog and looked at with each request.
+        """A value that changes with any change by any process, in microseconds (on a server: one
+        query). For caches that are checked at each request.
         """
         return self._database.version(self._engine)
 
     @contextmanager
     def read(self) -> Iterator[Connection]:
-        """A consistent view; nothing written here is kept."""
+        """A consistent view; changes made in it are rolled back."""
         with self._engine.connect() as connection:
             self._database.begin_read(connection)
             begin(connection, writes=False)
@@ -78,8 +79,8 @@ class Catalog:
 
     @contextmanager
     def within(self, transaction: Connection | None) -> Iterator[Connection]:
-        """The view of this transaction, or one of its own where there is none: beginning one and
-        finding out what state it sees takes half a millisecond.
+        """The view of this transaction, or a new one for None: beginning one and reading its
+        revision takes half a millisecond.
         """
         if transaction is not None:
             yield transaction
@@ -89,11 +90,11 @@ class Catalog:
 
     @contextmanager
     def write(self, *, rows_only: bool = False) -> Iterator[Connection]:
-        """One transaction that takes the write lock at its start: all of it is kept, or nothing.
+        """One transaction that takes the write lock at its start: all of it is stored, or nothing.
 
-        With `rows_only`, it locks the rows that it changes itself, and waits for nobody else where
-        the database has such locks. Raises Unavailable where a newer Kernlore has changed the
-        catalog into one that this code must not write to.
+        With `rows_only`, it locks only the rows that it changes, where the database has such locks.
+        Raises Unavailable where a newer Kernlore has migrated the catalog so that this code must
+        not write to it.
         """
         with self._writing(rows_only) as connection:
             check_writable(connection, self.name)
@@ -105,28 +106,28 @@ class Catalog:
         with self._writing(rows_only=False) as connection:
             yield connection
 
-    def schema_state(self) -> SchemaState:
-        """What the schema is to this code: another process may have migrated it since."""
-        with self.read() as connection:
-            return state_of(connection)
-
     @contextmanager
     def _writing(self, rows_only: bool) -> Iterator[Connection]:
         with self._engine.connect() as connection:
             self._database.begin_write(connection, rows_only)
             begin(connection, writes=True)
-            kept = False
+            committed = False
             try:
                 yield connection
                 connection.commit()
-                kept = True
+                committed = True
             finally:
-                if not kept:
+                if not committed:
                     connection.rollback()
 
+    def schema_state(self) -> SchemaState:
+        """Whether this code may write: another process may have migrated the schema since."""
+        with self.read() as connection:
+            return state_of(connection)
+
     def check(self, most_bytes: int = MOST_CHECKED) -> None:
-        """Read every page of an embedded catalog of at most so many bytes. Raises StoreError where
-        one is damaged, else requests would fail one by one.
+        """Read every page of an embedded catalog of at most so many bytes. Raises StoreError for a
+        damaged page, else requests would fail one by one.
         """
         try:
             verdict = self._database.check(self._engine, most_bytes)
@@ -136,7 +137,7 @@ class Catalog:
             raise damaged(verdict.replace("\n", ": "))
 
     def verdict(self) -> str:
-        """What is wrong with it, "ok" where that is nothing."""
+        """The result of an integrity check: "ok", or the damage."""
         return self._database.check(self._engine, None)
 
     def store_id(self) -> str:
@@ -154,9 +155,9 @@ class Catalog:
         return str(known)
 
     def empty_log(self) -> bool:
-        """Move the log of writes into the catalog and empty its file, so that no page stands there
-        as it was before a deletion. False where a reader still needs it after a second. A server's
-        log is its own.
+        """Move the log of writes into the catalog and empty its file, so that no page in it holds
+        deleted text. False where a reader still needs it after a second. The log of a server is
+        left to the server.
         """
         return self._database.empty_log(self._engine)
 
@@ -173,11 +174,20 @@ def open_catalog(data_dir: Path, url: str | None = None) -> Catalog:
     return _opened(_database(data_dir, url), data_dir)
 
 
+def _database(data_dir: Path, url: str | None) -> Database:
+    if url is None:
+        return SqliteFile(data_dir / NAME)
+    if url.startswith("sqlite"):
+        return SqliteFile(_sqlite_path(url))
+    private_folder(data_dir)
+    return PostgresServer(url)
+
+
 def open_place(place: str) -> Catalog:
-    """The catalog of a URL, a file or a data directory, beside nothing else that a store has."""
+    """The catalog at a URL, a file or a data directory, without the rest of a store."""
     if "://" in place and not place.startswith("sqlite"):
         return _opened(PostgresServer(place), Path())
-    path = sqlite_path(place) if "://" in place else Path(place)
+    path = _sqlite_path(place) if "://" in place else Path(place)
     if path.is_dir() or not path.suffix:
         path = path / NAME
     return _opened(SqliteFile(path), path.parent)
@@ -185,7 +195,12 @@ def open_place(place: str) -> Catalog:
 
 def _opened(database: Database, data_dir: Path) -> Catalog:
     engine = database.engine()
-    event.listen(engine, "connect", _keeping(Kept()))
+    cache = Kept()
+
+    def share(connection: Any, record: Any) -> None:
+        attach(record.info, cache)
+
+    event.listen(engine, "connect", share)
     catalog = Catalog(database, engine, data_dir)
     try:
         database.admit(engine)
@@ -199,24 +214,11 @@ def _opened(database: Database, data_dir: Path) -> Catalog:
     return catalog
 
 
-def _database(data_dir: Path, url: str | None) -> Database:
-    if url is None:
-        return SqliteFile(data_dir / NAME)
-    if url.startswith("sqlite"):
-        return SqliteFile(sqlite_path(url))
-    private_folder(data_dir)
-    return PostgresServer(url)
-
-
-def sqlite_path(url: str) -> Path:
-    """The file that an URL such as sqlite:////folder/catalog.sqlite names."""
+def _sqlite_path(url: str) -> Path:
+    """The file that a URL such as sqlite:////folder/catalog.sqlite names."""
     database = sa.make_url(url).database
     if not database or database == ":memory:":
         raise InvalidRequest(
             "a catalog in SQLite needs a file", hint="Give sqlite:////FOLDER/catalog.sqlite."
         )
     return Path(database)
-
-
-def _keeping(kept: Kept) -> Any:
-    return lambda connection, record: attach(record.info, kept)

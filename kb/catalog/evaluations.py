@@ -1,14 +1,16 @@
-"""Problems, candidates and what was measured of them, as rows.
+"""Problems, candidates, evaluations of candidates and reviews of evaluations, as rows; and the
+evaluations that were sent to a service.
 
 An evaluation is looked up by its key: the same problem, cases, candidate, device, toolchain and
 policy have one row, however often they are requested and also after a crash. Knows nothing about
-how a candidate is evaluated."""
+how a candidate is evaluated.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import sqlalchemy as sa
 from sqlalchemy import Connection
@@ -17,7 +19,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.engine import Catalog
-from kb.catalog.rows import portions
+from kb.catalog.rows import record_of, select_in
 from kb.catalog.work import ENDED, Job, Work, no_lease
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.ids import derived_id, new_id
@@ -78,7 +80,7 @@ class CaseFigures:
 class StoredEvaluation:
     """The row of an evaluation. `state` is running or finished.
 
-    `stages` maps the name of each finished stage to what it stored.
+    `stages` maps the name of each finished stage to its stored outcome.
     """
 
     id: str
@@ -93,12 +95,6 @@ class StoredEvaluation:
         return self.stages.get("record") if self.state == "finished" else None
 
 
-class _Identity(NamedTuple):
-    id: str
-    problem_id: str
-    candidate_id: str
-
-
 class Evaluations:
     """Every method is one transaction."""
 
@@ -108,24 +104,20 @@ class Evaluations:
 
     def find(self, key: str) -> StoredEvaluation | None:
         """The evaluation with this key, or None."""
+        query = sa.select(t.evaluations).where(
+            t.evaluations.c.key == key, visible.evaluations(self._scope)
+        )
         with self._catalog.read() as connection:
-            row = connection.execute(
-                sa.select(t.evaluations).where(
-                    t.evaluations.c.key == key, visible.evaluations(self._scope)
-                )
-            ).one_or_none()
-        return _stored(row) if row is not None else None
+            row = connection.execute(query).one_or_none()
+        return record_of(StoredEvaluation, row) if row is not None else None
 
     def latest(self, limit: int = 50) -> list[StoredEvaluation]:
         """Evaluations, newest first."""
+        query = sa.select(t.evaluations).where(visible.evaluations(self._scope))
+        query = query.order_by(t.evaluations.c.created_at.desc(), t.evaluations.c.id)
         with self._catalog.read() as connection:
-            rows = connection.execute(
-                sa.select(t.evaluations)
-                .where(visible.evaluations(self._scope))
-                .order_by(t.evaluations.c.created_at.desc(), t.evaluations.c.id)
-                .limit(limit)
-            ).all()
-        return [_stored(row) for row in rows]
+            rows = connection.execute(query.limit(limit))
+            return [record_of(StoredEvaluation, row) for row in rows]
 
     def begin(
         self,
@@ -137,11 +129,13 @@ class Evaluations:
         device_id: str | None,
     ) -> str:
         """Create the evaluation's row and those it points to unless they exist; returns its id."""
+        identity = derived_id("evl", key)
+        owned = {"created_at": clock.now(), "access_scope": self._scope.owner}
         with self._catalog.write() as connection:
-            problem_id = self._problem(connection, problem, cases)
-            candidate_id = self._candidate(connection, candidate)
-            identity = derived_id("evl", key)
-            _once(
+            problem_id = self._insert_problem(connection, problem, cases)
+            candidate_id = derived_id("cnd", candidate.bundle_sha256)
+            _insert_once(connection, t.candidates, id=candidate_id, **vars(candidate), **owned)
+            _insert_once(
                 connection,
                 t.evaluations,
                 id=identity,
@@ -149,35 +143,40 @@ class Evaluations:
                 problem_id=problem_id,
                 candidate_id=candidate_id,
                 device_id=device_id,
-                toolchain_id=None,
                 harness_version=harness_version,
                 stage="parse",
                 state="running",
-                isolation={},
-                metrics={},
-                verdict={},
-                stages={},
-                created_at=clock.now(),
-                access_scope=self._scope.owner,
+                **owned,
             )
         return identity
 
     def add_problem(self, problem: ProblemRow, cases: Sequence[CaseRow]) -> None:
         """Create the rows of a problem and its cases unless they exist."""
         with self._catalog.write() as connection:
-            self._problem(connection, problem, cases)
+            self._insert_problem(connection, problem, cases)
 
-    def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
+    def _insert_problem(
+        self, connection: Connection, problem: ProblemRow, cases: Sequence[CaseRow]
+    ) -> str:
+        identity = derived_id("prb", problem.sha256)
+        owned = {"created_at": clock.now(), "access_scope": self._scope.owner}
+        _insert_once(connection, t.problems, id=identity, **vars(problem), **owned)
+        for case in cases:
+            case_id = derived_id("cas", problem.sha256, case.name)
+            row = {**vars(case), "shapes": list(case.shapes), "problem_id": identity}
+            _insert_once(connection, t.problem_cases, id=case_id, **row)
+        return identity
+
+    def stage(self, key: str, stage: str, outcome: Mapping[str, Any]) -> None:
         """Store the outcome of a finished stage, from which a later process can go on."""
+        chosen = t.evaluations.c.key == key
         with self._catalog.write() as connection:
-            row = connection.execute(
-                sa.select(t.evaluations.c.stages).where(t.evaluations.c.key == key)
-            ).one()
-            connection.execute(
-                sa.update(t.evaluations)
-                .where(t.evaluations.c.key == key)
-                .values(stage=stage, stages={**row.stages, stage: dict(left)})
-            )
+            before = connection.execute(
+                sa.select(t.evaluations.c.stages).where(chosen)
+            ).scalar_one()
+            stages = {**before, stage: dict(outcome)}
+            change = sa.update(t.evaluations).where(chosen).values(stage=stage, stages=stages)
+            connection.execute(change)
 
     def finish(
         self,
@@ -189,16 +188,13 @@ class Evaluations:
         hardware_id: str,
     ) -> None:
         """Store the whole result and one row for each case."""
+        chosen = t.evaluations.c.key == key
+        speedup = record.get("speedup") or {}
         with self._catalog.write() as connection:
-            row = connection.execute(
-                sa.select(
-                    t.evaluations.c.id, t.evaluations.c.problem_id, t.evaluations.c.candidate_id
-                ).where(t.evaluations.c.key == key)
-            ).one()
-            speedup = record.get("speedup") or {}
+            row = connection.execute(sa.select(t.evaluations).where(chosen)).one()
             connection.execute(
                 sa.update(t.evaluations)
-                .where(t.evaluations.c.key == key)
+                .where(chosen)
                 .values(
                     state="finished",
                     stage=record["reached"],
@@ -214,109 +210,48 @@ class Evaluations:
                     finished_at=clock.now(),
                 )
             )
-            evaluation = _Identity(row.id, row.problem_id, row.candidate_id)
-            self._figures(connection, evaluation, figures, op_family, hardware_id)
+            _replace_figures(connection, row, figures, op_family, hardware_id)
 
-    def _figures(
-        self,
-        connection: Connection,
-        row: _Identity,
-        figures: Sequence[CaseFigures],
-        op_family: str,
-        hardware_id: str,
-    ) -> None:
+
+def _replace_figures(
+    connection: Connection,
+    evaluation: sa.Row[Any],
+    figures: Sequence[CaseFigures],
+    op_family: str,
+    hardware_id: str,
+) -> None:
+    mine = t.evaluation_cases.c.evaluation_id == evaluation.id
+    connection.execute(sa.delete(t.evaluation_cases).where(mine))
+    of_problem = t.problem_cases.c.problem_id == evaluation.problem_id
+    stored = connection.execute(sa.select(t.problem_cases).where(of_problem)).all()
+    cases = {case.name: case for case in stored}
+    for figure in figures:
+        case = cases[figure.case]
+        values = {name: value for name, value in vars(figure).items() if name != "case"}
         connection.execute(
-            sa.delete(t.evaluation_cases).where(t.evaluation_cases.c.evaluation_id == row.id)
-        )
-        for figure in figures:
-            case = connection.execute(
-                sa.select(t.problem_cases).where(
-                    t.problem_cases.c.problem_id == row.problem_id,
-                    t.problem_cases.c.name == figure.case,
-                )
-            ).one()
-            connection.execute(
-                sa.insert(t.evaluation_cases).values(
-                    id=derived_id("evc", row.id, case.id),
-                    evaluation_id=row.id,
-                    case_id=case.id,
-                    op_family=op_family,
-                    dtype=case.dtype,
-                    shape_bucket=case.shape_bucket,
-                    hardware_id=hardware_id,
-                    candidate_id=row.candidate_id,
-                    correct=figure.correct,
-                    baseline_us=figure.baseline_us,
-                    candidate_us=figure.candidate_us,
-                    speedup=figure.speedup,
-                    speedup_low=figure.speedup_low,
-                    errors=dict(figure.errors or {}),
-                )
-            )
-
-    def _problem(
-        self, connection: Connection, problem: ProblemRow, cases: Sequence[CaseRow]
-    ) -> str:
-        identity = derived_id("prb", problem.sha256)
-        _once(
-            connection,
-            t.problems,
-            id=identity,
-            name=problem.name,
-            sha256=problem.sha256,
-            provider=problem.provider,
-            op_family=problem.op_family,
-            blob_key=problem.blob_key,
-            policy=dict(problem.policy),
-            created_at=clock.now(),
-            access_scope=self._scope.owner,
-        )
-        for case in cases:
-            _once(
-                connection,
-                t.problem_cases,
-                id=derived_id("cas", problem.sha256, case.name),
-                problem_id=identity,
-                name=case.name,
+            sa.insert(t.evaluation_cases).values(
+                **{**values, "errors": dict(figure.errors or {})},
+                id=derived_id("evc", evaluation.id, case.id),
+                evaluation_id=evaluation.id,
+                case_id=case.id,
+                op_family=op_family,
                 dtype=case.dtype,
-                shapes=list(case.shapes),
                 shape_bucket=case.shape_bucket,
-                distribution=case.distribution,
-                weight=case.weight,
-                held_out=case.held_out,
+                hardware_id=hardware_id,
+                candidate_id=evaluation.candidate_id,
             )
-        return identity
-
-    def _candidate(self, connection: Connection, candidate: CandidateRow) -> str:
-        identity = derived_id("cnd", candidate.bundle_sha256)
-        _once(
-            connection,
-            t.candidates,
-            id=identity,
-            bundle_sha256=candidate.bundle_sha256,
-            language=candidate.language,
-            entry=candidate.entry,
-            origin=candidate.origin,
-            parameters=dict(candidate.parameters),
-            blob_key=candidate.blob_key,
-            created_at=clock.now(),
-            access_scope=self._scope.owner,
         )
-        return identity
 
 
-def _once(connection: Connection, table: sa.Table, **values: Any) -> None:
+def _insert_once(connection: Connection, table: sa.Table, **values: Any) -> None:
     """Insert the row unless its id exists."""
     known = sa.select(table.c.id).where(table.c.id == values["id"])
     if connection.execute(known).one_or_none() is None:
-        connection.execute(sa.insert(table).values(**values))
+        plain = {k: dict(v) if isinstance(v, Mapping) else v for k, v in values.items()}
+        connection.execute(sa.insert(table).values(**plain))
 
 
-def _stored(row: sa.Row[Any]) -> StoredEvaluation:
-    return StoredEvaluation(row.id, row.key, row.state, row.stages, row.created_at)
-
-
-# -- reviews: Reviews: people's answers to the integrity flags of evaluations.
+# -- reviews
 
 ReviewDecision = Literal["accepted", "refused"]
 DECISIONS: tuple[ReviewDecision, ...] = get_args(ReviewDecision)
@@ -324,7 +259,7 @@ DECISIONS: tuple[ReviewDecision, ...] = get_args(ReviewDecision)
 
 @dataclass(frozen=True)
 class Review:
-    """An answer; `evaluation` is the key of the evaluation it is about."""
+    """A person's answer to the integrity flags of an evaluation; `evaluation` is its key."""
 
     evaluation: str
     decision: ReviewDecision
@@ -338,7 +273,12 @@ class Review:
 
 
 class Reviews:
-    """Every method is one transaction."""
+    """Answers of people to integrity flags. Every method is one transaction.
+
+    A flag of severity `review` says that a figure may be too good to be true; only a person can
+    decide. Each answer is a row that is never changed or deleted, and the newest counts. An answer
+    is about the measurement of its time: it does not count once the evaluation is measured again.
+    """
 
     def __init__(self, catalog: Catalog, access_scope: AccessScope = ALL_ACCESS) -> None:
         self._catalog = catalog
@@ -357,18 +297,22 @@ class Reviews:
             )
         if not actor.strip() or not reason.strip():
             raise InvalidRequest("a review needs an actor and a reason", hint="Give both.")
+        reviews = t.evaluation_reviews
         with self._catalog.write() as connection:
             evaluation_id = self._reviewable(connection, key)
+            last = connection.execute(
+                sa.select(sa.func.max(reviews.c.sequence)).where(
+                    reviews.c.evaluation_id == evaluation_id
+                )
+            ).scalar()
             review = Review(key, known, actor.strip(), reason.strip(), clock.now())
+            values = {name: value for name, value in vars(review).items() if name != "evaluation"}
             connection.execute(
-                sa.insert(t.evaluation_reviews).values(
+                sa.insert(reviews).values(
+                    **values,
                     id=new_id("rev"),
                     evaluation_id=evaluation_id,
-                    sequence=_next(connection, evaluation_id),
-                    decision=review.decision,
-                    actor=review.actor,
-                    reason=review.reason,
-                    created_at=review.created_at,
+                    sequence=(last or 0) + 1,
                     access_scope=self._scope.owner,
                 )
             )
@@ -376,31 +320,27 @@ class Reviews:
 
     def latest(self, keys: Iterable[str]) -> dict[str, Review]:
         """The answers that count, by key; keys without an answer since they were measured are left
-        out."""
-        reviews: dict[str, Review] = {}
+        out.
+        """
+        query = self._select().where(_since_measured())
         with self._catalog.read() as connection:
-            for portion in portions(sorted(set(keys))):
-                for row in connection.execute(
-                    self._select().where(t.evaluations.c.key.in_(portion))
-                ):
-                    reviews[row.key] = _review(row)
-        return reviews
+            rows = select_in(connection, query, t.evaluations.c.key, sorted(set(keys)))
+            return {row.evaluation: record_of(Review, row) for row in rows}
 
     def history(self, key: str) -> list[Review]:
         """Every answer, oldest first, including those to earlier measurements."""
-        query = self._select(of_now=False).where(t.evaluations.c.key == key)
+        query = self._select().where(t.evaluations.c.key == key)
         with self._catalog.read() as connection:
-            return [_review(row) for row in connection.execute(query)]
+            return [record_of(Review, row) for row in connection.execute(query)]
 
-    def _select(self, *, of_now: bool = True) -> sa.Select[Any]:
-        rows, evaluations = t.evaluation_reviews, t.evaluations
-        query = (
-            sa.select(rows, evaluations.c.key)
-            .join(evaluations, evaluations.c.id == rows.c.evaluation_id)
+    def _select(self) -> sa.Select[Any]:
+        rows = t.evaluation_reviews
+        return (
+            sa.select(rows, t.evaluations.c.key.label("evaluation"))
+            .join(t.evaluations, t.evaluations.c.id == rows.c.evaluation_id)
             .where(rows.c.access_scope == self._scope.owner, visible.evaluations(self._scope))
             .order_by(rows.c.sequence)
         )
-        return query.where(_of_now()) if of_now else query
 
     def _reviewable(self, connection: Connection, key: str) -> str:
         """The evaluation's id."""
@@ -412,39 +352,17 @@ class Reviews:
         if row is None:
             raise NotFound(
                 f"no evaluation {key[:80]!r}",
-                hint="`kernlore runs flagged RUN` shows what waits for a person.",
+                hint="`kernlore runs flagged RUN` shows those that wait for a person.",
             )
         if row.state != "finished":
             raise Conflict(
                 f"evaluation {key[:12]} is not finished", hint="Wait until it is, then look again."
             )
-        _check(key, row.stages["record"])
+        _check_flags(key, row.stages["record"])
         return str(row.id)
 
 
-def answer_of_now() -> sa.ScalarSelect[str]:
-    """The answer that counts for an evaluation of the query around it; NULL where there is none."""
-    rows = t.evaluation_reviews
-    return (
-        sa.select(rows.c.decision)
-        .where(
-            rows.c.evaluation_id == t.evaluations.c.id,
-            rows.c.access_scope == t.evaluations.c.access_scope,
-            _of_now(),
-        )
-        .order_by(rows.c.sequence.desc())
-        .limit(1)
-        .correlate(t.evaluations)
-        .scalar_subquery()
-    )
-
-
-def _of_now() -> sa.ColumnElement[bool]:
-    """The answer came after the present measurement."""
-    return t.evaluation_reviews.c.created_at >= t.evaluations.c.finished_at
-
-
-def _check(key: str, record: Mapping[str, Any]) -> None:
+def _check_flags(key: str, record: Mapping[str, Any]) -> None:
     flags = record.get("flags") or ()
     rejecting = [flag["message"] for flag in flags if flag["severity"] == "reject"]
     if rejecting or record["validity"] == "rejected":
@@ -459,22 +377,31 @@ def _check(key: str, record: Mapping[str, Any]) -> None:
         )
 
 
-def _next(connection: Connection, evaluation_id: str) -> int:
-    last = connection.execute(
-        sa.select(sa.func.max(t.evaluation_reviews.c.sequence)).where(
-            t.evaluation_reviews.c.evaluation_id == evaluation_id
+def counting_answer() -> sa.ScalarSelect[str]:
+    """The answer that counts for an evaluation of the query around it; NULL without one."""
+    rows = t.evaluation_reviews
+    return (
+        sa.select(rows.c.decision)
+        .where(
+            rows.c.evaluation_id == t.evaluations.c.id,
+            rows.c.access_scope == t.evaluations.c.access_scope,
+            _since_measured(),
         )
-    ).scalar()
-    return (last or 0) + 1
+        .order_by(rows.c.sequence.desc())
+        .limit(1)
+        .correlate(t.evaluations)
+        .scalar_subquery()
+    )
 
 
-def _review(row: sa.Row[Any]) -> Review:
-    return Review(row.key, row.decision, row.actor, row.reason, row.created_at)
+def _since_measured() -> sa.ColumnElement[bool]:
+    """The answer came after the present measurement."""
+    return t.evaluation_reviews.c.created_at >= t.evaluations.c.finished_at
 
 
 # -- sent to a service
 
-KEPT_ENDED = 1_000  # sent evaluations that have ended
+MOST_ENDED = 1_000  # sent evaluations that have ended; older ones are removed
 
 
 class SentEvaluations(Work):
@@ -496,32 +423,32 @@ class SentEvaluations(Work):
             waiting = len(self.matching(connection, *mine))
             if waiting >= most:
                 return waiting
-            self._forget_oldest(connection)
+            self._remove_oldest(connection)
             until = clock.after(lease_seconds)
             self.add(connection, job_id, payload, lease_owner=owner, lease_expires_at=until)
         return None
 
-    def _forget_oldest(self, connection: Connection) -> None:
+    def _remove_oldest(self, connection: Connection) -> None:
         work = t.work.c
         ended = sa.select(work.id).where(self._mine, work.state.in_(ENDED))
-        old = ended.order_by(work.finished_at.desc(), work.id).offset(KEPT_ENDED)
+        old = ended.order_by(work.finished_at.desc(), work.id).offset(MOST_ENDED)
         ids = list(connection.execute(old).scalars())
         if ids:
             connection.execute(t.work.delete().where(work.id.in_(ids)))
 
     def claim(self, owner: str, lease_seconds: float) -> Job | None:
         """Begin the oldest that the owner has accepted, or None. The owner works on one at a time:
-        what is running was begun and could not be ended.
+        one that is running already was begun and could not be ended.
         """
         return self.take(owner, lease_seconds, self._held(owner))
 
     def left(self) -> list[Job]:
-        """What dead owners have left, oldest first."""
+        """Work of dead owners, oldest first."""
         with self._catalog.read() as connection:
             return self.matching(connection, *self._left())
 
     def take_over(self, job_id: str, owner: str, lease_seconds: float) -> Job | None:
-        """Begin one that a dead owner has left. None where another process has it by now."""
+        """Begin one of a dead owner. None where another process has it by now."""
         return self.take(owner, lease_seconds, t.work.c.id == job_id, *self._left())
 
     @staticmethod

@@ -1,11 +1,10 @@
-"""Facts that were read from documents: they come with a version and go with the document.
+"""Facts in the catalog: numbers about a chip with their source, and those read from documents.
 
-A decision is a person's, a quotation is the document's. So a new version keeps what was accepted
-from the one before, and what it states differently is reported (`outdated`). With a deleted
-document its facts and every quotation of it go; the value that a person set stays, as that person's
-word alone.
-
-Knows nothing about how facts are read, and which of them hold."""
+A decision is a person's, a quotation is the document's. So a new version of a document keeps the
+facts that were accepted from the version before, and reports what it states differently
+(`outdated_facts`). With a deleted document its facts and every quotation of it go; a value that a
+person set stays, without a source. Knows nothing about how facts are read, and which of them hold.
+"""
 
 from __future__ import annotations
 
@@ -19,16 +18,16 @@ from sqlalchemy import Connection
 from kb import clock
 from kb.catalog import visible
 from kb.catalog.meta import bump_revision
+from kb.catalog.rows import columns_of, record_of
 from kb.catalog.tables import document_versions, documents, facts
-from kb.errors import (
-    Conflict,
-)
+from kb.errors import Conflict
 from kb.scope import ALL_ACCESS, AccessScope
 
-READ = ("table", "sentence")  # origins of what was read from documents
-_READ = "read"  # in the cell of a fact that a person has corrected: what it was
+FactStatus = Literal["accepted", "proposed", "rejected"]
+READ = ("table", "sentence")  # origins of facts that were read from documents
+_READ = "read"  # in the cell of a fact that a person has corrected: its value before
 _VALUE = ("number", "text", "origin", "status")
-# Of a fact that a person has corrected, what a deleted document leaves of its source.
+# The source of a fact that a person has corrected, once the document is deleted.
 _NO_SOURCE: Mapping[str, Any] = {
     "title": "corrected by a person; the document was deleted",
     "publisher": "",
@@ -44,274 +43,13 @@ _NO_SOURCE: Mapping[str, Any] = {
 }
 
 
-def add(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> int:
-    """Add facts read from a version, in its transaction; how many are new.
-
-    What a person decided before stays decided: a fact that this document has stated before is the
-    same fact, with the place where it stands now, also where that is another page.
-    """
-    added = 0
-    # Those at their old place first, so that none of them is taken for one that has moved.
-    for row in [row for row in rows if not _stays(connection, row)]:
-        moved = connection.execute(
-            sa.select(facts.c.id, facts.c.actor)
-            .where(*_states_the_same(row), facts.c.version_id != row["version_id"])
-            .where(facts.c.document_id == row["document_id"])
-            .where(facts.c.status == "accepted", facts.c.origin.in_(READ))
-            .limit(1)
-        ).one_or_none()
-        values = {**row, "created_at": clock.now()}
-        if moved is not None:
-            connection.execute(facts.delete().where(facts.c.id == moved.id))
-            values |= {"status": "accepted", "actor": moved.actor}
-        connection.execute(facts.insert().values(**values))
-        added += moved is None
-    return added
-
-
-def _stays(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Whether a fact is stored already; it is of this version from now on."""
-    names = ("title", "locator", "version_id", "cell", "page_index", "page_label")
-    values = {name: row[name] for name in names}
-    here = facts.c.id == row["id"]
-    kept = connection.execute(sa.select(facts.c.cell).where(here)).scalar()
-    if kept and _READ in kept:
-        values["cell"] = {**(row["cell"] or {}), _READ: kept[_READ]}
-    return bool(connection.execute(facts.update().where(here).values(**values)).rowcount)
-
-
-def _states_the_same(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
-    """Of facts: that they state this value of this key of this hardware, about the same subject."""
-    value = "text" if row["number"] is None else "number"
-    return [*_same_key(row), facts.c[value] == row[value]]
-
-
-def _same_key(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
-    """Of facts: that they are about the same key of the same subject. The chip itself has more than
-    one name.
-    """
-    same = [facts.c[name] == row[name] for name in ("hardware_id", "key", "unit", "kind")]
-    itself = facts.c.subject_kind.in_(("chip", "family"))
-    if row["subject_kind"] in ("chip", "family") or not row["subject"]:
-        return [*same, sa.or_(itself, sa.func.coalesce(facts.c.subject, "") == "")]
-    return [*same, facts.c.subject == row["subject"], sa.not_(sa.func.coalesce(itself, sa.false()))]
-
-
-def keeping_what_was_read(connection: Connection, fact_id: str) -> dict[str, Any]:
-    """The change of a fact's `cell` by which the correction of its value can be taken back."""
-    row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
-    if row is None or row.origin == "person":  # of an earlier correction it is kept already
-        return {}
-    return {"cell": {**(row.cell or {}), _READ: {name: getattr(row, name) for name in _VALUE}}}
-
-
-def as_read(connection: Connection, fact_id: str) -> dict[str, Any]:
-    """The changes that take the correction of a fact back. Raises Conflict where there is none."""
-    row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
-    cell = dict(row.cell or {}) if row is not None else {}
-    read = cell.pop(_READ, None)
-    if row is None or read is None:
-        raise Conflict(
-            f"the value of {fact_id} is not a correction that can be withdrawn",
-            hint="Only a value that was read, or described, and then corrected has one to go back"
-            " to. Reject it, or set another value.",
-        )
-    return {**read, "cell": cell or None}
-
-
-def withdraw_proposals(connection: Connection, document_id: str) -> None:
-    """Remove what a document proposed and nobody decided on: it is read anew."""
-    connection.execute(
-        facts.delete().where(
-            facts.c.document_id == document_id,
-            facts.c.origin.in_(READ),
-            facts.c.status == "proposed",
-        )
-    )
-
-
-@dataclass(frozen=True)
-class Withdrawn:
-    """How many facts went with a document, how many of these were accepted, and how many of the
-    accepted ones hold still, because another document states the same.
-    """
-
-    removed: int
-    accepted: int
-    stated_elsewhere: int
-
-
-def withdraw(connection: Connection, document_id: str) -> Withdrawn:
-    """Remove all that was read from a document, decided or not. An accepted value that another
-    document proposes is accepted there instead.
-    """
-    rows = connection.execute(sa.select(facts).where(facts.c.document_id == document_id)).all()
-    read = [row for row in rows if row.origin in READ]
-    connection.execute(
-        facts.delete().where(facts.c.document_id == document_id, facts.c.origin.in_(READ))
-    )
-    connection.execute(
-        facts.update().where(facts.c.document_id == document_id).values(**_NO_SOURCE)
-    )
-    accepted = [row for row in read if row.status == "accepted"]
-    elsewhere = sum(_is_stated_elsewhere(connection, row._asdict()) for row in accepted)
-    if rows:
-        bump_revision(connection)
-    return Withdrawn(len(read), len(accepted), elsewhere)
-
-
-def _is_stated_elsewhere(connection: Connection, row: Mapping[str, Any]) -> bool:
-    """Whether another fact states an accepted value that has gone; a proposed one is accepted."""
-    others = connection.execute(
-        sa.select(facts.c.id, facts.c.status)
-        .where(*_states_the_same(row), facts.c.status.in_(("accepted", "proposed")))
-        .order_by(facts.c.status, facts.c.id)  # accepted before proposed
-    ).all()
-    if others and others[0].status == "proposed":
-        connection.execute(
-            facts.update()
-            .where(facts.c.id == others[0].id)
-            .values(status="accepted", actor=row["actor"])
-        )
-    return bool(others)
-
-
-def left_behind(connection: Connection) -> list[str]:
-    """The ids of documents that are gone and have facts."""
-    gone = connection.execute(
-        sa.select(facts.c.document_id)
-        .distinct()
-        .where(
-            facts.c.document_id.is_not(None),
-            ~sa.exists().where(documents.c.id == facts.c.document_id),
-        )
-    )
-    return list(gone.scalars())
-
-
-def replace_outdated(connection: Connection, fact_ids: Sequence[str]) -> None:
-    """A fact was accepted: what an earlier version of its document stated differently, and was
-    accepted too, is rejected.
-    """
-    for fact_id in fact_ids:
-        new = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
-        if new is None or new.document_id is None or new.version_id is None:
-            continue
-        current = sa.select(documents.c.current_version_id).where(documents.c.id == new.document_id)
-        if connection.execute(current).scalar() != new.version_id:
-            continue
-        connection.execute(
-            facts.update()
-            .where(
-                facts.c.document_id == new.document_id,
-                facts.c.version_id != new.version_id,
-                facts.c.status == "accepted",
-                facts.c.id != fact_id,
-                *_same_key(new._asdict()),
-            )
-            .values(status="rejected", actor=new.actor)
-        )
-
-
-@dataclass(frozen=True)
-class Stated:
-    """A value of a fact: `number` in the fact's unit, or `text`."""
-
-    fact_id: str
-    number: float | None
-    text: str
-    status: str
-
-    @property
-    def value(self) -> float | str:
-        """The number, or the text of a fact that has none."""
-        return self.number if self.number is not None else self.text
-
-
-@dataclass(frozen=True)
-class Outdated:
-    """An accepted fact of a version that another one has replaced. `now` is what the current
-    version states of the same key: other values, or nothing. `subject` is None for the hardware
-    itself, `title` that of the earlier version.
-    """
-
-    hardware_id: str
-    key: str
-    unit: str
-    subject: str | None
-    document_id: str
-    title: str
-    accepted: Stated
-    version: int
-    current_version: int
-    now: tuple[Stated, ...]
-
-
-def outdated(
-    connection: Connection,
-    *,
-    hardware_id: str | None = None,
-    document_id: str | None = None,
-    access: AccessScope = ALL_ACCESS,
-) -> list[Outdated]:
-    """The accepted facts, of one hardware or document or of all, that stand on a version of their
-    document that another one has replaced, and that this one does not state too; by hardware and
-    key.
-    """
-    of, current = document_versions.alias("of"), document_versions.alias("current")
-    query = (
-        sa.select(facts, of.c.number.label("version"), current.c.number.label("current_version"))
-        .add_columns(current.c.id.label("current_id"))
-        .join(of, of.c.id == facts.c.version_id)
-        .join(documents, documents.c.id == facts.c.document_id)
-        .join(current, current.c.id == documents.c.current_version_id)
-        .where(facts.c.status == "accepted", of.c.number < current.c.number, visible.facts(access))
-        .order_by(facts.c.hardware_id, facts.c.key, facts.c.id)
-    )
-    if hardware_id is not None:
-        query = query.where(facts.c.hardware_id == hardware_id)
-    if document_id is not None:
-        query = query.where(facts.c.document_id == document_id)
-    entries = (_outdated(connection, row) for row in connection.execute(query).all())
-    return [e for e in entries if all(now.value != e.accepted.value for now in e.now)]
-
-
-def _outdated(connection: Connection, row: sa.Row[Any]) -> Outdated:
-    now = connection.execute(
-        sa.select(facts.c.id, facts.c.number, facts.c.text, facts.c.status)
-        .where(
-            facts.c.document_id == row.document_id,
-            facts.c.version_id == row.current_id,
-            facts.c.status != "rejected",
-            *_same_key(row._asdict()),
-        )
-        .order_by(facts.c.id)
-    )
-    itself = row.subject_kind in ("chip", "family")
-    return Outdated(
-        row.hardware_id,
-        row.key,
-        row.unit,
-        None if itself else row.subject,
-        row.document_id,
-        row.title,
-        Stated(row.id, row.number, row.text, row.status),
-        row.version,
-        row.current_version,
-        tuple(Stated(*other) for other in now),
-    )
-
-
-FactStatus = Literal["accepted", "proposed", "rejected"]
-
-
 @dataclass(frozen=True)
 class Fact:
     """`number` is in `unit`; `text` is the value as its source writes it. `hardware_id` is the
     owner.
 
-    `subject` is what names the subject of a value that was read from a document, `subject_kind`
-    whether that is the owner itself, a family above it, or not clear; None where nobody looked.
+    `subject` names the subject of a value that was read from a document, `subject_kind` whether
+    that is the owner itself, a family above it, or not clear; None where it was not determined.
     """
 
     id: str
@@ -351,4 +89,255 @@ class Fact:
         return self.number if self.number is not None else self.text
 
 
-_FACT_COLUMNS = [facts.c[name] for name in Fact.__dataclass_fields__]
+def select_facts(connection: Connection, *conditions: sa.ColumnElement[bool]) -> list[Fact]:
+    """The facts that meet the conditions, by key."""
+    query = sa.select(*columns_of(facts, Fact)).where(*conditions)
+    rows = connection.execute(query.order_by(facts.c.key, facts.c.origin, facts.c.id))
+    return [record_of(Fact, row) for row in rows]
+
+
+# -- of a version of a document
+
+
+def add_read_facts(connection: Connection, proposals: Sequence[Fact]) -> int:
+    """Add facts read from a version, in its transaction; how many are new.
+
+    A decision of a person stays: a fact that this document has stated before is the same fact, at
+    its new place, also where that is on another page.
+    """
+    added = 0
+    rows = [dict(vars(proposal)) for proposal in proposals]
+    # Those at their old place first, so that none of them is taken for one that has moved.
+    for row in [row for row in rows if not _stays(connection, row)]:
+        moved = connection.execute(
+            sa.select(facts.c.id, facts.c.actor)
+            .where(*_states_the_same(row), facts.c.version_id != row["version_id"])
+            .where(facts.c.document_id == row["document_id"])
+            .where(facts.c.status == "accepted", facts.c.origin.in_(READ))
+            .limit(1)
+        ).one_or_none()
+        values = {**row, "created_at": clock.now()}
+        if moved is not None:
+            connection.execute(facts.delete().where(facts.c.id == moved.id))
+            values |= {"status": "accepted", "actor": moved.actor}
+        connection.execute(facts.insert().values(**values))
+        added += moved is None
+    return added
+
+
+def _stays(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Whether a fact is stored already; it is of this version from now on."""
+    names = ("title", "locator", "version_id", "cell", "page_index", "page_label")
+    values = {name: row[name] for name in names}
+    here = facts.c.id == row["id"]
+    cell = connection.execute(sa.select(facts.c.cell).where(here)).scalar()
+    if cell and _READ in cell:
+        values["cell"] = {**(row["cell"] or {}), _READ: cell[_READ]}
+    return bool(connection.execute(facts.update().where(here).values(**values)).rowcount)
+
+
+def _states_the_same(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
+    """Facts that state this value of this key of this hardware, about the same subject."""
+    value = "text" if row["number"] is None else "number"
+    return [*_same_key(row), facts.c[value] == row[value]]
+
+
+def _same_key(row: Mapping[str, Any]) -> list[sa.ColumnElement[bool]]:
+    """Facts about the same key of the same subject. The chip itself has more than one name."""
+    same = [facts.c[name] == row[name] for name in ("hardware_id", "key", "unit", "kind")]
+    itself = facts.c.subject_kind.in_(("chip", "family"))
+    if row["subject_kind"] in ("chip", "family") or not row["subject"]:
+        return [*same, sa.or_(itself, sa.func.coalesce(facts.c.subject, "") == "")]
+    return [*same, facts.c.subject == row["subject"], sa.not_(sa.func.coalesce(itself, sa.false()))]
+
+
+def withdraw_proposals(connection: Connection, document_id: str) -> None:
+    """Remove a document's undecided proposals: it is read anew."""
+    connection.execute(
+        facts.delete().where(
+            facts.c.document_id == document_id,
+            facts.c.origin.in_(READ),
+            facts.c.status == "proposed",
+        )
+    )
+
+
+@dataclass(frozen=True)
+class Withdrawn:
+    """How many facts went with a document, how many of these were accepted, and how many of the
+    accepted ones still hold, because another document states the same.
+    """
+
+    removed: int
+    accepted: int
+    stated_elsewhere: int
+
+
+def withdraw_facts(connection: Connection, document_id: str) -> Withdrawn:
+    """Remove all facts that were read from a document, decided or not. An accepted value that
+    another document proposes is accepted there instead.
+    """
+    of_document = facts.c.document_id == document_id
+    rows = connection.execute(sa.select(facts).where(of_document)).all()
+    read = [row for row in rows if row.origin in READ]
+    connection.execute(facts.delete().where(of_document, facts.c.origin.in_(READ)))
+    connection.execute(facts.update().where(of_document).values(**_NO_SOURCE))
+    accepted = [row for row in read if row.status == "accepted"]
+    elsewhere = sum(_is_stated_elsewhere(connection, row._asdict()) for row in accepted)
+    if rows:
+        bump_revision(connection)
+    return Withdrawn(len(read), len(accepted), elsewhere)
+
+
+def _is_stated_elsewhere(connection: Connection, row: Mapping[str, Any]) -> bool:
+    """Whether another fact states an accepted value that has gone; a proposed one is accepted."""
+    others = connection.execute(
+        sa.select(facts.c.id, facts.c.status)
+        .where(*_states_the_same(row), facts.c.status.in_(("accepted", "proposed")))
+        .order_by(facts.c.status, facts.c.id)  # accepted before proposed
+    ).all()
+    if others and others[0].status == "proposed":
+        change = facts.update().where(facts.c.id == others[0].id)
+        connection.execute(change.values(status="accepted", actor=row["actor"]))
+    return bool(others)
+
+
+def documents_gone(connection: Connection) -> list[str]:
+    """The ids of deleted documents that still have facts."""
+    gone = ~sa.exists().where(documents.c.id == facts.c.document_id)
+    ids = sa.select(facts.c.document_id).distinct()
+    return list(connection.execute(ids.where(facts.c.document_id.is_not(None), gone)).scalars())
+
+
+# -- a person's correction of a value
+
+
+def note_value_read(connection: Connection, fact_id: str) -> dict[str, Any]:
+    """The change of a fact's `cell` by which the correction of its value can be withdrawn."""
+    row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
+    if row is None or row.origin == "person":  # an earlier correction has noted it
+        return {}
+    return {"cell": {**(row.cell or {}), _READ: {name: getattr(row, name) for name in _VALUE}}}
+
+
+def value_read(connection: Connection, fact_id: str) -> dict[str, Any]:
+    """The changes that withdraw the correction of a fact. Raises Conflict without a correction."""
+    row = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
+    cell = dict(row.cell or {}) if row is not None else {}
+    read = cell.pop(_READ, None)
+    if row is None or read is None:
+        raise Conflict(
+            f"the value of {fact_id} is not a correction that can be withdrawn",
+            hint="Only a value that was read, or described, and then corrected has one to go back"
+            " to. Reject it, or set another value.",
+        )
+    return {**read, "cell": cell or None}
+
+
+# -- facts of replaced versions
+
+
+def replace_outdated(connection: Connection, fact_ids: Sequence[str]) -> None:
+    """A fact was accepted: reject accepted facts that an earlier version of its document stated
+    differently.
+    """
+    for fact_id in fact_ids:
+        new = connection.execute(sa.select(facts).where(facts.c.id == fact_id)).one_or_none()
+        if new is None or new.document_id is None or new.version_id is None:
+            continue
+        current = sa.select(documents.c.current_version_id).where(documents.c.id == new.document_id)
+        if connection.execute(current).scalar() != new.version_id:
+            continue
+        connection.execute(
+            facts.update()
+            .where(
+                facts.c.document_id == new.document_id,
+                facts.c.version_id != new.version_id,
+                facts.c.status == "accepted",
+                facts.c.id != fact_id,
+                *_same_key(new._asdict()),
+            )
+            .values(status="rejected", actor=new.actor)
+        )
+
+
+@dataclass(frozen=True)
+class Stated:
+    """A value of a fact: `number` in the fact's unit, or `text`."""
+
+    fact_id: str
+    number: float | None
+    text: str
+    status: str
+
+    @property
+    def value(self) -> float | str:
+        """The number, or the text of a fact that has none."""
+        return self.number if self.number is not None else self.text
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """An accepted fact of a version that another one has replaced. `now` are the values that the
+    current version states of the same key, if any. `subject` is None for the hardware itself,
+    `title` that of the earlier version.
+    """
+
+    hardware_id: str
+    key: str
+    unit: str
+    subject: str | None
+    document_id: str
+    title: str
+    accepted: Stated
+    version: int
+    current_version: int
+    now: tuple[Stated, ...]
+
+
+def outdated_facts(
+    connection: Connection,
+    *,
+    hardware_id: str | None = None,
+    document_id: str | None = None,
+    access: AccessScope = ALL_ACCESS,
+) -> list[Outdated]:
+    """The accepted facts, of one hardware or document or of all, of a replaced version of their
+    document, that the current one does not state too; by hardware and key.
+    """
+    of, current = document_versions.alias("of"), document_versions.alias("current")
+    query = (
+        sa.select(facts, of.c.number.label("version"), current.c.number.label("current_version"))
+        .add_columns(current.c.id.label("current_id"))
+        .join(of, of.c.id == facts.c.version_id)
+        .join(documents, documents.c.id == facts.c.document_id)
+        .join(current, current.c.id == documents.c.current_version_id)
+        .where(facts.c.status == "accepted", of.c.number < current.c.number, visible.facts(access))
+        .order_by(facts.c.hardware_id, facts.c.key, facts.c.id)
+    )
+    if hardware_id is not None:
+        query = query.where(facts.c.hardware_id == hardware_id)
+    if document_id is not None:
+        query = query.where(facts.c.document_id == document_id)
+    entries = (_outdated(connection, row) for row in connection.execute(query).all())
+    return [e for e in entries if all(now.value != e.accepted.value for now in e.now)]
+
+
+def _outdated(connection: Connection, row: sa.Row[Any]) -> Outdated:
+    now = connection.execute(
+        sa.select(facts.c.id, facts.c.number, facts.c.text, facts.c.status)
+        .where(
+            facts.c.document_id == row.document_id,
+            facts.c.version_id == row.current_id,
+            facts.c.status != "rejected",
+            *_same_key(row._asdict()),
+        )
+        .order_by(facts.c.id)
+    )
+    return record_of(
+        Outdated,
+        row,
+        subject=None if row.subject_kind in ("chip", "family") else row.subject,
+        accepted=Stated(row.id, row.number, row.text, row.status),
+        now=tuple(Stated(*other) for other in now),
+    )

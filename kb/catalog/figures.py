@@ -1,5 +1,5 @@
-"""What an operator watches of a catalog, in a few counts: queues, evaluations, runs, their cost,
-and answers that helped. Counts what is stored, so it is right whichever process did the work.
+"""Counts of a catalog for operators: queues, evaluations, runs, their cost, and answers that
+helped. Counts stored rows, so they are right whichever process did the work.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _HELPED = {1: "yes", 0: "no", None: "not_known"}
 class Figures:
     """`oldest_queued_seconds` is the age of the job that has waited longest, 0 without one. The
     others count rows by state; outcomes by whether the answer helped (yes, no, not_known).
-    `model_cost_usd` is that of all runs, as far as prices are known.
+    `model_cost_usd` is that of all runs, of models with known prices.
     """
 
     oldest_queued_seconds: float
@@ -35,7 +35,7 @@ class Figures:
 def figures_of(catalog: Catalog) -> Figures:
     """The figures now, of one moment."""
     with catalog.read() as connection:
-        # One that is queued again waits since then.
+        # A job that is queued again waits since its last heartbeat.
         queued_at = sa.func.coalesce(work.c.heartbeat_at, work.c.created_at)
         oldest = connection.execute(
             sa.select(sa.func.min(queued_at)).where(

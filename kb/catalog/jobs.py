@@ -1,12 +1,13 @@
 """Jobs of documents: the work of reading one and embedding its passages.
 
-A worker owns a running job while it is alive (`kb.data_dir.is_alive`); one that does not say so, as
-on another machine, while its lease lasts. `expire` fails the jobs of dead workers with code
-`lease_expired`, and `retry` queues such a job again. A job with a checkpoint, what an earlier
-attempt has stored, is queued at once, and the next worker goes on from there.
+A worker owns a running job while it is alive (`kb.data_dir.is_alive`), on another machine while its
+lease lasts. `expire` fails the jobs of dead workers with code
+`lease_expired`, and `retry` queues such a job again. A job with a checkpoint of an
+earlier attempt is queued at once, and the next worker goes on from there.
 
 Jobs have shares that take turns, so that a caller with a thousand documents does not delay one with
-two. Jobs that are `behind` wait for all others. A group names what was sent together. Knows nothing
+two. Jobs that are `behind` wait for all others. Jobs of one upload share a
+group. Knows nothing
 about how a document is read.
 """
 
@@ -41,7 +42,7 @@ _CHECKPOINT = "kept"  # in the payload
 
 @dataclass(frozen=True)
 class Turn:
-    """When a job is taken. `group` names what was sent together; shares take turns; a job that is
+    """When a job is taken. Jobs of one upload share a `group`; shares take turns; a job that is
     `behind` waits for all that are not.
     """
 
@@ -54,7 +55,7 @@ FIRST_COME = Turn()
 
 
 def checkpoint_of(job: Job) -> Mapping[str, Any] | None:
-    """What an earlier attempt has stored of the job; None where it has to begin anew."""
+    """The checkpoint of an earlier attempt; None where the job has to begin anew."""
     return job.payload.get(_CHECKPOINT)
 
 
@@ -121,7 +122,7 @@ class Jobs(Work):
     def claim(self, owner: str, lease_seconds: float, *, none_behind: bool = False) -> Job | None:
         """Take the job whose turn it is, or None; the caller owns it until the lease expires.
 
-        The share comes first of which a job was taken longest ago, and of it the oldest job. With
+        The share whose last job was taken longest ago comes first, and of it the oldest job. With
         `none_behind`, jobs that are behind are left.
         """
         queued = [self._mine, t.c.state == "queued"]
@@ -226,8 +227,8 @@ class Jobs(Work):
     def store_checkpoint(
         self, connection: Connection, job: Job, owner: str, checkpoint: Mapping[str, Any]
     ) -> None:
-        """Note what was done of a job, inside the transaction that stores it. Raises Conflict when
-        the job is no longer the caller's.
+        """Store the progress of a job, inside the transaction that stores its results. Raises
+        Conflict when the job is no longer the caller's.
         """
         payload = {**job.payload, _CHECKPOINT: checkpoint}
         self._update_owned(connection, job.id, owner, {"payload": payload})
@@ -253,8 +254,8 @@ class Jobs(Work):
         owner: str,
         lease_seconds: float,
     ) -> list[Job]:
-        """Start queued jobs inside the transaction that stores what was done of them, as `claim`
-        and `store_checkpoint` do in two; `checkpoints` by job id. The jobs as they are now.
+        """Start queued jobs inside the transaction that stores their results, as `claim` and
+        `store_checkpoint` do in two; `checkpoints` by job id. The jobs as they are now.
         """
         shared = {**started(owner, lease_seconds), "passages_done": 0}
         del shared["attempts"]

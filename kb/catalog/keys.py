@@ -1,10 +1,8 @@
-"""Keys of callers: made, listed, revoked, and recognised by their secret.
+"""Callers of a service: their keys, sessions of pages, and counts of their requests.
 
-Secrets leave this module once, when they are made. What is stored is their SHA-256: they are 256
-random bits, which nobody finds by trying however fast the hash is, and every request is looked up
-by it. A slow hash is for secrets that people choose.
-
-Knows no route. What a role may do is for the door to say; here roles only have an order.
+A secret leaves this module once, when it is made. Its SHA-256 is stored: 256 random bits cannot be
+guessed however fast the hash is, and every request is looked up by it; a slow hash is for secrets
+that people choose. Knows no route: here roles only have an order.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import secrets
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import sqlalchemy as sa
 import structlog
@@ -24,14 +22,15 @@ from kb import clock
 from kb.catalog import meta
 from kb.catalog.dialect import insert_new
 from kb.catalog.engine import Catalog
+from kb.catalog.rows import columns_of, record_of
 from kb.catalog.tables import api_keys, key_sessions
 from kb.catalog.tables import request_counts as t
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import KeyId, new_id, sha256
 
 Role = Literal["reader", "writer", "curator", "admin"]
-ROLES: tuple[Role, ...] = get_args(Role)  # each may do what those before it may
-PREFIX = "klk_"  # by which a secret is recognised where it should not be
+ROLES: tuple[Role, ...] = get_args(Role)  # each includes those before it
+PREFIX = "klk_"  # marks a secret where it is pasted by mistake
 SESSION_PREFIX = "kls_"
 SESSION_SECONDS = 12 * 3600
 MAX_DAYS = 3650
@@ -41,7 +40,7 @@ log = structlog.get_logger(__name__)
 
 
 def may(role: Role, needed: Role) -> bool:
-    """Whether a role includes what another one may do."""
+    """Whether a role includes another one."""
     return ROLES.index(role) >= ROLES.index(needed)
 
 
@@ -60,7 +59,7 @@ class Key:
 
     @property
     def state(self) -> Literal["valid", "expired", "revoked"]:
-        """Whether it still opens anything."""
+        """Only a valid key is accepted."""
         if self.revoked_at is not None:
             return "revoked"
         expired = self.expires_at is not None and self.expires_at <= clock.now()
@@ -69,8 +68,8 @@ class Key:
 
 @dataclass(frozen=True)
 class AtDoor:
-    """What a request meets. `closed` says that a key was ever made: a store that has had one stays
-    closed, so that revoking the last one opens nothing. `key` is the valid one, or None.
+    """The result of a request's look-up. `closed` says that a key was ever made: such a store stays
+    closed, so that revoking the last key opens nothing. `key` is the valid one, or None.
     """
 
     closed: bool
@@ -79,13 +78,13 @@ class AtDoor:
 
 @dataclass(frozen=True)
 class NewKey:
-    """A key with its secret, which is stored nowhere."""
+    """A key with its secret, which is not stored."""
 
     key: Key
     secret: str
 
 
-_COLUMNS = [api_keys.c[name] for name in Key.__dataclass_fields__]
+_COLUMNS = columns_of(api_keys, Key)
 
 
 class Keys:
@@ -93,10 +92,9 @@ class Keys:
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
-        self._lock = threading.Lock()  # protects _known and _used
+        self._lock = threading.Lock()  # protects _known, _state and _used
         self._known: dict[str, Key] = {}  # by the hash of the secret
-        # Of the catalog when they were read, and of its keys.
-        self._state: tuple[Hashable, int] = (-1, -1)
+        self._state: tuple[Hashable, int] = (-1, -1)  # version and revision of _known
         self._used: dict[str, str] = {}
 
     def create(
@@ -107,7 +105,7 @@ class Keys:
         hardware: Sequence[str] = (),
         days: float | None = None,
     ) -> NewKey:
-        """Make a key. `hardware` are ids that are registered; `days` after which it ends. Raises
+        """Make a key. `hardware` are registered ids; `days` after which it ends. Raises
         InvalidRequest.
         """
         known = next((known for known in ROLES if known == role), None)
@@ -139,45 +137,41 @@ class Keys:
         with self._catalog.write() as connection:
             values = {**vars(key), "hardware": list(key.hardware)}
             connection.execute(api_keys.insert().values(**values, secret_sha256=sha256(secret)))
-            _changed(connection)
+            _count_change(connection)
         return NewKey(key, secret)
 
     def list(self) -> list[Key]:
         """Every key, the newest first, revoked ones included."""
         self.flush()
+        query = sa.select(*_COLUMNS).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
         with self._catalog.read() as connection:
-            rows = connection.execute(
-                sa.select(*_COLUMNS).order_by(api_keys.c.created_at.desc(), api_keys.c.id)
-            )
-            return [_key(row) for row in rows]
+            return [record_of(Key, row) for row in connection.execute(query)]
 
     def revoke(self, key_id: str) -> Key:
-        """End a key and the sessions that were opened with it. Raises NotFound."""
+        """End a key and its sessions. Raises NotFound."""
+        mine = api_keys.c.id == key_id
+        revoked_at = sa.func.coalesce(api_keys.c.revoked_at, clock.now())
         with self._catalog.write() as connection:
-            mine = api_keys.c.id == key_id
             changed = connection.execute(
-                api_keys.update()
-                .where(mine)
-                .values(revoked_at=sa.func.coalesce(api_keys.c.revoked_at, clock.now()))
+                api_keys.update().where(mine).values(revoked_at=revoked_at)
             )
             if changed.rowcount != 1:
                 raise NotFound(
                     f"no key {key_id[:80]!r}", hint="`kernlore keys list` shows their ids."
                 )
             connection.execute(key_sessions.delete().where(key_sessions.c.key_id == key_id))
-            _changed(connection)
-            return _key(connection.execute(sa.select(*_COLUMNS).where(mine)).one())
+            _count_change(connection)
+            return record_of(Key, connection.execute(sa.select(*_COLUMNS).where(mine)).one())
 
-    # -- at the door
+    # -- look-up by requests
 
     def at_door(self, secret: str | None = None, session: str | None = None) -> AtDoor:
         """Whether there are keys, and the valid one with this secret, or of this session of the
-        pages. On a server this is a question to it, and so nothing for an event loop.
+        pages. On a server this is a query, too slow for an event loop.
         """
         known = self._all()
         if secret is not None:
-            key = known.get(sha256(secret))
-            return AtDoor(bool(known), key if key is not None and key.state == "valid" else None)
+            return AtDoor(bool(known), _valid(known.get(sha256(secret))))
         return AtDoor(bool(known), self.find_session(session) if known and session else None)
 
     def any(self) -> bool:
@@ -188,13 +182,36 @@ class Keys:
         """The valid key with this secret, or None."""
         return self.at_door(secret).key
 
+    def _all(self) -> dict[str, Key]:
+        """Every key by the hash of its secret; read anew when one was made or revoked, also by
+        another process.
+        """
+        # Before the keys are read: a change meanwhile is seen next time. On a server only the keys'
+        # revision is compared: the version there differs with every transaction of any process.
+        version = None if self._catalog.on_server else self._catalog.version()
+        with self._lock:
+            if version is not None and self._state[0] == version:
+                return self._known
+        with self._catalog.read() as connection:
+            revision = int(meta.get(connection, _REVISION) or 0)
+            with self._lock:
+                known, changed = self._known, self._state[1] != revision
+            if changed:
+                rows = connection.execute(sa.select(*_COLUMNS, api_keys.c.secret_sha256)).all()
+                known = {row.secret_sha256: record_of(Key, row) for row in rows}
+        with self._lock:
+            self._known, self._state = known, (version, revision)
+        return known
+
     def used(self, key: Key) -> None:
         """Note that the key was used now; `flush` stores it."""
         with self._lock:
             self._used[key.id] = clock.now()
 
     def flush(self) -> None:
-        """Store when keys were last used. What cannot be written now is kept for the next time."""
+        """Store when keys were last used. Notes that cannot be written now wait for the next
+        call.
+        """
         with self._lock:
             used, self._used = self._used, {}
         if not used or self._catalog.read_only:
@@ -213,12 +230,11 @@ class Keys:
     # -- sessions of pages
 
     def open_session(self, key: Key) -> str:
-        """A new session of this key; its secret, which is stored nowhere."""
+        """A new session of this key; its secret, which is not stored."""
         secret = SESSION_PREFIX + secrets.token_urlsafe(32)
+        expired = key_sessions.c.expires_at <= clock.now()
         with self._catalog.write() as connection:
-            connection.execute(
-                key_sessions.delete().where(key_sessions.c.expires_at <= clock.now())
-            )
+            connection.execute(key_sessions.delete().where(expired))
             connection.execute(
                 key_sessions.insert().values(
                     secret_sha256=sha256(secret),
@@ -231,57 +247,32 @@ class Keys:
 
     def find_session(self, secret: str) -> Key | None:
         """The valid key that this session was opened with, or None."""
+        query = sa.select(*_COLUMNS).join(key_sessions, key_sessions.c.key_id == api_keys.c.id)
         with self._catalog.read() as connection:
             row = connection.execute(
-                sa.select(*_COLUMNS)
-                .join(key_sessions, key_sessions.c.key_id == api_keys.c.id)
-                .where(
+                query.where(
                     key_sessions.c.secret_sha256 == sha256(secret),
                     key_sessions.c.expires_at > clock.now(),
                 )
             ).one_or_none()
-        key = None if row is None else _key(row)
-        return key if key is not None and key.state == "valid" else None
+        return None if row is None else _valid(record_of(Key, row))
 
     def close_session(self, secret: str) -> None:
-        """End a session, where there is such a one."""
+        """End a session; an unknown one is no error."""
+        mine = key_sessions.c.secret_sha256 == sha256(secret)
         with self._catalog.write() as connection:
-            connection.execute(
-                key_sessions.delete().where(key_sessions.c.secret_sha256 == sha256(secret))
-            )
-
-    def _all(self) -> dict[str, Key]:
-        """Every key by the hash of its secret; read anew when one was made or revoked, also by
-        another process.
-        """
-        # Before it is read: a change meanwhile is seen next time. A server is asked for the keys'
-        # own revision at once: its version differs with every transaction of anybody.
-        version = None if self._catalog.on_server else self._catalog.version()
-        with self._lock:
-            if version is not None and self._state[0] == version:
-                return self._known
-        with self._catalog.read() as connection:
-            revision = int(meta.get(connection, _REVISION) or 0)
-            with self._lock:
-                known, changed = self._known, self._state[1] != revision
-            if changed:
-                rows = connection.execute(sa.select(*_COLUMNS, api_keys.c.secret_sha256)).all()
-                known = {row.secret_sha256: _key(row) for row in rows}
-        with self._lock:
-            self._known, self._state = known, (version, revision)
-        return known
+            connection.execute(key_sessions.delete().where(mine))
 
 
-def _changed(connection: Connection) -> None:
+def _valid(key: Key | None) -> Key | None:
+    return key if key is not None and key.state == "valid" else None
+
+
+def _count_change(connection: Connection) -> None:
     meta.put(connection, _REVISION, int(meta.get(connection, _REVISION) or 0) + 1)
 
 
-def _key(row: Any) -> Key:
-    values = {name: getattr(row, name) for name in Key.__dataclass_fields__}
-    return Key(**{**values, "hardware": tuple(row.hardware)})
-
-
-# -- request counts: How many requests each caller has sent to all replicas together: totals that
+# -- counts of requests
 
 FORGOTTEN_SECONDS = 3_600.0  # after a caller's last request
 
@@ -289,14 +280,16 @@ Counts = Mapping[tuple[str, str], int]  # by caller and kind of request
 
 
 class RequestCounts:
-    """The totals in one catalog."""
+    """How many requests each caller has sent to all replicas together: totals that only grow, to
+    which each replica adds its own every now and then. Knows no limit.
+    """
 
     def __init__(self, catalog: Catalog) -> None:
         self._catalog = catalog
 
     def exchange(self, own: Counts, recent_seconds: float) -> dict[tuple[str, str], int]:
-        """Add a replica's own requests since it last did; the totals of whoever sent any within so
-        many seconds, those included.
+        """Add a replica's own requests since the last call; the totals of the callers that sent any
+        within so many seconds, those included.
         """
         if own:
             with self._catalog.write(rows_only=True) as connection:
@@ -307,7 +300,7 @@ class RequestCounts:
 
     @staticmethod
     def _add(connection: Connection, own: Counts) -> None:
-        for (who, kind), count in sorted(own.items()):  # in one order: nobody waits in a circle
+        for (who, kind), count in sorted(own.items()):  # in one order, against deadlocks
             row = {"who": who, "kind": kind, "sent": 0, "at": clock.now()}
             connection.execute(insert_new(connection, t), [row])
             connection.execute(

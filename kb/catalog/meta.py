@@ -1,5 +1,6 @@
-"""Small named values of the catalog, first of all its revision: a number that grows with every
-change of what a search can return, so that caches and logs can name the catalog they refer to."""
+"""Small named values of the catalog, above all its revision: a number that grows with every change
+that can change a search result, so that caches and logs can refer to a state of the catalog.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def put(connection: Connection, key: str, value: Any) -> None:
 
 
 def remove(connection: Connection, key: str) -> None:
-    """Forget the value; one that is not there is no error."""
+    """Remove the value; a missing one is no error."""
     connection.execute(meta.delete().where(meta.c.key == key))
 
 
@@ -42,19 +43,19 @@ def revision(connection: Connection) -> int:
 
 
 def bump_revision(connection: Connection) -> None:
-    """Count a change of what a search can return, in the transaction that makes it."""
+    """Count a change that can change a search result, in its transaction."""
     put(connection, "revision", revision(connection) + 1)
 
 
 def bump_skills(connection: Connection) -> None:
-    """The same for a change of skills, or of what is known about them, alone."""
+    """The same for a change of skills, or of their evidence, alone."""
     bump_revision(connection)
     put(connection, _SKILLS, int(get(connection, _SKILLS) or 0) + 1)
 
 
 def knowledge_revision(connection: Connection) -> int:
-    """Grows with every change of the catalog's revision but those of skills alone. A Kernlore that
-    does not know of this counts those too.
+    """Grows with every change of the catalog's revision, except those of skills alone. Processes of
+    the first release count those too.
     """
     rows = connection.exec_driver_sql(
         f"SELECT key, value FROM meta WHERE key IN ('revision', '{_SKILLS}')"

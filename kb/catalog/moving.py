@@ -1,7 +1,7 @@
-"""Moves everything that a catalog holds into an empty one, of either kind of database.
+"""Copies a catalog into an empty one, of either kind of database.
 
 Values are copied as they are stored, JSON as text, and rows in the order in which they were
-written, so that answers are the same. Files are no part of a catalog: blobs stay where they are.
+written, so that answers are the same. Blobs are not part of a catalog and are not copied.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ Progress = Callable[[str], None]
 def copy_catalog(
     source: Catalog, target: Catalog, progress: Progress = lambda _: None
 ) -> dict[str, int]:
-    """Copy every row, all of them or none; how many, by table. `progress` is told each table.
+    """Copy every row, all of them or none; how many, by table. `progress` gets a line for each
+    table.
 
-    What is written to the source meanwhile is not in the copy. Raises Conflict where the target has
-    any row, StoreError where it has others than the source in the end.
+    Rows that are written to the source meanwhile are not copied. Raises Conflict where the target
+    has any row, StoreError where it has other rows than the source in the end.
     """
     with source.read() as reading, target.write() as writing:
-        schema.forget_oldest_code(writing)  # an empty catalog has it too; the source's comes
+        schema.forget_oldest_code(writing)  # an empty catalog has it too; the source's is copied
         _refuse_rows(writing, target)
         counts: dict[str, int] = {}
         for table in metadata.sorted_tables:
@@ -63,8 +64,8 @@ def _refuse_rows(connection: Connection, target: Catalog) -> None:
 
 
 def _plain(table: sa.Table) -> sa.Table:
-    """The table with the stored text of its JSON, of which reading and writing would make another:
-    no value and JSON's null are both None in Python.
+    """The table with its JSON columns as text: decoding would lose the difference between no value
+    and JSON's null, which are both None in Python.
     """
     columns = (
         sa.Column(column.name, sa.Text() if isinstance(column.type, dialect.Json) else column.type)
@@ -75,7 +76,7 @@ def _plain(table: sa.Table) -> sa.Table:
 
 def _copy_table(reading: Connection, writing: Connection, table: sa.Table) -> int:
     rows = reading.execute(
-        sa.select(table).order_by(dialect.as_written(reading)),
+        sa.select(table).order_by(dialect.row_order(reading)),
         execution_options={"stream_results": True, "yield_per": BATCH},
     )
     copied = 0
@@ -83,7 +84,7 @@ def _copy_table(reading: Connection, writing: Connection, table: sa.Table) -> in
         writing.execute(table.insert(), [dict(row) for row in batch])
         copied += len(batch)
     if "seq" in table.columns:
-        dialect.follow(writing, table.c.seq)
+        dialect.advance_sequence(writing, table.c.seq)
     return copied
 
 
@@ -92,7 +93,7 @@ def _verify(connection: Connection, name: str, copied: int) -> None:
     if count != copied:
         raise StoreError(
             f"{copied:,} rows of {name} were copied, and {count:,} are there",
-            hint="Nothing was kept. Report this as a defect of Kernlore.",
+            hint="The copy was rolled back. Report this as a defect of Kernlore.",
         )
 
 

@@ -19,7 +19,7 @@ def columns_of(table: sa.Table, record: Any, *but: str) -> list[sa.Column[Any]]:
     return [table.c[name] for name in record.__dataclass_fields__ if name not in but]
 
 
-def record_of(record: type[T], row: sa.Row[Any], **values: Any) -> T:
+def record_of(record: type[T], row: Any, **values: Any) -> T:
     """A dataclass from the columns with the names of its fields; a list becomes a tuple. `values`
     are taken in place of a column.
     """
@@ -44,7 +44,7 @@ def select_in(
     query: sa.Select[Any],
     column: sa.ColumnElement[Any],
     values: Iterable[Any],
-) -> Iterator[sa.Row[Any]]:
+) -> Iterator[Any]:
     """The rows of a query whose column has one of the values."""
     for part in portions(list(values)):
         yield from connection.execute(query.where(column.in_(part))).all()

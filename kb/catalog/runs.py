@@ -1,7 +1,8 @@
-"""Runs of the optimizer and the nodes of their trees, as rows. Inserting a node is the checkpoint.
+"""Runs of the optimizer and the nodes of their trees, which process works on a run, and the mail
+between a run and an external optimizer, as rows.
 
-A node's `record` is the search's own JSON of it; bundles lie in blobs, evaluations in their own
-table. Knows nothing about how a search works.
+Inserting a node is the checkpoint. A node's `record` is the search's own JSON of it; bundles are
+blobs, evaluations have their own table. Knows nothing about how a search works.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import insert_new, json_text
 from kb.catalog.engine import Catalog
-from kb.catalog.evaluations import answer_of_now
+from kb.catalog.evaluations import counting_answer
+from kb.catalog.rows import record_of
 from kb.catalog.tables import run_mail
 from kb.catalog.work import COLUMNS, Job, Work, job_from
 from kb.errors import Conflict, NotFound
@@ -43,7 +45,8 @@ class StoredRun:
 @dataclass(frozen=True)
 class NodeRow:
     """One node. `bundle_sha256` and `evaluation_key` are None for the reference, and where a node
-    has no candidate or no evaluation."""
+    has no candidate or no evaluation.
+    """
 
     number: int
     parent: int | None
@@ -60,8 +63,8 @@ class NodeRow:
 
 @dataclass(frozen=True)
 class RunWhere:
-    """Which runs are meant; what is empty means any. `words` stand in the run's id, its problem's
-    name or the place of its problem.
+    """A filter of runs; an empty field matches any. Each of `words` is part of the run's id, its
+    problem's name or the path of its problem.
     """
 
     words: str = ""
@@ -69,15 +72,11 @@ class RunWhere:
     state: str = ""
 
     def conditions(self) -> list[sa.ColumnElement[bool]]:
-        """What their rows fulfil."""
+        """The conditions on the rows."""
         place = json_text(t.runs.c.settings, sa.literal_column("'problem'"))
-        conditions = [
-            sa.or_(
-                *(
-                    c.icontains(word, autoescape=True)
-                    for c in (t.runs.c.id, t.problems.c.name, place)
-                )
-            )
+        columns = (t.runs.c.id, t.problems.c.name, place)
+        conditions: list[sa.ColumnElement[bool]] = [
+            sa.or_(*(column.icontains(word, autoescape=True) for column in columns))
             for word in self.words.split()
         ]
         if self.hardware:
@@ -91,11 +90,9 @@ EVERY_RUN = RunWhere()
 
 
 def is_measuring(connection: Connection) -> bool:
-    """Whether a run goes on or an evaluation that was sent is worked on, as far as rows say."""
-    running = sa.or_(
-        sa.exists().where(t.runs.c.state == "running"),
-        sa.exists().where(t.work.c.kind == "evaluation", t.work.c.state == "running"),
-    )
+    """Whether a run or a sent evaluation is going on, according to the rows."""
+    evaluating = (t.work.c.kind == "evaluation", t.work.c.state == "running")
+    running = sa.or_(sa.exists().where(t.runs.c.state == "running"), sa.exists().where(*evaluating))
     return bool(connection.execute(sa.select(running)).scalar())
 
 
@@ -122,13 +119,11 @@ class Runs:
                     id=run_id,
                     problem_id=derived_id("prb", problem_sha256),
                     hardware_id=hardware,
-                    device_id=None,
                     state="running",
                     policy=policy,
                     seed=seed,
                     goal=settings.get("goal", {}),
                     settings=dict(settings),
-                    summary={},
                     cost_usd=0.0,
                     created_at=clock.now(),
                     access_scope=self._scope.owner,
@@ -140,26 +135,30 @@ class Runs:
         with self._catalog.read() as connection:
             row = connection.execute(self._select().where(t.runs.c.id == run_id)).one_or_none()
         if row is None:
-            raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows those there are.")
+            raise NotFound(f"no run {run_id}", hint="`kernlore runs list` shows all runs.")
         return _stored(row)
 
     def latest(
         self, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
     ) -> list[StoredRun]:
-        """Runs, newest first, after the first `offset` of those that are meant."""
+        """Matching runs, newest first, after the first `offset`."""
         query = self._select().where(*where.conditions())
         query = query.order_by(t.runs.c.created_at.desc(), t.runs.c.id)
         with self._catalog.read() as connection:
-            rows = connection.execute(query.limit(limit).offset(offset)).all()
-        return [_stored(row) for row in rows]
+            return [_stored(row) for row in connection.execute(query.limit(limit).offset(offset))]
 
     def count(self, where: RunWhere = EVERY_RUN) -> int:
-        """How many runs are meant."""
-        query = self._select().where(*where.conditions()).subquery()
+        """How many runs match."""
+        return self._count(self._select().where(*where.conditions()))
+
+    def size(self, run_id: str) -> int:
+        """How many nodes a run has."""
+        return self._count(sa.select(t.nodes.c.id).where(t.nodes.c.run_id == run_id))
+
+    def _count(self, query: sa.Select[Any]) -> int:
+        counted = sa.select(sa.func.count()).select_from(query.subquery())
         with self._catalog.read() as connection:
-            return int(
-                connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one()
-            )
+            return int(connection.execute(counted).scalar_one())
 
     def _select(self) -> sa.Select[Any]:
         return (
@@ -168,32 +167,21 @@ class Runs:
             .where(visible.runs(self._scope))
         )
 
-    def size(self, run_id: str) -> int:
-        """How many nodes a run has."""
-        query = sa.select(sa.func.count()).where(t.nodes.c.run_id == run_id)
-        with self._catalog.read() as connection:
-            return int(connection.execute(query).scalar_one())
-
     def update(
         self, run_id: str, state: str, settings: Mapping[str, Any], cost_usd: float = 0.0
     ) -> None:
         """Store state, settings and cost in USD; `finished_at` is set unless it is running."""
-        ended = None if state == "running" else clock.now()
-        with self._catalog.write() as connection:
-            connection.execute(
-                sa.update(t.runs)
-                .where(t.runs.c.id == run_id)
-                .values(
-                    state=state,
-                    settings=dict(settings),
-                    summary=dict(settings.get("result") or {}),
-                    cost_usd=cost_usd,
-                    finished_at=ended,
-                )
-            )
+        self._change(
+            run_id,
+            state=state,
+            settings=dict(settings),
+            summary=dict(settings.get("result") or {}),
+            cost_usd=cost_usd,
+            finished_at=None if state == "running" else clock.now(),
+        )
 
     def note(self, run_id: str, name: str, value: Mapping[str, Any]) -> None:
-        """Replace one of the settings of a run; nothing where there is no such run."""
+        """Replace one of the settings of a run; an unknown run is no error."""
         with self._catalog.write() as connection:
             query = sa.select(t.runs.c.settings).where(t.runs.c.id == run_id)
             settings = connection.execute(query.with_for_update()).scalar_one_or_none()
@@ -205,25 +193,22 @@ class Runs:
     def request_cancel(self, run_id: str) -> None:
         """Ask the process of the run to end it. Raises NotFound."""
         self.find(run_id)
-        with self._catalog.write() as connection:
-            connection.execute(
-                sa.update(t.runs)
-                .where(t.runs.c.id == run_id)
-                .values(cancel_requested_at=clock.now())
-            )
+        self._change(run_id, cancel_requested_at=clock.now())
 
     def clear_cancel(self, run_id: str) -> None:
         """Withdraw the request, so that a resumed run does not end at once."""
+        self._change(run_id, cancel_requested_at=None)
+
+    def _change(self, run_id: str, **values: Any) -> None:
         with self._catalog.write() as connection:
-            connection.execute(
-                sa.update(t.runs).where(t.runs.c.id == run_id).values(cancel_requested_at=None)
-            )
+            connection.execute(sa.update(t.runs).where(t.runs.c.id == run_id).values(**values))
 
     def add(self, run_id: str, node: NodeRow) -> None:
         """Store a node. It is durable when the call returns."""
         parent = None if node.parent is None else derived_id("nod", run_id, node.parent)
         candidate = derived_id("cnd", node.bundle_sha256) if node.bundle_sha256 else None
         evaluation = derived_id("evl", node.evaluation_key) if node.evaluation_key else None
+        proposal = node.record.get("proposal") or {}
         with self._catalog.write() as connection:
             connection.execute(
                 sa.insert(t.nodes).values(
@@ -239,8 +224,8 @@ class Runs:
                     evaluation_id=evaluation,
                     retrieval_id=node.retrieval_id or None,
                     shown=node.record.get("shown") or {},
-                    claimed=list((node.record.get("proposal") or {}).get("claimed") or ()),
-                    attributed=list((node.record.get("proposal") or {}).get("attributed") or ()),
+                    claimed=list(proposal.get("claimed") or ()),
+                    attributed=list(proposal.get("attributed") or ()),
                     usage=dict(node.usage or {}),
                     record=dict(node.record),
                     created_at=clock.now(),
@@ -249,13 +234,9 @@ class Runs:
 
     def nodes(self, run_id: str) -> list[Mapping[str, Any]]:
         """Records of the run's nodes, by number."""
+        query = sa.select(t.nodes.c.record).where(t.nodes.c.run_id == run_id)
         with self._catalog.read() as connection:
-            rows = connection.execute(
-                sa.select(t.nodes.c.record)
-                .where(t.nodes.c.run_id == run_id)
-                .order_by(t.nodes.c.number)
-            ).all()
-        return [row.record for row in rows]
+            return list(connection.execute(query.order_by(t.nodes.c.number)).scalars())
 
     def winners(
         self,
@@ -267,29 +248,24 @@ class Runs:
     ) -> list[tuple[Mapping[str, Any], bool]]:
         """Earlier nodes with the highest certain speed-up for this family, dtype and lineage.
 
-        Returns (record, whether it was measured on this very problem), one pair for each
+        Returns (record, whether it was measured on exactly this problem), one pair for each
         candidate: those of this problem first, then best first. Candidates that a person refused
         are left out.
         """
         cases = t.evaluation_cases
         best = sa.func.max(cases.c.speedup_low).label("best")
         first = sa.func.min(t.nodes.c.id).label("node_id")
-        same = sa.func.max(sa.case((t.problems.c.sha256 == problem_sha256, 1), else_=0)).label(
-            "same"
-        )
+        this_problem = sa.case((t.problems.c.sha256 == problem_sha256, 1), else_=0)
+        same = sa.func.max(this_problem).label("same")
         with self._catalog.read() as connection:
             rows = connection.execute(
-                sa.select(first, best, same)
-                .select_from(t.nodes)
-                .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
-                .join(t.problems, t.problems.c.id == t.evaluations.c.problem_id)
+                _evaluated(sa.select(first, best, same))
                 .join(cases, cases.c.evaluation_id == t.evaluations.c.id)
                 .where(
                     cases.c.op_family == op_family,
                     cases.c.hardware_id.in_(hardware),
                     cases.c.speedup_low > 1.0,
                     t.evaluations.c.validity == "correct",
-                    sa.func.coalesce(answer_of_now(), "") != "refused",
                     t.nodes.c.candidate_id.is_not(None),
                     *([cases.c.dtype == dtype] if dtype else []),
                 )
@@ -307,42 +283,39 @@ class Runs:
     def untimed(
         self, hardware: tuple[str, ...], problem_sha256: str, limit: int
     ) -> list[Mapping[str, Any]]:
-        """Records of nodes of this very problem that are right and have no figure, the newest
+        """Records of nodes of exactly this problem that are right and have no figure, the newest
         first. Candidates that a person refused are left out.
         """
+        query = (
+            _evaluated(sa.select(t.nodes.c.record))
+            .join(t.runs, t.runs.c.id == t.nodes.c.run_id)
+            .where(
+                t.nodes.c.state == "unmeasured",
+                t.runs.c.hardware_id.in_(hardware),
+                t.problems.c.sha256 == problem_sha256,
+            )
+            .order_by(t.nodes.c.created_at.desc(), t.nodes.c.number.desc())
+        )
         with self._catalog.read() as connection:
-            rows = connection.execute(
-                sa.select(t.nodes.c.record)
-                .select_from(t.nodes)
-                .join(t.runs, t.runs.c.id == t.nodes.c.run_id)
-                .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
-                .join(t.problems, t.problems.c.id == t.evaluations.c.problem_id)
-                .where(
-                    t.nodes.c.state == "unmeasured",
-                    t.runs.c.hardware_id.in_(hardware),
-                    t.problems.c.sha256 == problem_sha256,
-                    sa.func.coalesce(answer_of_now(), "") != "refused",
-                )
-                .order_by(t.nodes.c.created_at.desc(), t.nodes.c.number.desc())
-                .limit(limit)
-            ).all()
-        return [row.record for row in rows]
+            return list(connection.execute(query.limit(limit)).scalars())
 
 
-def _stored(row: sa.Row[Any]) -> StoredRun:
-    return StoredRun(
-        row.id,
-        row.problem,
-        row.hardware_id,
-        row.state,
-        row.settings,
-        row.cancel_requested_at is not None,
-        row.created_at,
-        row.finished_at,
+def _evaluated(select: sa.Select[Any]) -> sa.Select[Any]:
+    """Of nodes with their evaluation and its problem, those that no person refused."""
+    return (
+        select.select_from(t.nodes)
+        .join(t.evaluations, t.evaluations.c.id == t.nodes.c.evaluation_id)
+        .join(t.problems, t.problems.c.id == t.evaluations.c.problem_id)
+        .where(sa.func.coalesce(counting_answer(), "") != "refused")
     )
 
 
-# -- run processes: Which process works on which run, and the mail between a run and an external o
+def _stored(row: sa.Row[Any]) -> StoredRun:
+    cancel = row.cancel_requested_at is not None
+    return record_of(StoredRun, row, hardware=row.hardware_id, cancel_requested=cancel)
+
+
+# -- processes
 
 STARTING = "starting"  # the owner of a run whose process has not taken it yet
 CANCELLED = "cancelled"  # of one that was cancelled before its process had taken it

@@ -1,10 +1,9 @@
-"""The revision of a catalog's schema: the migrations that lead to the newest, and which code may
-work on it.
+"""The revision of a catalog's schema: migrating it to the newest, and which code may write to it.
 
-Migrations add: a table, a column with a default, an index. So the code of the revision before goes
-on while processes are replaced one by one. A migration that it could not work with names, as
-`oldest_code`, the oldest revision whose code can. That stands in the catalog (`meta`), and is
-looked at in every transaction that writes, under the lock that the migration had.
+Most migrations add a table, a column with a default, or an index, so that processes of the release
+before can go on while they are replaced one by one. A migration that older code cannot work with
+names, as `oldest_code`, the oldest revision whose code can. It is stored in the catalog (`meta`)
+and checked in every transaction that writes, under the lock of the migration.
 """
 
 from __future__ import annotations
@@ -31,8 +30,8 @@ Transaction = Callable[[], AbstractContextManager[Connection]]
 
 @dataclass(frozen=True)
 class SchemaState:
-    """What a catalog's schema is to this code: `current`; `newer`, and it may go on; or `too_new`,
-    where nothing is written any more.
+    """`state` is `current`; `newer`, where this code may still write; or `too_new`, where it must
+    not.
     """
 
     state: str
@@ -41,8 +40,8 @@ class SchemaState:
 
 
 def migrate(name: str, read: Transaction, write: Transaction) -> None:
-    """Bring a catalog to the newest revision. `name` is for messages. Raises StoreError where it
-    is too old, or too new for this code.
+    """Bring a catalog to the newest revision. `name` is for messages. Raises StoreError for one
+    that is too old, or too new for this code.
     """
     with read() as connection:
         revision = revision_of(connection)
@@ -85,8 +84,8 @@ def revisions() -> list[str]:
 
 
 def check_revision(subject: str, revision: str | None) -> None:
-    """Raise StoreError where no migration leads from this revision to the newest. `subject` names
-    what has the revision; None is a new catalog.
+    """Raise StoreError for a revision that cannot be migrated to the newest. `subject` names the
+    catalog in the message; the revision None is that of a new catalog.
     """
     known = revisions()
     if revision is None:
@@ -107,14 +106,14 @@ def check_revision(subject: str, revision: str | None) -> None:
 
 
 def revision_of(connection: Connection) -> str | None:
-    """The revision of a catalog; None for one without tables."""
+    """The revision of a catalog; None without tables."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
     return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
 
 
 def state_of(connection: Connection) -> SchemaState:
-    """What the schema of a catalog with tables is to this code."""
+    """Whether this code may write to a catalog with tables."""
     revision = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
     needed = get(connection, OLDEST_CODE)
     if needed is not None and needed > newest():
@@ -123,25 +122,25 @@ def state_of(connection: Connection) -> SchemaState:
 
 
 def forget_oldest_code(connection: Connection) -> None:
-    """Before the named values of another catalog take the place of this one's."""
+    """Before the named values of another catalog are copied into this one."""
     connection.execute(meta.delete().where(meta.c.key == OLDEST_CODE))
 
 
 def check_writable(connection: Connection, name: str) -> None:
-    """Raise Unavailable where a newer Kernlore has changed the catalog into one that this code must
-    not write to.
+    """Raise Unavailable where a newer Kernlore has migrated the catalog so that this code must not
+    write to it.
     """
     needed = get(connection, OLDEST_CODE)
     if needed is not None and needed > newest():
         raise Unavailable(
             f"the catalog {name} was migrated by a newer Kernlore (code of revision {needed} or"
             f" newer may write; this is {newest()})",
-            hint="Stop this process and start the newer Kernlore in its place; a load balancer"
+            hint="Stop this process and start the newer Kernlore instead; a load balancer"
             " leaves it out by itself, as /readyz answers 503.",
         )
 
 
 def _admits(connection: Connection) -> bool:
-    """Whether a newer catalog says that this code may work on it."""
+    """Whether a newer catalog admits this code."""
     needed = get(connection, OLDEST_CODE)
     return needed is not None and needed <= newest()

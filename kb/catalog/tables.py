@@ -46,11 +46,9 @@ def id_column() -> Column[str]:
     return Column("id", String, primary_key=True)
 
 
-def ref(name: str, target: str, *, nullable: bool = False, index: bool = True) -> Column[str]:
-    """A foreign key that goes away with what it points to."""
-    return Column(
-        name, String, ForeignKey(target, ondelete="CASCADE"), nullable=nullable, index=index
-    )
+def ref(name: str, target: str, *, index: bool = True) -> Column[str]:
+    """A foreign key; the row is deleted with the one it points to."""
+    return Column(name, String, ForeignKey(target, ondelete="CASCADE"), nullable=False, index=index)
 
 
 def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
@@ -59,7 +57,7 @@ def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
 
 
 def scope() -> Column[str]:
-    """Who may read the row; "all" until there are accounts."""
+    """The owner of the row; "all" by default."""
     return Column("access_scope", String, nullable=False, server_default=text("'all'"))
 
 
@@ -161,7 +159,7 @@ passages = Table(
     Column("page_label", String, nullable=True),
     Column("prose", Integer, nullable=False),  # function words, per mille; less: a reference
     Column("corrected", Boolean, nullable=False, server_default=false()),
-    # of the current version of a live document; kept equal to the lexical index's rows
+    # of the current version of a live document; equal to the rows of the lexical index
     Column("active", Boolean, nullable=False, server_default=false()),
     scope(),
     Index(None, "version_id", "ordinal"),
@@ -351,7 +349,7 @@ facts = Table(
     Column("date", String, nullable=True),
     Column("note", String, nullable=True),
     Column("formula", String, nullable=True),
-    Column("subject", String, nullable=True),  # what names the subject: a header, or a chip
+    Column("subject", String, nullable=True),  # names the subject: a header, or a chip
     Column("document_id", String, nullable=True, index=True),
     Column("version_id", String, nullable=True),
     Column("page_index", Integer, nullable=True),
@@ -494,7 +492,7 @@ evaluation_cases = Table(
     Index("ix_warm_start", "op_family", "dtype", "hardware_id", "shape_bucket", "speedup_low"),
 )
 
-# What people answered to integrity flags that wait for them. Rows are added, never changed.
+# Answers of people to integrity flags. Rows are added, never changed.
 evaluation_reviews = Table(
     "evaluation_reviews",
     metadata,
@@ -599,7 +597,7 @@ outcomes = Table(
     json("used", default="[]"),
     Column("correct", Boolean, nullable=True),
     Column("speedup", Float, nullable=True),
-    Column("baseline_speedup", Float, nullable=True),  # of what was there before, same reference
+    Column("baseline_speedup", Float, nullable=True),  # of the parent kernel, same reference
     Column("gain", Float, nullable=True),  # speedup over baseline_speedup
     Column("helped", Integer, nullable=True),  # 1, 0 or unknown
     Column("note", String, nullable=True),
@@ -757,7 +755,7 @@ work = Table(
     when("finished_at", nullable=True),
     scope(),
     # Of jobs of documents:
-    Column("group_id", String, nullable=True),  # names what was sent together
+    Column("group_id", String, nullable=True),  # of one upload
     Column("share", String, nullable=False, server_default=""),  # shares take turns
     Column("behind", Boolean, nullable=False, server_default=false()),  # after all others
     Column("passages", Integer, nullable=True),  # None until the document was read
@@ -768,7 +766,7 @@ work = Table(
     Index(None, "group_id", "created_at"),
 )
 
-# What a run asks an external optimizer, and the answer.
+# Contexts that a run sends to an external optimizer, and the answers.
 run_mail = Table(
     "run_mail",
     metadata,

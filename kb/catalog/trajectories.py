@@ -1,4 +1,4 @@
-"""External trajectories: searches of other optimizers, with what was measured of them here.
+"""External trajectories: searches of other optimizers, and their evaluation here.
 
 The report and the results of measuring it are blobs. The state is that of the trajectory's work
 (`kb.catalog.work`): a row is a claim of its author until the state is `ready`. When a worker dies,
@@ -38,8 +38,8 @@ _RESULTS = "found_blob"  # in the stored summary, not in that of the record
 class StoredTrajectory:
     """The row of an external trajectory.
 
-    `report_key` is the key of the blob with the report, `results_key` that of the blob with what
-    was measured, None before the trajectory is ready. `summary` is for lists and answers.
+    `report_key` is the key of the blob with the report, `results_key` that of the blob with the
+    measurements, None before the trajectory is ready. `summary` is for lists and answers.
     """
 
     id: str
@@ -168,7 +168,7 @@ class Trajectories:
         results: Mapping[str, Any] | None = None,
         **summary: Any,
     ) -> bool:
-        """End it as `ready`, with the results of measuring, or as `failed`.
+        """End it as `ready`, with its measurements, or as `failed`.
 
         Returns False, and nothing changes, where it is no longer the caller's: the worker that took
         over will end it.
@@ -201,11 +201,11 @@ class Trajectories:
             return connection.execute(query).scalar_one_or_none()
 
     def report(self, stored: StoredTrajectory) -> Mapping[str, Any]:
-        """What its author reported. Raises StoreError where the stored file is damaged."""
+        """The report of its author. Raises StoreError where the stored file is damaged."""
         return self._json(stored.report_key)
 
     def results(self, stored: StoredTrajectory) -> Mapping[str, Any] | None:
-        """What was measured here; None before it is ready. Raises StoreError as `report` does."""
+        """The measurements of a trajectory; None before it is ready. Raises StoreError."""
         return None if stored.results_key is None else self._json(stored.results_key)
 
     def _json(self, key: str) -> Mapping[str, Any]:

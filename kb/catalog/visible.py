@@ -1,8 +1,8 @@
-"""For each table the condition that its rows must meet for a caller to see them.
+"""For each table, the condition on the rows that a caller may see.
 
-Where a caller is restricted to hardware, something is visible that is about one of the places it
-may see, or about none; what was read of a document, only where the document is. What belongs to no
-document and no hardware, such as another kind of job, is not.
+A caller that is restricted to hardware sees rows about hardware that it may see, or about none;
+rows that were read from a document, only where it sees the document. It sees no rows without
+document and hardware, such as other kinds of work.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ def documents(access: AccessScope) -> Condition:
 
 
 def read_from(table: sa.Table, access: AccessScope) -> Condition:
-    """Of a table with `document_id` and `access_scope`; rows without a document are visible, where
-    their own hardware is, which is for the reader to check.
+    """Of a table with `document_id` and `access_scope`; of rows without a document, the reader
+    checks the hardware.
     """
     mine = table.c.access_scope == access.owner
     if access.hardware is None:

@@ -3,7 +3,7 @@
     queued -> running -> ready | partial | failed
     running -> queued               its owner gave it back, or died
     failed | unverified -> queued | unverified
-    ready -> queued                 a trajectory of which a step could not be timed
+    ready -> queued                 a trajectory with a step that could not be timed
 
 A row has at most one owner, a worker of some process, until its lease expires; only the owner can
 renew, end or give back the work. Owners lock the rows that they change, and skip rows that another
@@ -26,8 +26,8 @@ from kb.catalog.rows import portions
 from kb.catalog.tables import work as t
 from kb.ids import JobId
 
-# partial: a document of which some pages could not be read. unverified: a trajectory whose hardware
-# is not in this machine.
+# partial: some pages of a document could not be read. unverified: the hardware of a trajectory is
+# not in this machine.
 WorkState = Literal["queued", "running", "ready", "partial", "failed", "unverified"]
 FOLLOWING: Mapping[WorkState, tuple[WorkState, ...]] = {
     "queued": ("running",),
@@ -139,8 +139,8 @@ class Work:
     def take(
         self, owner: str, lease_seconds: float, *conditions: sa.ColumnElement[bool]
     ) -> Job | None:
-        """Start the oldest work that meets the conditions, without any that is queued; None where
-        there is none. It is the owner's until the lease expires.
+        """Start the oldest work that meets the conditions, by default that is queued; None if there
+        is no such work. It is the owner's until the lease expires.
         """
         conditions = conditions or (t.c.state == "queued",)
         with self._catalog.read() as connection:
@@ -248,8 +248,9 @@ class Work:
         *,
         locked: bool = False,
     ) -> list[Job]:
-        """Running work whose owner is dead: `lives` says so, or does not know (None) and the lease
-        has expired. With `locked`, nobody renews these leases before the transaction ends.
+        """Running work of dead owners. `lives` answers whether an owner lives; where it does not
+        know (None), the lease decides. With `locked`, these leases cannot be renewed before the
+        transaction ends.
         """
         running = self.matching(connection, t.c.state == "running", locked=locked)
         answers = {job.lease_owner: lives(job.lease_owner or "") for job in running}

@@ -1,8 +1,8 @@
-"""Which accelerators this machine has, as its operating system and the vendors' tools report them.
+"""The processors and accelerators of this machine, as the system and the vendors' tools report
+them.
 
-Knows no catalog: a resolver that the caller gives turns a device's names into a hardware id. The
-parsing functions are pure, so they are tested on recorded outputs of machines that are not here.
-Finding no device is a result, not an error; a tool that is installed but fails leaves a note.
+Knows no catalog: a resolver of the caller maps names of devices to hardware ids. Finding no device
+is a result, not an error; a tool that is installed but fails leaves a note.
 """
 
 from __future__ import annotations
@@ -24,11 +24,10 @@ Resolver = Callable[[str], str | None]
 
 @dataclass(frozen=True)
 class DetectedDevice:
-    """One physical device of this machine.
+    """A device of this machine.
 
-    `names` are the names it is known by, most exact first; `how` says which source reported it.
-    `hardware_id_hint` is the registered id that its names lead to; None without a resolver, or when
-    it is not registered.
+    `names` are its names, most exact first; `how` is the source. `hardware_id_hint` is the
+    registered id of one of its names; None without a resolver or for unregistered hardware.
     """
 
     name: str
@@ -43,7 +42,7 @@ class DetectedDevice:
 
 
 def with_hint(device: DetectedDevice, resolver: Resolver | None) -> DetectedDevice:
-    """The device with the first registered id that one of its names leads to."""
+    """The device with the first registered id of its names."""
     if resolver is None:
         return device
     for name in device.names or (device.name,):
@@ -54,15 +53,13 @@ def with_hint(device: DetectedDevice, resolver: Resolver | None) -> DetectedDevi
 
 
 def shortened(name: str) -> tuple[str, ...]:
-    """A product name and its ever shorter beginnings, with and without the maker.
-
-    "NVIDIA H100 80GB HBM3" is registered as h100: memory size, form factor and memory type vary by
-    product.
+    """A product name and its prefixes without the vendor, longest first: "NVIDIA H100 80GB HBM3" is
+    registered as h100.
     """
     words = [word for word in re.split(r"[\s_/-]+", name.strip()) if word]
     bare = words[1:] if words and words[0].lower() in ("nvidia", "amd", "intel", "tesla") else words
     bare = bare[1:] if len(bare) > 1 and bare[0].lower() in ("instinct", "tesla") else bare
-    # a lone word without a digit is a product line ("GeForce"), not a product
+    # Words without a digit name a product line ("GeForce"), not a product.
     cuts = [" ".join(bare[:end]) for end in range(len(bare), 0, -1)]
     named = [cut for cut in cuts if any(char.isdigit() for char in cut)]
     return tuple(dict.fromkeys([name.strip(), *named]))
@@ -73,9 +70,9 @@ TIMEOUT_S = 10.0
 _ROCM_SMI = ("rocm-smi", "--showproductname", "--showmeminfo", "vram")
 
 _NVIDIA_FIELDS = ("index", "name", "uuid", "driver_version", "memory.total")
-_NVIDIA_NEWER = ("compute_cap", "mig.mode.current")  # old drivers refuse the whole query
+_NVIDIA_NEWER = ("compute_cap", "mig.mode.current")  # old drivers reject the whole query
 
-# MIDR_EL1 (implementer, part) of cores found in servers and laptops
+# Cores of servers and laptops by MIDR_EL1 (implementer, part).
 _ARM_CORES = {
     ("0x41", "0xd0c"): "neoverse-n1",
     ("0x41", "0xd40"): "neoverse-v1",
@@ -84,31 +81,23 @@ _ARM_CORES = {
     ("0x41", "0xd84"): "neoverse-v3",
     ("0x41", "0xd8e"): "neoverse-n3",
 }
-_VECTOR_FLAG = re.compile(r"avx|amx|sve|sme(?:\d|_|$)|i8mm|bf16|asimd$")
+_VECTOR_FEATURE = re.compile(r"(avx|amx|fma$|f16c$|sve|sme(\d|_|$)|i8mm|bf16|asimd$)")
 _X86_NAMES = ("x86-64", "x86_64", "amd64")
 
 
 @dataclass(frozen=True)
 class Detection:
-    """The devices; `notes` are sentences on tools that are installed but did not answer."""
+    """The devices of this machine; `notes` name tools that are installed but failed."""
 
     devices: tuple[DetectedDevice, ...]
     notes: tuple[str, ...] = ()
 
 
-def detect_devices(resolver: Resolver | None = None) -> list[DetectedDevice]:
+def detect_devices(resolver: Resolver | None = None) -> Detection:
     """The devices of this machine, accelerators before the CPU."""
-    return list(probe(resolver).devices)
-
-
-def probe(resolver: Resolver | None = None) -> Detection:
-    """Like `detect_devices`, with notes on tools that failed."""
     notes: list[str] = []
     devices = [*_nvidia(notes), *_amd(notes), *_cpu()]
     return Detection(tuple(with_hint(device, resolver) for device in devices), tuple(notes))
-
-
-# ---- NVIDIA
 
 
 def _nvidia(notes: list[str]) -> list[DetectedDevice]:
@@ -126,7 +115,7 @@ def _nvidia(notes: list[str]) -> list[DetectedDevice]:
 def parse_nvidia_smi(
     text: str, fields: Sequence[str] = _NVIDIA_FIELDS + _NVIDIA_NEWER
 ) -> list[DetectedDevice]:
-    """Devices from `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`."""
+    """Devices in the output of `nvidia-smi --query-gpu=... --format=csv,noheader,nounits`."""
     devices = []
     for line in text.splitlines():
         cells = [cell.strip() for cell in line.split(",")]
@@ -159,9 +148,6 @@ def _nvidia_device(row: Mapping[str, str]) -> DetectedDevice:
     )
 
 
-# ---- AMD
-
-
 def _amd(notes: list[str]) -> list[DetectedDevice]:
     commands = (
         (["amd-smi", "static", "--asic", "--vram", "--driver", "--json"], parse_amd_smi),
@@ -180,9 +166,6 @@ def _amd(notes: list[str]) -> list[DetectedDevice]:
     return read_kfd(Path("/sys/class/kfd/kfd/topology/nodes"))
 
 
-# ---- CPU
-
-
 def _cpu() -> Iterator[DetectedDevice]:
     memory = _physical_memory()
     cpuinfo = Path("/proc/cpuinfo")
@@ -197,7 +180,7 @@ def _cpu() -> Iterator[DetectedDevice]:
 
 
 def parse_cpuinfo(text: str, machine: str) -> DetectedDevice:
-    """The CPU from /proc/cpuinfo; `machine` as in `uname -m`."""
+    """The CPU in the text of /proc/cpuinfo; `machine` as in `uname -m`."""
     rows = [line.split(":", 1) for line in text.splitlines() if ":" in line]
     first: dict[str, str] = {}
     for key, value in rows:
@@ -205,13 +188,9 @@ def parse_cpuinfo(text: str, machine: str) -> DetectedDevice:
     cores = sum(key.strip() == "processor" for key, _ in rows)
     detail = {"machine": machine, "logical_cpus": str(cores or os.cpu_count() or 1)}
     flags = first.get("flags") or first.get("Features") or ""
-    wide = [
-        flag
-        for flag in flags.split()
-        if re.match(r"(avx|amx|fma$|f16c$|sve|sme(\d|_|$)|i8mm|bf16|asimd$)", flag)
-    ]
-    if wide:
-        detail["vector_features"] = " ".join(wide)
+    features = filter(_VECTOR_FEATURE.match, flags.split())
+    if vector_features := " ".join(features):
+        detail["vector_features"] = vector_features
     if machine.lower() in _X86_NAMES:
         name = first.get("model name", machine)
         names: tuple[str, ...] = (name, *_X86_NAMES)
@@ -228,36 +207,36 @@ def parse_cpuinfo(text: str, machine: str) -> DetectedDevice:
 def _physical_memory() -> int | None:
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    except (ValueError, OSError):  # a name this system does not have
+    except (ValueError, OSError):  # not supported by this system
         return None
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _ToolOutput:
     ok: bool
     text: str
 
 
-def _run(command: list[str]) -> _Answer:
-    """The output of a listing tool; on failure `text` says why in one line."""
+def _run(command: list[str]) -> _ToolOutput:
+    """Run a tool; on failure, `text` is the reason in one line."""
     try:
         done = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=TIMEOUT_S
         )
     except subprocess.TimeoutExpired:
-        return _Answer(False, f"no answer within {TIMEOUT_S:g} s")
+        return _ToolOutput(False, f"no answer within {TIMEOUT_S:g} s")
     except OSError as error:
-        return _Answer(False, str(error))
+        return _ToolOutput(False, str(error))
     if done.returncode == 0:
-        return _Answer(True, done.stdout)
+        return _ToolOutput(True, done.stdout)
     output = (done.stderr.strip() or done.stdout.strip()).splitlines()
-    return _Answer(False, output[0] if output else f"exit status {done.returncode}")
+    return _ToolOutput(False, output[0] if output else f"exit status {done.returncode}")
 
 
 def parse_amd_smi(text: str) -> list[DetectedDevice]:
-    """Devices from `amd-smi static --asic --vram --driver --json`."""
+    """Devices in the output of `amd-smi static --asic --vram --driver --json`."""
     loaded = _json(text)
-    if isinstance(loaded, Mapping):  # newer releases wrap the list
+    if isinstance(loaded, Mapping):  # newer versions wrap the list
         loaded = loaded.get("gpu_data", [])
     rows = [row for row in loaded if isinstance(row, Mapping)] if isinstance(loaded, list) else []
     return [_amd_smi_device(row) for row in rows if _part(row, "asic")]
@@ -276,14 +255,14 @@ def _amd_smi_device(row: Mapping[str, Any]) -> DetectedDevice:
         names=_amd_names(name, target),
         uuid=_known(asic.get("asic_serial")),
         driver=_known(driver.get("version") or driver.get("driver_version")),
-        # the tool writes MB and counts in 2**20
+        # The MB of this tool are 2**20 bytes.
         memory_bytes=megabytes * 2**20 if isinstance(megabytes, int) else None,
         detail=_detail(index=row.get("gpu"), gfx=target),
     )
 
 
 def parse_rocm_smi(text: str) -> list[DetectedDevice]:
-    """Devices from `rocm-smi --showproductname --showmeminfo vram ... --json`."""
+    """Devices in the output of `rocm-smi --showproductname --showmeminfo vram ... --json`."""
     loaded = _json(text)
     if not isinstance(loaded, Mapping):
         return []
@@ -309,14 +288,14 @@ def _rocm_smi_device(key: str, row: Mapping[str, str], driver: str | None) -> De
 
 
 def read_kfd(nodes: Path) -> list[DetectedDevice]:
-    """Devices from the kernel's topology files, for machines without AMD's tools."""
+    """Devices of the kernel's topology files, for machines without AMD's tools."""
     if not nodes.is_dir():
         return []
     devices = []
     for node in sorted((n for n in nodes.iterdir() if n.name.isdigit()), key=lambda n: int(n.name)):
         try:
             text = (node / "properties").read_text(encoding="ascii", errors="replace")
-        except OSError:  # a node of a device that this user may not see
+        except OSError:  # the user has no access to the device
             continue
         device = parse_kfd_properties(text, node.name)
         if device is not None:
@@ -325,13 +304,13 @@ def read_kfd(nodes: Path) -> list[DetectedDevice]:
 
 
 def parse_kfd_properties(text: str, index: str = "") -> DetectedDevice | None:
-    """A device from a KFD node's `properties`; None for the CPU nodes."""
+    """The device of a KFD node's `properties`; None for a CPU."""
     words = (line.split() for line in text.splitlines())
     values = {pair[0]: int(pair[1]) for pair in words if len(pair) == 2 and pair[1].isdigit()}
     version = values.get("gfx_target_version", 0)
     if not version or not values.get("simd_count"):
         return None
-    # major, minor and stepping as decimal pairs; minor and stepping are written in hexadecimal
+    # Pairs of decimal digits; gfx names have minor version and stepping in hexadecimal.
     target = f"gfx{version // 10000}{version // 100 % 100:x}{version % 100:x}"
     unique = values.get("unique_id")
     memory = values.get("local_mem_size")
@@ -359,7 +338,7 @@ def _json(text: str) -> object:
     if start < 0:
         return None
     try:
-        # warnings of the tools come before or after the document
+        # The tools print warnings before or after the document.
         loaded: object = json.JSONDecoder().raw_decode(text[start:])[0]
     except ValueError:
         return None
@@ -376,9 +355,7 @@ def _lowered(row: object) -> dict[str, str]:
 
 
 def _known(value: object) -> str | None:
-    """Text that says something; the tools write N/A and raw device numbers where they know no
-    name.
-    """
+    """A value as text; None for those that the tools print for unknown values."""
     text = str(value).strip() if value is not None else ""
     return None if text.upper() in ("", "N/A", "NONE", "UNKNOWN") else text
 

@@ -1,15 +1,14 @@
-"""Facts about hardware: their keys, their units, and whether a derived fact fits its formula.
+"""Keys, units and formulas of facts about hardware. Knows no particular chip.
 
-Keys. `fact_keys.toml` lists the known ones with unit, meaning, plausible range and the labels under
-which manuals print them. Nothing here knows a particular chip.
+Keys. `fact_keys.toml` lists the known ones with unit, meaning, plausible range and the labels that
+manuals print.
 
-Units. Each dimension has one canonical unit. Convention for prefixes without an `i`: a size (KB,
-MB, GB of a cache or memory) counts in powers of 1024, a rate (GB/s, GHz, TFLOPS, W) in powers of
-1000, because that is how chip manuals mean them. `KiB`, `GiB/s` are always binary. Units of bits
-per second and transfers per second are unknown here on purpose: their case is too often wrong.
+Units. Each dimension has one canonical unit. Prefixes without `i` are, as in manuals of chips,
+powers of 1024 for sizes (KB, MB, GB of a cache or memory), powers of 1000 for rates (GB/s, GHz,
+TFLOPS, W); `KiB` and `GiB/s` are always binary. Units of bits per second and transfers per second
+are not supported, because their case is too often wrong in manuals.
 
-Formulas. Only arithmetic over numbers and fact keys is evaluated
-(`kb.predicates.compile_formula`); anything else leaves the formula as text.
+Formulas are arithmetic over numbers and fact keys (`kb.predicates.compile_formula`).
 """
 
 from __future__ import annotations
@@ -25,25 +24,28 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from kb.errors import InvalidPredicate
-from kb.hardware.spec import FactSpec, HardwareSpec
+from kb.hardware.spec import FactSpec
 from kb.predicates import Bindings, compile_formula
 
-# What a value that was read is about: the hardware itself, a family above it, or not clear.
+# The subject of a value in a document: the hardware itself, its family, or unclear.
 SubjectKind = Literal["chip", "family", "unclear"]
-CANONICAL_UNITS = ("count", "threads", "B", "B/s", "bit", "Hz", "flop/s", "op/s", "W", "text")
 
 _STEPS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4, "p": 5, "e": 6}
 _PREFIXES = ("", "k", "M", "G", "T")
 _BINARY_SIZES = ("B", "KiB", "MiB", "GiB", "TiB")
 _SIZES = ("B", "kB", "MB", "GB", "TB")
 _WORDS = {"kilo": "k", "mega": "m", "giga": "g", "tera": "t", "peta": "p"}
-# a small b is a bit
+# A lower-case b alone is a bit.
 _BYTE = re.compile(r"([kKmMgGtTpPeE]?)(i?)(?:B|[bB]ytes?)")
 _RATE = re.compile(r"([kKmMgGtTpPeE]?)(i?)(?:B|[bB]ytes?)(?:/s|/sec|/second|ps)")
 _HERTZ = re.compile(r"([kmgt]?)hz", re.IGNORECASE)
 _FLOPS = re.compile(r"([kmgtpe]?)(?:flops|flops?/s|flops?/sec)", re.IGNORECASE)
 _OPS = re.compile(r"([kmgtpe]?)(?:ops|i?ops|ops?/s|ops?/sec)", re.IGNORECASE)
 _WATT = re.compile(r"(k?)(?:w|watts?)", re.IGNORECASE)
+_LARGEST_POWER = 4  # tera: datasheets write 1979 TFLOPS, not 1.979 PFLOPS
+_DIGITS = 6
+_MAX_FORMULA = 300  # characters
+_FORMULA_TOLERANCE = 0.01
 _PLAIN = {
     "bit": "bit",
     "bits": "bit",
@@ -58,9 +60,8 @@ _PLAIN = {
 
 @dataclass(frozen=True)
 class Unit:
-    """A unit; `factor` converts a value to the `canonical` unit.
-
-    `assumed` says that the factor rests on the convention for prefixes (see the module).
+    """A unit. `factor` converts a value to the `canonical` unit; `assumed` means that it depends on
+    the convention for prefixes in the module docstring.
     """
 
     canonical: str
@@ -70,7 +71,7 @@ class Unit:
 
 @lru_cache(maxsize=512)
 def find_unit(text: str) -> Unit | None:
-    """The unit a spelling means, or None."""
+    """The unit of a spelling, or None."""
     spelled = text.strip()
     for word, letter in _WORDS.items():
         if spelled.lower().startswith(word):
@@ -104,16 +105,11 @@ def _thousands(prefix: str) -> float:
     return float(1000 ** _STEPS[prefix.lower()])
 
 
-_LARGEST = 4  # tera: datasheets write 1979 TFLOPS, not 1.979 PFLOPS
-_DIGITS = 6
-
-
 def readable(value: float | str, unit: str) -> str:
-    """A value as a person writes it: "12 GiB", "1.6 TB/s", "64 threads", "132".
+    """A value for display: "12 GiB", "1.6 TB/s", "64 threads", "132", rounded to six digits.
 
-    A size is in KiB, MiB, GiB where powers of 1024 make it round, in kB, MB, GB where powers of
-    1000 do, else about so many of the former. (Read from a manual, KB is 1024 bytes.) More than six
-    digits of a rate or size are rounded; the exact value is for `number`.
+    A size is in KiB, MiB or GiB where that makes it round, else in kB, MB or GB where that does,
+    else "about" a number of the former.
     """
     if isinstance(value, str):
         return value
@@ -142,7 +138,7 @@ def _scaled(value: float, unit: str) -> str:
 
 
 def _power(value: float, base: int) -> int:
-    return max((p for p in range(_LARGEST + 1) if abs(value) >= float(base) ** p), default=0)
+    return max((p for p in range(_LARGEST_POWER + 1) if abs(value) >= float(base) ** p), default=0)
 
 
 def _digits(value: float) -> str:
@@ -152,12 +148,12 @@ def _digits(value: float) -> str:
 
 @dataclass(frozen=True)
 class FactKey:
-    """A known key. `labels` and `weak` are patterns of whole labels (weak ones leave doubt).
+    """A known key. `labels` and `weak` are patterns of whole labels, weak ones ambiguous.
 
-    `tail` is a pattern of what may follow a value in a table cell. `nouns` and `sentences` are
-    patterns of running text with placeholders, `per` is what such a value must be about (the chip,
-    one of its compute units, or anything), `bound` says that "up to" states the value, and
-    `unless` matches sentences that are about something else.
+    `tail` is a pattern of text after the value in a table cell. `nouns` and `sentences` are
+    patterns of running text with placeholders; there, `per` is the required subject (the chip, one
+    of its compute units, or any), `bound` means that "up to" states the value, and `unless` matches
+    sentences about other subjects.
     """
 
     key: str
@@ -175,13 +171,13 @@ class FactKey:
     unless: re.Pattern[str] | None = None
 
     def plausible(self, value: float) -> bool:
-        """False for a number that this fact cannot have in its canonical unit."""
+        """Whether the fact can have this value in its canonical unit."""
         return self.range is None or self.range[0] <= value <= self.range[1]
 
 
 @cache
 def fact_keys() -> Mapping[str, FactKey]:
-    """Every known key, in the order in which they are documented."""
+    """The known keys, in the order of `fact_keys.toml`."""
     with Path(__file__).with_name("fact_keys.toml").open("rb") as file:
         raw: dict[str, dict[str, Any]] = tomllib.load(file)
     return MappingProxyType({key: _fact_key(key, entry) for key, entry in raw.items()})
@@ -211,11 +207,10 @@ def _any_of(patterns: Iterable[str]) -> re.Pattern[str]:
 
 
 def mistyped_key(key: str) -> str | None:
-    """The known key that `key` most likely was meant to be, or None when it looks like a key of its
-    own.
+    """The known key that `key` is probably a typing error of, or None.
 
-    Keys that differ in a digit are never taken for typing errors: `peak_matrix_fp6` beside
-    `peak_matrix_fp8` is a new fact. A key that starts with `x_` is always somebody's own.
+    Keys that differ in a digit are different: `peak_matrix_fp6` is no typing error of
+    `peak_matrix_fp8`. Keys that start with `x_` are user-defined.
     """
     known = fact_keys()
     if key in known or key.startswith("x_"):
@@ -231,7 +226,7 @@ def mistyped_key(key: str) -> str | None:
 
 
 def edit_distance(left: str, right: str) -> int:
-    """Insertions, deletions, replacements and swaps of neighbours between two short words."""
+    """Number of insertions, deletions, replacements and transpositions between two short words."""
     rows = [list(range(len(right) + 1))]
     for i, a in enumerate(left, 1):
         row = [i]
@@ -244,66 +239,22 @@ def edit_distance(left: str, right: str) -> int:
     return rows[-1][-1]
 
 
-TOLERANCE = 0.01
-MAX_LENGTH = 300
-
-
-@dataclass(frozen=True)
-class FormulaCheck:
-    """Whether a formula gives the stated value.
-
-    `unchecked` means that it is not arithmetic, or that a fact it names has no number; `message`
-    says which. `computed` is in the unit of the fact.
+def formula_problem(fact: FactSpec, numbers: Mapping[str, float]) -> str:
+    """Evaluate the formula of a derived fact over numbers by fact key. Returns why it does not give
+    the stated value within 1 %, or why it cannot be evaluated, or "".
     """
-
-    state: Literal["agrees", "differs", "unchecked"]
-    message: str = ""
-    computed: float | None = None
-
-
-class NotArithmetic(Exception):
-    """Carries the reason why a formula cannot be evaluated."""
-
-
-def check_formula(fact: FactSpec, numbers: Mapping[str, float]) -> FormulaCheck:
-    """Evaluate a derived fact's formula over the numbers of other facts and compare within 1 %."""
-    if not isinstance(fact.value, (int, float)):
-        return FormulaCheck("unchecked", "the value is text")
+    if not isinstance(fact.value, int | float):
+        return "the value is text"
+    if len(fact.formula) > _MAX_FORMULA:
+        return f"longer than {_MAX_FORMULA} characters"
     try:
-        computed = evaluate(fact.formula, numbers)
-    except NotArithmetic as reason:
-        return FormulaCheck("unchecked", str(reason))
-    if math.isclose(computed, fact.value, rel_tol=TOLERANCE):
-        return FormulaCheck("agrees", computed=computed)
-    message = f"{fact.key} = {fact.value:g}, but its formula gives {computed:g}"
-    return FormulaCheck("differs", message, computed)
-
-
-def formula_warnings(
-    spec: HardwareSpec, inherited: Mapping[str, float] | None = None
-) -> tuple[str, ...]:
-    """One sentence for each derived fact whose formula disagrees with its value.
-
-    `inherited` holds the numbers of the parents' facts, which a formula may name too.
-    """
-    numbers = dict(inherited or {})
-    for fact in spec.facts:
-        if isinstance(fact.value, (int, float)):
-            numbers[fact.key] = float(fact.value)
-    checks = [check_formula(fact, numbers) for fact in spec.facts if fact.kind == "derived"]
-    return tuple(check.message for check in checks if check.state == "differs")
-
-
-def evaluate(formula: str, numbers: Mapping[str, float]) -> float:
-    """The value of a formula whose names are keys of `numbers`; raises NotArithmetic."""
-    if len(formula) > MAX_LENGTH:
-        raise NotArithmetic(f"longer than {MAX_LENGTH} characters")
-    try:
-        computed = compile_formula(formula).compute(Bindings(parameters=numbers))
-    except InvalidPredicate as error:
-        raise NotArithmetic("not arithmetic") from error
+        computed = compile_formula(fact.formula).compute(Bindings(parameters=numbers))
+    except InvalidPredicate:
+        return "not arithmetic"
     if computed.missing:
-        raise NotArithmetic(f"no number known for {computed.missing[0]}")
+        return f"no number known for {computed.missing[0]}"
     if computed.value is None or isinstance(computed.value, str):
-        raise NotArithmetic("; ".join(computed.reasons) or "not arithmetic")
-    return float(computed.value)
+        return "; ".join(computed.reasons) or "not arithmetic"
+    if math.isclose(computed.value, fact.value, rel_tol=_FORMULA_TOLERANCE):
+        return ""
+    return f"{fact.key} = {fact.value:g}, but its formula gives {computed.value:g}"

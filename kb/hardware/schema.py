@@ -1,14 +1,10 @@
-"""The hardware.toml schema: a file (or the body of a request) in, one checked `HardwareSpec` out.
+"""Reads and writes hardware.toml: `parse_hardware` checks a file or the body of a request and
+reports all problems at once, each with its place and what to write instead.
 
-It reports all problems at once, each with its place and what to write instead. It does not know the
-other hardware: whether a parent exists is a question for `lineage`, whether a signal exists is one
-for the retrieval data.
-
-Facts. A value stands in the one unit of its key (`fact_keys.toml`), without prefixes: 3.35e12 B/s.
-A key that is not in that list is accepted as the file's own, unless it looks like a typing error of
-a known one; `x_...` always is.
-
-The `toolchains` table is read in `toolchain_schema`, `rules` and `metrics` in `rule_schema`.
+Knows no other hardware and no signals, so it does not check that parents and signals exist. Values
+of facts are in the unit of their key (`fact_keys.toml`), without prefixes: 3.35e12 B/s. A key that
+is not in that list is accepted, unless it looks like a typing error of a known one and does not
+start with `x_`. The `toolchains` table is read in `kb.hardware.toolchains`.
 """
 
 from __future__ import annotations
@@ -20,6 +16,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeGuard, cast
 
@@ -50,30 +47,49 @@ from kb.predicates import compile_predicate
 
 MAX_PATTERN = 300
 MAX_ITEMS = 500
-KEPT_TEXTS = 200  # of some ten thousand characters each
-
+MAX_RULES = 200
+MAX_ALIASES = 500
+_CACHED_TEXTS = 200  # of about ten thousand characters
 _LARGEST = 1e100
-
+_RULE_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _SNAKE = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
 _NESTED_REPEAT = re.compile(r"\((?:[^()\\]|\\.)*[*+](?:[^()\\]|\\.)*\)(?:[*+]|\{\d*,\d*\})")
 _ID_RULE = "1-64 of a-z 0-9 . _ -, starting with a letter or digit"
+# Commented facts of the template: the keys whose absence costs most, with example values.
+_EXAMPLE_FACTS: dict[str, int | float | str] = {
+    "memory_bandwidth": 2.0e12,
+    "memory_size": 85899345920,
+    "compute_units": 64,
+    "shared_memory_per_block": 65536,
+    "peak_fp32": 5.0e13,
+    "peak_matrix_bf16": 4.0e14,
+    "compute_capability": "xyz2",
+}
 
 
 def parse_hardware(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
-    """Check a hardware.toml text, or the same as a mapping; `origin` names it in messages."""
-    return _text_parsed(toml, origin) if isinstance(toml, str) else _parsed(toml, origin)
+    """Check the text of a hardware.toml, or its parsed table; `origin` names it in errors. Raises
+    InvalidKnowledge with all problems.
+    """
+    return _parse_text(toml, origin) if isinstance(toml, str) else _parse(toml, Problems(origin))
 
 
-# A start reads each of the chips that ship three times, and every opened catalog reads them again.
-@lru_cache(KEPT_TEXTS)
-def _text_parsed(text: str, origin: str) -> HardwareSpec:
-    return _parsed(text, origin)
-
-
-def _parsed(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
+# A start parses each of the built-in files three times, and every opened catalog once more.
+@lru_cache(_CACHED_TEXTS)
+def _parse_text(text: str, origin: str) -> HardwareSpec:
     problems = Problems(origin)
-    root = TableReader(_load(toml, problems), "", problems)
+    try:
+        table = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        problems.add("(file)", f"not TOML: {error}", "correct the syntax at that line")
+        problems.raise_if_any()
+        raise
+    return _parse(table, problems)
+
+
+def _parse(table: Mapping[str, Any], problems: Problems) -> HardwareSpec:
+    root = TableReader(table, "", problems)
     root.only(names_of(HardwareSpec))
     languages = _languages(root)
     spec = HardwareSpec(
@@ -87,8 +103,8 @@ def _parsed(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
         summary=root.text("summary"),
         facts=_facts(root),
         signatures=tuple(_signature(reader) for reader in _some(root, "signatures")),
-        rules=read_rules(root),
-        metrics=read_aliases(root),
+        rules=_rules(root),
+        metrics=_metrics(root),
         toolchains=read_toolchains(root, languages),
     )
     if spec.parent is not None and spec.parent == spec.id:
@@ -97,39 +113,28 @@ def _parsed(toml: str | Mapping[str, Any], origin: str) -> HardwareSpec:
     return spec
 
 
-def named(description: Mapping[str, Any]) -> dict[str, Any]:
-    """A description with a name and a vendor, which a newcomer may leave out: the id, and unknown,
-    for a vendor itself the id."""
+def with_defaults(description: Mapping[str, Any]) -> dict[str, Any]:
+    """A description with its optional name and vendor: by default the id and "unknown", for a
+    vendor the id.
+    """
     completed = {key: value for key, value in description.items() if value is not None}
     identity = completed.get("id")
     if isinstance(identity, str) and identity:
         completed.setdefault("name", identity)
-        is_vendor = completed.get("kind") == "vendor"  # which is its own vendor
+        is_vendor = completed.get("kind") == "vendor"
         completed.setdefault("vendor", identity if is_vendor else "unknown")
     return completed
 
 
 def checked_toml(text: str, origin: str) -> dict[str, Any]:
-    """The table of a hardware.toml that `parse_hardware` takes, of which only the id is required.
-    Raises InvalidKnowledge."""
+    """The table of a hardware.toml that is valid with the defaults. Raises InvalidKnowledge."""
     try:
         description = tomllib.loads(text)
     except (tomllib.TOMLDecodeError, RecursionError):
-        parse_hardware(text, origin)  # says where it breaks
+        parse_hardware(text, origin)  # raises with the line
         raise
-    parse_hardware(named(description), origin)
+    parse_hardware(with_defaults(description), origin)
     return description
-
-
-def _load(toml: str | Mapping[str, Any], problems: Problems) -> Mapping[str, Any]:
-    if not isinstance(toml, str):
-        return toml
-    try:
-        return tomllib.loads(toml)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
-        problems.add("(file)", f"not TOML: {error}", "correct the syntax at that line")
-        problems.raise_if_any()
-        raise
 
 
 def _identifier(root: TableReader, key: str, *, required: bool = False) -> str:
@@ -153,7 +158,9 @@ def _languages(root: TableReader) -> tuple[str, ...]:
     languages = root.texts("languages")
     for index, language in enumerate(languages):
         if not _LANGUAGE.fullmatch(language):
-            root.add(f"languages[{index}]", f"{language!r} is no language id", "like triton, cuda")
+            root.add(
+                f"languages[{index}]", f"{language!r} is not a language id", "like triton, cuda"
+            )
     return languages
 
 
@@ -254,7 +261,7 @@ def _fact_value(reader: TableReader, key: str) -> FactValue:
 
 
 def _is_quantity(value: object) -> TypeGuard[int | float]:
-    """TOML integers have no upper bound; what does not fit a float is no measure of a chip."""
+    """Whether a value is a number within the range of facts. TOML integers are unbounded."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return 0 <= value <= _LARGEST
@@ -270,14 +277,14 @@ def _text_value(reader: TableReader, key: str, value: str) -> str:
 
 
 def _in_unit_of(reader: TableReader, key: str) -> bool:
-    """A value in the wrong unit gets the unit's message only, not a second one about its size."""
+    """Whether the unit is right; a value in another unit gets no second message about its range."""
     return reader.raw.get("unit") == fact_keys()[key].unit
 
 
 def _url(reader: TableReader) -> str:
     url = reader.text("url", limit=2000)
     if url and not re.match(r"https?://[^\s]+$", url):
-        reader.add("url", f"{url!r} is no web address", "start it with https:// or leave it out")
+        reader.add("url", f"{url!r} is not a web address", "start it with https:// or leave it out")
     return url
 
 
@@ -287,7 +294,7 @@ def _signature(reader: TableReader) -> SignatureSpec:
     _check_pattern(reader, pattern)
     signal = reader.text("signal", required=True, limit=64)
     if signal and not _SNAKE.fullmatch(signal):
-        reader.add("signal", f"{signal!r} is no signal id", "like shared_memory_limit")
+        reader.add("signal", f"{signal!r} is not a signal id", "like shared_memory_limit")
     title = reader.text("title", required=True, limit=200)
     return SignatureSpec(pattern, signal, title, reader.text("remedy", limit=1000))
 
@@ -301,24 +308,15 @@ def _check_pattern(reader: TableReader, pattern: str) -> None:
             compiled = re.compile(pattern)
     except (re.error, OverflowError, RecursionError, FutureWarning) as error:
         fix = "correct it; in TOML, single quotes keep backslashes as they are"
-        reader.add("pattern", f"no regular expression: {error}", fix)
+        reader.add("pattern", f"not a regular expression: {error}", fix)
         return
     if compiled.search("") is not None:
         reader.add("pattern", "matches every line", "name words of the error text")
     if _NESTED_REPEAT.search(pattern):
-        reader.add("pattern", "repeats a repeat, which can take forever", "repeat once: [^)]*")
+        reader.add("pattern", "nested repetition, which can take forever", "repeat once: [^)]*")
 
 
-# -- rule schema: `[[rules]]` and `[metrics]` of a hardware.toml: what the counters of a chip's ow
-
-MAX_RULES = 200
-MAX_ALIASES = 500
-_ID = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-_SIGNAL = re.compile(r"[a-z][a-z0-9_]{0,63}")
-
-
-def read_rules(root: TableReader) -> tuple[RuleSpec, ...]:
-    """The rules in the order of the file; problems go to the reader."""
+def _rules(root: TableReader) -> tuple[RuleSpec, ...]:
     rules: list[RuleSpec] = []
     rows = root.tables("rules")
     if len(rows) > MAX_RULES:
@@ -326,7 +324,7 @@ def read_rules(root: TableReader) -> tuple[RuleSpec, ...]:
     for row in rows[:MAX_RULES]:
         rule = _rule(row)
         if rule.id and any(rule.id == other.id for other in rules):
-            row.add("id", f"{rule.id!r} is already a rule of this file", "give it an id of its own")
+            row.add("id", f"{rule.id!r} is already a rule of this file", "give it another id")
         rules.append(rule)
     return tuple(rules)
 
@@ -334,11 +332,11 @@ def read_rules(root: TableReader) -> tuple[RuleSpec, ...]:
 def _rule(row: TableReader) -> RuleSpec:
     row.only(names_of(RuleSpec))
     identity = row.text("id", required=True, limit=64)
-    if identity and not _ID.fullmatch(identity):
-        row.add("id", f"{identity!r} is no rule id", "lower case words with -: stalls-on-memory")
+    if identity and not _RULE_ID.fullmatch(identity):
+        row.add("id", f"{identity!r} is not a rule id", "lower case words with -: stalls-on-memory")
     signal = row.text("signal", required=True, limit=64)
-    if signal and not _SIGNAL.fullmatch(signal):
-        row.add("signal", f"{signal!r} is no signal id", "like latency_bound")
+    if signal and not _SNAKE.fullmatch(signal):
+        row.add("signal", f"{signal!r} is not a signal id", "like latency_bound")
     return RuleSpec(
         id=identity,
         when=_when(row),
@@ -364,8 +362,7 @@ def _when(row: TableReader) -> str:
     return text
 
 
-def read_aliases(root: TableReader) -> Mapping[str, MetricAlias]:
-    """The canonical metrics of own counters, by the counter's name as the profiler reports it."""
+def _metrics(root: TableReader) -> Mapping[str, MetricAlias]:
     table = root.table("metrics")
     if len(table.raw) > MAX_ALIASES:
         root.add("metrics", f"{len(table.raw)} entries", f"at most {MAX_ALIASES}")
@@ -379,144 +376,15 @@ def read_aliases(root: TableReader) -> Mapping[str, MetricAlias]:
             or not isinstance(scale, int | float)
             or not 0 < scale < math.inf
         ):
-            row.add("scale", f"{str(scale)[:20]} is no factor", "a positive number, like 100")
+            row.add("scale", f"{str(scale)[:20]} is not a factor", "a positive number, like 100")
             scale = 1.0
         canonical = row.text("canonical", required=True, limit=100)
         aliases[str(counter)] = MetricAlias(canonical, float(scale))
     return MappingProxyType(aliases)
 
 
-# -- writer: Writes hardware.toml: a `HardwareSpec` as text, and the commented file that a team fi
-
-_TEMPLATE = """\
-# Description of one accelerator for Kernlore. It is valid as it is; every entry you fill in makes
-# answers better. Lines starting with "#" and a name are entries to fill in and uncomment. Register
-# it with `kernlore hardware add FILE` (or POST /hardware), again after each change.
-
-# How requests name it: 1-64 of a-z 0-9 . _ -, starting with a letter or digit.
-id = "{id}"
-name = "{id}"
-# Whose chip it is: the id of the vendor, such as "nvidia".
-vendor = "custom"
-# The family above it, already registered: its facts and manuals then hold here too.
-#parent = "custom-family"
-# Other names in logs, manuals and device listings; a heading "On Xyz 2 ..." is scoped by them.
-#aliases = ["xyz-2", "XYZ 2 PCIe"]
-# What kernels are written in for it.
-#languages = ["mylang"]
-# accelerator | family | vendor
-kind = "accelerator"
-#summary = "One sentence: what it is and what it is good at."
-
-# ---- Facts: numbers with their source, in the unit of the key and without prefixes
-# (80 GB of memory are 85899345920 B, 2 TB/s are 2.0e12 B/s).
-# kind: datasheet (title, publisher, locator, date) | measured (title, date) | derived (formula).
-# A number that is not published is left out. Known keys:
-#
-{keys}
-#
-# Any other lower_case key is accepted as your own. Start with these, they bound and prune the most:
-
-{facts}
-
-#[[facts]]
-#key = "x_my_own_fact"
-#value = 42
-#unit = "count"
-#kind = "measured"
-#title = "Micro-benchmark xyz, 20 runs"
-#date = "2026-01-31"
-
-# ---- Error texts of its own compiler or runtime. Single quotes keep backslashes as they are. A
-# pattern needs four ordinary characters in a row: 'E\\d+' has none, 'E\\d+: no such register' has.
-
-#[[signatures]]
-#pattern = 'out of local memory: requested (\\d+)'
-#signal = "shared_memory_limit"
-#title = "The kernel asks for more on-chip memory than a block may have"
-#remedy = "Use smaller tiles or fewer pipeline stages."
-
-# ---- What the counters of its profiler mean. `when` names them as the report does; metrics.X and
-# facts.X as well. `kernlore hardware check {id}` shows which counters lead to which signals.
-
-#[[rules]]
-#id = "xyz-waits-on-memory"
-#when = "xyz_stall_memory_cycles / xyz_cycles > 0.4"
-#signal = "memory_latency"
-#title = "The core waits for memory"
-#why = "A second buffer lets the transfer run beside the arithmetic."
-# A (documented), B (published) or C (heuristic, the default).
-#confidence = "C"
-
-# A counter that is a metric which the built-in rules know: its name, and the factor to its unit.
-#[metrics.xyz_dram_beats]
-#canonical = "dram_bytes"
-#scale = 64
-
-# ---- Toolchain per language: a built-in one by name, or commands that are run without a shell.
-# {{source}} the kernel, {{output}} what compile writes, {{input}} the JSON manifest of .npy files
-# to read and to write, {{report}} what the profiler writes, {{arch}} the fact compute_capability;
-# {{workdir}}, {{hardware}} and {{entry}} (the kernel's function) wherever you need them.
-
-#[toolchains.mylang]
-#compile = "xyzcc -O3 --target={{arch}} {{source}} -o {{output}}"
-#run = "xyzsim {{output}} --manifest {{input}}"
-#profile = "xyzsim --profile={{report}} {{output}} --manifest {{input}}"
-# "simulator" when run reports a simulator's time; it is never mixed with wall time. "wall" when the
-# program measures its own time and writes it into the report that the manifest names, in time_us.
-#timing = "simulator"
-#suffix = ".xyz"
-# What the program wants a kernel to be called; without it, kernlore_run.
-#entry = "main"
-# For whoever writes a kernel: how it is launched, what its arguments are.
-#interface = '''
-#The kernel runs once on each core; in0 .. inN and out are row-major arrays in device memory.
-#'''
-# A whole kernel that compiles and runs, what it is run with, and a torch expression of its result.
-# Inputs first, then weights (role = "weight"), then outputs. `kernlore hardware check` runs it.
-#sample = '''
-#kernel main(in0, out) {{ ... }}
-#'''
-#sample_arguments = [
-#{{name = "x", role = "input", dtype = "float32", shape = [64, 64]}},
-#{{name = "y", role = "output", dtype = "float32", shape = [64, 64]}},
-#]
-#sample_reference = "x * 2 + 1"
-
-# The names that tensors have in the program, `argument` in the manifest. {{index}} counts from 0,
-# {{number}} from 1, {{name}} is the reference's own; single_... is for the only one of its role.
-#[toolchains.mylang.arguments]
-#input = "in{{index}}"
-#weight = "w{{index}}"
-#output = "out{{index}}"
-#single_output = "out"
-
-# Numbers that the program gets, `scalars` in the manifest: shapes of tensors by name (x.shape[0])
-# or by place (input[0], weight[0], output[0]; also .ndim, .elements), constants of the reference.
-# An optional one is left out where a problem has no such name.
-#[toolchains.mylang.scalars]
-#rows = "input[0].shape[0]"
-#inverse_columns = "1 / input[0].shape[-1]"
-#eps = {{value = "eps", optional = true}}
-
-#[toolchains.mylang.env]
-#XYZ_CACHE = "{{workdir}}/cache"
-"""
-
-# key -> example value; the keys whose absence hurts most
-_EXAMPLES: dict[str, int | float | str] = {
-    "memory_bandwidth": 2.0e12,
-    "memory_size": 85899345920,
-    "compute_units": 64,
-    "shared_memory_per_block": 65536,
-    "peak_fp32": 5.0e13,
-    "peak_matrix_bf16": 4.0e14,
-    "compute_capability": "xyz2",
-}
-
-
 def dump_hardware(spec: HardwareSpec) -> str:
-    """The hardware.toml that `parse_hardware` reads back as `spec`; empty entries are left out."""
+    """The hardware.toml of a description, without empty entries; inverse of `parse_hardware`."""
     return tomli_w.dumps(
         _without_empty(
             {
@@ -535,7 +403,7 @@ def dump_hardware(spec: HardwareSpec) -> str:
 
 
 def _fields(item: Any) -> dict[str, Any]:
-    """Of a dataclass, one level deep."""
+    """The fields of a dataclass, one level deep."""
     return {entry.name: getattr(item, entry.name) for entry in fields(item)}
 
 
@@ -568,20 +436,18 @@ def _scalar(scalar: ScalarSpec) -> str | dict[str, Any]:
 
 
 def hardware_template(hardware_id: str) -> str:
-    """The commented hardware.toml to start from. Raises InvalidKnowledge for a malformed id."""
+    """A commented hardware.toml to fill in. Raises InvalidKnowledge for a malformed id."""
     if not HARDWARE_ID.fullmatch(hardware_id):
         raise InvalidKnowledge(
             f"{hardware_id!r} is not a hardware id",
             hint="Use 1-64 of a-z 0-9 . _ -, starting with a letter or digit, like my-chip-2.",
             details={"hardware": hardware_id},
         )
-    return _TEMPLATE.format(
-        id=hardware_id,
-        keys="\n".join(
-            f"#   {known.key:26} {known.unit:8} {known.meaning}" for known in fact_keys().values()
-        ),
-        facts="\n\n".join(_commented_fact(key, value) for key, value in _EXAMPLES.items()),
-    )
+    keys = (f"#   {key.key:26} {key.unit:8} {key.meaning}" for key in fact_keys().values())
+    examples = (_commented_fact(key, value) for key, value in _EXAMPLE_FACTS.items())
+    template = Path(__file__).with_name("template.toml").read_text(encoding="utf-8")
+    template = template.replace("{keys}", "\n".join(keys)).replace("{facts}", "\n\n".join(examples))
+    return template.replace("{id}", hardware_id)
 
 
 def _commented_fact(key: str, value: int | float | str) -> str:

@@ -1,4 +1,4 @@
-"""What a hardware description says, as data. Knows nothing about TOML, files or the catalog."""
+"""The description of hardware as data. Knows nothing about TOML or the catalog."""
 
 from __future__ import annotations
 
@@ -27,10 +27,8 @@ HARDWARE_ID = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 
 @dataclass(frozen=True)
 class FactSpec:
-    """One number (or short text) about a hardware, with its source.
-
-    `formula` says how a derived value is calculated; arithmetic over numbers and other fact keys
-    can be checked.
+    """A number or short text about a hardware, with its source. `formula` computes a derived value
+    from other fact keys; text other than arithmetic is not checked.
     """
 
     key: str
@@ -48,9 +46,7 @@ class FactSpec:
 
 @dataclass(frozen=True)
 class SignatureSpec:
-    """An error text of this hardware's own compiler or runtime: `pattern` is searched in one line
-    of a log.
-    """
+    """An error text of the compiler or runtime; `pattern` is searched in each line of a log."""
 
     pattern: str
     signal: str
@@ -60,11 +56,10 @@ class SignatureSpec:
 
 @dataclass(frozen=True)
 class RuleSpec:
-    """A conclusion from this hardware's own counters: where the predicate `when` holds, the signal
-    is concluded.
+    """A diagnosis rule: `signal` where the predicate `when` holds.
 
-    `when` names counters as the profiler reports them, or `metrics.X`, `facts.X`, `problem.X` and
-    `signals.X` as the built-in rules do. `confidence` is A (documented), B (published) or C
+    `when` refers to counters by the profiler's names, and like the built-in rules to `metrics.X`,
+    `facts.X`, `problem.X` and `signals.X`. `confidence` is A (documented), B (published) or C
     (heuristic).
     """
 
@@ -78,8 +73,7 @@ class RuleSpec:
 
 @dataclass(frozen=True)
 class MetricAlias:
-    """The canonical metric that a counter of this hardware is; `scale` is the factor from the
-    counter to the metric's unit."""
+    """The canonical metric of a counter; `scale` converts the counter to the metric's unit."""
 
     canonical: str
     scale: float = 1.0
@@ -87,8 +81,9 @@ class MetricAlias:
 
 @dataclass(frozen=True)
 class ScalarSpec:
-    """A number that a program is handed beside the tensors: an expression over shapes and
-    constants of the reference. An optional one is left out where the problem has no such name."""
+    """A number that a program gets besides tensors: an expression over shapes and constants of the
+    reference. An optional one is omitted where a problem lacks its names.
+    """
 
     value: str
     optional: bool = False
@@ -96,7 +91,7 @@ class ScalarSpec:
 
 @dataclass(frozen=True)
 class SampleArgument:
-    """One tensor that the sample of a toolchain is run with. `shape` counts elements."""
+    """A tensor that the sample of a toolchain runs with. `shape` is in elements."""
 
     name: str
     role: SampleRole
@@ -106,14 +101,14 @@ class SampleArgument:
 
 @dataclass(frozen=True)
 class ToolchainSpec:
-    """How one language is compiled, run and profiled: a built-in toolchain or command templates.
+    """Compilation, execution and profiling of a language, by a built-in toolchain or by command
+    templates.
 
-    `timing` is `simulator` when `run` reports a simulator's time, which is never mixed with wall
-    time. `suffix` is that of the source file, where the compiler needs one. `entry` is what a
-    kernel is called where a candidate names nothing else, `interface` says to its author how it is
-    launched. `sample` is a kernel that compiles and runs on `sample_arguments`; `sample_reference`
-    is a torch expression over their names that it computes. `arguments` are patterns of the names
-    that tensors have in the program, by role; `scalars` are the numbers that it gets beside them.
+    `timing` is `simulator` where `run` reports a simulator's time, which is never mixed with wall
+    time. `suffix` is that of source files. `entry` is the default name of a kernel, `interface`
+    tells its author how it is launched. `sample` is a kernel that runs on `sample_arguments` and
+    computes `sample_reference`, a torch expression over their names. `arguments` are patterns of
+    the names of tensors in the program by role, `scalars` the numbers that it gets besides.
     """
 
     builtin: str = ""
@@ -134,7 +129,7 @@ class ToolchainSpec:
 
 @dataclass(frozen=True)
 class HardwareSpec:
-    """One accelerator, family or vendor; `parent` is the next id up the lineage."""
+    """An accelerator, family or vendor; `parent` is the next id of the lineage."""
 
     id: str
     name: str
@@ -151,9 +146,6 @@ class HardwareSpec:
     toolchains: Mapping[str, ToolchainSpec] = field(default_factory=lambda: MappingProxyType({}))
 
 
-# -- shipped: Which chips are built in: those with a description in the folder of the built-in kno
-
-
 def is_shipped(hardware_id: str, knowledge_dir: Path) -> bool:
-    """Whether every start registers this chip."""
+    """Whether the built-in knowledge describes this hardware."""
     return (knowledge_dir / "hardware" / hardware_id / "hardware.toml").is_file()

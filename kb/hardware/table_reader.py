@@ -1,7 +1,5 @@
-"""Reading untyped tables strictly: every wrong entry becomes a problem with its path, and reading
-goes on.
-
-Knows the shapes (text, list, table, number), not the meaning of any field.
+"""Strict reading of untyped tables: every wrong entry becomes a problem with its path, and reading
+continues. Knows no particular field.
 """
 
 from __future__ import annotations
@@ -15,8 +13,8 @@ from kb.errors import InvalidKnowledge, nearest
 
 
 @dataclass(frozen=True)
-class Problem:
-    """path: where in the file, as in `facts[3].unit`. fix: what to write there instead."""
+class SpecProblem:
+    """A wrong entry: its path, such as `facts[3].unit`, the error, and what to write instead."""
 
     path: str
     message: str
@@ -28,14 +26,14 @@ class Problem:
 
 @dataclass
 class Problems:
-    """Collects what is wrong in one file, so that its author corrects it in one go."""
+    """Collects the problems of a file, so that all are reported at once."""
 
     origin: str
-    entries: list[Problem] = field(default_factory=list)
+    entries: list[SpecProblem] = field(default_factory=list)
 
     def add(self, path: str, message: str, fix: str) -> None:
-        """Note what is wrong at a place and how to correct it."""
-        self.entries.append(Problem(path, message, fix))
+        """Add a problem."""
+        self.entries.append(SpecProblem(path, message, fix))
 
     def raise_if_any(self) -> None:
         """Raise InvalidKnowledge with every problem, in the order of the file."""
@@ -56,7 +54,7 @@ class Problems:
 
 
 class TableReader:
-    """One table of the file; `path` is empty for the outermost."""
+    """A table of a file; `path` is empty for the outermost."""
 
     def __init__(self, raw: Mapping[str, Any], path: str, problems: Problems) -> None:
         self.raw = raw
@@ -64,15 +62,15 @@ class TableReader:
         self.problems = problems
 
     def at(self, key: str) -> str:
-        """The path of a key from the outermost table."""
+        """The path of a key."""
         return f"{self.path}.{key}" if self.path else key
 
     def add(self, key: str, message: str, fix: str) -> None:
-        """Note a problem with one key of this table."""
+        """Add a problem of a key of this table."""
         self.problems.add(self.at(key), message, fix)
 
     def only(self, known: Iterable[str]) -> None:
-        """Every other key is a problem that names the nearest known one."""
+        """Add a problem for each unknown key, with the nearest known one."""
         names = list(known)
         for key in self.raw:
             if key not in names:
@@ -82,7 +80,7 @@ class TableReader:
                 self.add(key, "unknown key", fix)
 
     def text(self, key: str, *, required: bool = False, limit: int = 500) -> str:
-        """The text under the key; empty, with a problem noted, where it is none."""
+        """The text of a key; "" and a problem where it is no text."""
         value = self.raw.get(key)
         if value is None:
             if required:
@@ -98,7 +96,7 @@ class TableReader:
         return value
 
     def choice(self, key: str, allowed: tuple[str, ...], default: str) -> str:
-        """One of the allowed words, `default` where the key is missing or wrong."""
+        """One of the allowed words; `default` where the key is missing or wrong."""
         value = self.text(key) or default
         if value in allowed:
             return value
@@ -116,7 +114,7 @@ class TableReader:
         return value
 
     def texts(self, key: str) -> tuple[str, ...]:
-        """The non-empty texts of a list; the others are noted as problems."""
+        """The non-empty texts of a list; other entries are problems."""
         value = self.raw.get(key, [])
         if not isinstance(value, list | tuple):
             self.add(key, f"{_kind(value)} where a list belongs", f'write {key} = ["..."]')
@@ -150,22 +148,22 @@ class TableReader:
         return TableReader(value, self.at(key), self.problems)
 
     def date(self, key: str, *, required: bool = False) -> str:
-        """A day as ISO text, also from a TOML date; empty where there is none."""
+        """A date, as text or TOML date, in ISO format; "" where it is missing or wrong."""
         value = self.raw.get(key)
         if isinstance(value, date) and not isinstance(value, datetime):
             return value.isoformat()
-        written = self.text(key, required=required)
-        if not written:
+        text = self.text(key, required=required)
+        if not text:
             return ""
         try:
-            return date.fromisoformat(written).isoformat()
+            return date.fromisoformat(text).isoformat()
         except ValueError:
-            self.add(key, f"{written!r} is no date", 'write the day it was read as "2026-11-20"')
+            self.add(key, f"{text!r} is not a date", 'write the day it was read as "2026-11-20"')
             return ""
 
 
 def names_of(shape: type[Any]) -> list[str]:
-    """The keys that a table of this dataclass may have."""
+    """The keys of a table that is read into a dataclass."""
     return [entry.name for entry in fields(shape)]
 
 

@@ -1,14 +1,11 @@
-"""The `[toolchains.LANGUAGE]` tables of a hardware.toml, checked.
+"""Reads the `[toolchains.LANGUAGE]` tables of a hardware.toml.
 
-A language has a built-in toolchain by name, or command templates. Templates are split into words as
-a POSIX shell would and run without a shell, so pipes and `&&` do nothing. Placeholders: compile
-{source} {output}, run {output} or {source}, and {input}, profile the same and {report}; anywhere
-{workdir} {arch} {hardware} {entry}. `{{` and `}}` are literal braces. {input} is the JSON manifest
-that names the .npy files to read and to write, {report} the file the profiler writes, {arch} the
-fact compute_capability. `env` values may hold {workdir}, {arch} and {hardware}.
-
-What a program expects is said by `entry`, `arguments` and `scalars`; what its author has to know by
-`interface` and `sample`. Does not know the other tables, nor what a problem's tensors are called.
+A language has a built-in toolchain by name, or command templates, which are split into words like
+in a POSIX shell and run without one. Placeholders: compile {source} {output}, run {output} or
+{source}, and {input}, profile the same and {report}; anywhere {workdir} {arch} {hardware} {entry}.
+`{{` and `}}` are literal braces. {input} is the JSON manifest of the .npy files to read and to
+write, {report} the output of the profiler, {arch} the fact compute_capability. Values of `env` may
+contain {workdir}, {arch} and {hardware}.
 """
 
 from __future__ import annotations
@@ -34,41 +31,42 @@ from kb.hardware.spec import (
     ToolchainSpec,
 )
 from kb.hardware.table_reader import TableReader, names_of
-from kb.predicates import Bindings, Computed, Expression, compile_expression
+from kb.predicates import Bindings, CompiledExpression, Computed, compile_expression
 
-MAX_COMMAND = 2000
-
+MAX_COMMAND = 2000  # characters
 _ANYWHERE = frozenset({"workdir", "arch", "hardware", "entry"})
-PLACEHOLDERS: Mapping[str, frozenset[str]] = MappingProxyType(
-    {
-        "compile": _ANYWHERE | {"source", "output"},
-        "run": _ANYWHERE | {"source", "output", "input"},
-        "profile": _ANYWHERE | {"source", "output", "input", "report"},
-        "env": frozenset({"workdir", "arch", "hardware"}),
-    }
-)
-_NEEDED = {"compile": ("source", "output"), "run": ("input",), "profile": ("input", "report")}
+_PLACEHOLDERS = {
+    "compile": _ANYWHERE | {"source", "output"},
+    "run": _ANYWHERE | {"source", "output", "input"},
+    "profile": _ANYWHERE | {"source", "output", "input", "report"},
+    "env": frozenset({"workdir", "arch", "hardware"}),
+}
+_REQUIRED = {"compile": ("source", "output"), "run": ("input",), "profile": ("input", "report")}
 
-MAX_INTERFACE = 8_000  # characters
+MAX_INTERFACE = 8_000
 MAX_SAMPLE = 20_000
 MAX_SAMPLE_ELEMENTS = 1 << 24  # of one tensor
 MAX_ARGUMENTS = 64
 MAX_SCALARS = 64
-# Those of the arrays that a program reads; a test holds them equal to the interface's.
+MAX_SCALAR = 300  # characters
+# Element types of the interface of programs.
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 DTYPES = (*FLOATS, "bool", "int8", "uint8", "int16", "int32", "int64")
-_OF_COMMANDS = ("entry", "interface", "sample", "arguments", "scalars")
-# Patterns of argument names: for each of several tensors of a role, and for a role's only one.
-ARGUMENT_KEYS = (
+_COMMAND_KEYS = ("entry", "interface", "sample", "arguments", "scalars")
+# Patterns of argument names: for each of several tensors of a role, and for its only one.
+_ARGUMENT_KEYS = (
     "input", "weight", "output", "single_input", "single_weight", "single_output",
 )  # fmt: skip
 _IN_PATTERNS = ("index", "number", "name")
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
+_SCALAR_HINT = (
+    "Write arithmetic over x.shape[0], input[0].shape[1], weight[0].elements, output[0].ndim and"
+    " constants of the reference such as eps; + - * / // %, min max abs ceil floor log2 sqrt."
+)
 
 
 def read_toolchains(root: TableReader, languages: tuple[str, ...]) -> Mapping[str, ToolchainSpec]:
-    """The `toolchains` table of a file, checked; problems go to the reader."""
+    """The table `toolchains` of a file; problems are added to the reader."""
     table = root.table("toolchains")
     toolchains = {}
     for language in table.raw:
@@ -81,18 +79,18 @@ def read_toolchains(root: TableReader, languages: tuple[str, ...]) -> Mapping[st
 def _toolchain(reader: TableReader) -> ToolchainSpec:
     reader.only(names_of(ToolchainSpec))
     builtin = reader.text("builtin", limit=64)
-    commands = {step: _command(reader, step) for step in _NEEDED}
+    commands = {step: _command(reader, step) for step in _REQUIRED}
     if builtin and any(commands.values()):
         reader.add("builtin", "beside command templates", "keep either builtin or the templates")
     if not builtin and not commands["run"]:
         reader.add("run", "missing", "give builtin = ..., or at least a run template")
     suffix = reader.text("suffix", limit=16)
     if suffix and not re.fullmatch(r"\.[A-Za-z0-9_.]+", suffix):
-        reader.add("suffix", f"{suffix!r} is no file suffix", "like .cu")
+        reader.add("suffix", f"{suffix!r} is not a file suffix", "like .cu")
     timing = cast(Timing, reader.choice("timing", TIMINGS, "wall"))
-    for key in _OF_COMMANDS if builtin else ():
+    for key in _COMMAND_KEYS if builtin else ():
         if key in reader.raw:
-            fix = "leave it out: a built-in toolchain has an interface of its own"
+            fix = "omit it: a built-in toolchain defines its interface"
             reader.add(key, "belongs to command templates", fix)
     sample, sample_arguments, sample_reference = _sample(reader)
     return ToolchainSpec(
@@ -115,8 +113,8 @@ def _command(reader: TableReader, step: str) -> str:
     command = reader.text(step, limit=MAX_COMMAND)
     if not command:
         return ""
-    used = _placeholders(reader, step, command, PLACEHOLDERS[step])
-    for needed in _NEEDED[step]:
+    used = _placeholders(reader, step, command, _PLACEHOLDERS[step])
+    for needed in _REQUIRED[step]:
         if used is not None and needed not in used:
             reader.add(step, f"does not use {{{needed}}}", f"put {{{needed}}} where it belongs")
     if used is not None and step != "compile" and not used & {"source", "output"}:
@@ -127,7 +125,7 @@ def _command(reader: TableReader, step: str) -> str:
         reader.add(step, f"cannot be split into words: {error}", "close the quotes")
         return command
     if "\n" in command or {"|", "&&", "||", ";", ">", "<", "&"} & set(words):
-        fix = "call one program; put several steps into a script of yours"
+        fix = "call one program; put several steps into a script"
         reader.add(step, "runs without a shell: no pipes, redirections or second lines", fix)
     return command
 
@@ -137,9 +135,9 @@ def _environment(reader: TableReader) -> Mapping[str, str]:
     env = {}
     for name in table.raw:
         value = table.text(name, limit=MAX_COMMAND)
-        if not _ENV_NAME.fullmatch(name):
-            table.add(name, "no name of an environment variable", "letters, digits and _")
-        _placeholders(table, name, value, PLACEHOLDERS["env"])
+        if not _IDENTIFIER.fullmatch(name):
+            table.add(name, "not a name of an environment variable", "letters, digits and _")
+        _placeholders(table, name, value, _PLACEHOLDERS["env"])
         env[name] = value
     return MappingProxyType(env)
 
@@ -147,7 +145,7 @@ def _environment(reader: TableReader) -> Mapping[str, str]:
 def _placeholders(
     reader: TableReader, key: str, template: str, allowed: frozenset[str]
 ) -> set[str] | None:
-    """The placeholders a template uses; None when it is broken, which is then on record."""
+    """The placeholders of a template; None, with a problem, where it is malformed."""
     listed = " ".join(f"{{{name}}}" for name in sorted(allowed))
     try:
         parts = list(string.Formatter().parse(template))
@@ -164,21 +162,18 @@ def _placeholders(
     return used
 
 
-# -- what a program expects, and what its author has to know
-
-
 def _entry(reader: TableReader) -> str:
     entry = reader.text("entry", limit=64)
     if entry and not _IDENTIFIER.fullmatch(entry):
-        reader.add("entry", f"{entry!r} is no name of a function", 'like entry = "main"')
+        reader.add("entry", f"{entry!r} is not a name of a function", 'like entry = "main"')
     return entry
 
 
 def _argument_patterns(reader: TableReader) -> Mapping[str, str]:
     table = reader.table("arguments")
-    table.only(ARGUMENT_KEYS)
+    table.only(_ARGUMENT_KEYS)
     patterns = {
-        key: table.text(key, required=True, limit=64) for key in ARGUMENT_KEYS if key in table.raw
+        key: table.text(key, required=True, limit=64) for key in _ARGUMENT_KEYS if key in table.raw
     }
     if "arguments" in reader.raw and not patterns and not table.raw:
         reader.add("arguments", "empty", 'write input = "in{index}" and output = "out{index}"')
@@ -186,17 +181,17 @@ def _argument_patterns(reader: TableReader) -> Mapping[str, str]:
         used = _placeholders(table, key, pattern, frozenset(_IN_PATTERNS))
         if used is None or not pattern.strip():
             continue
-        if not _IDENTIFIER.fullmatch(named(pattern, 0, "x")):
+        if not _IDENTIFIER.fullmatch(argument_name(pattern, 0, "x")):
             table.add(key, f"{pattern!r} gives no plain names", 'like "in{index}"')
         elif not used and not key.startswith("single_"):
             fix = f'write {key} = "{pattern}{{index}}", and single_{key} for the only one'
             table.add(key, f"names every {key} {pattern!r}", fix)
-    _refuse_same_names(table, patterns)
+    _check_distinct(table, patterns)
     return MappingProxyType(patterns)
 
 
-def _refuse_same_names(table: TableReader, patterns: Mapping[str, str]) -> None:
-    """Two patterns that give the same name, which a program could not tell apart."""
+def _check_distinct(table: TableReader, patterns: Mapping[str, str]) -> None:
+    """Add a problem for patterns of two roles that give the same name."""
     seen: dict[str, str] = {}
     for key, pattern in patterns.items():
         role = key.removeprefix("single_")
@@ -205,8 +200,8 @@ def _refuse_same_names(table: TableReader, patterns: Mapping[str, str]) -> None:
             table.add(key, f"{pattern!r} is the name of an {other} too", "use another name")
 
 
-def named(pattern: str, index: int, name: str) -> str:
-    """The name that a pattern gives the tensor `name`, the `index`-th of its role (from 0)."""
+def argument_name(pattern: str, index: int, name: str) -> str:
+    """The name by a pattern of the tensor `name`, the `index`-th of its role (from 0)."""
     plain = "".join(c if c.isascii() and c.isalnum() else "_" for c in name)
     return pattern.format(index=index, number=index + 1, name=plain)
 
@@ -218,7 +213,7 @@ def _scalars(reader: TableReader) -> Mapping[str, ScalarSpec]:
     scalars = {}
     for name in table.raw:
         if not _IDENTIFIER.fullmatch(name):
-            table.add(name, "no plain name", "letters, digits and _, like inverse_columns")
+            table.add(name, "not a plain name", "letters, digits and _, like inverse_columns")
         scalars[name] = _scalar(table, name)
     return MappingProxyType(scalars)
 
@@ -230,7 +225,7 @@ def _scalar(table: TableReader, name: str) -> ScalarSpec:
         place, key = table.table(name), "value"
         place.only(names_of(ScalarSpec))
         optional = place.flag("optional")
-    text = place.text(key, required=True, limit=300)
+    text = place.text(key, required=True, limit=MAX_SCALAR)
     if text.strip():
         try:
             compile_scalar(text)
@@ -240,7 +235,7 @@ def _scalar(table: TableReader, name: str) -> ScalarSpec:
 
 
 def _sample(reader: TableReader) -> tuple[str, tuple[SampleArgument, ...], str]:
-    """The sample's source, what it is run with, and what it computes."""
+    """The source of the sample, its arguments, and its reference expression."""
     sample = reader.text("sample", limit=MAX_SAMPLE)
     arguments = tuple(_sample_argument(row) for row in reader.tables("sample_arguments"))
     reference = reader.text("sample_reference", limit=1_000)
@@ -260,7 +255,7 @@ def _sample_argument(row: TableReader) -> SampleArgument:
     row.only(names_of(SampleArgument))
     name = row.text("name", required=True, limit=64)
     if name and not _IDENTIFIER.fullmatch(name):
-        row.add("name", f"{name!r} is no plain name", 'like "x"')
+        row.add("name", f"{name!r} is not a plain name", 'like "x"')
     dtype = row.text("dtype", limit=20) or "float32"
     if dtype not in DTYPES:
         row.add("dtype", f"{dtype!r} is not known", f"one of {', '.join(DTYPES)}")
@@ -274,7 +269,7 @@ def _sample_argument(row: TableReader) -> SampleArgument:
         elements *= size if whole else 0
     if not 0 < elements <= MAX_SAMPLE_ELEMENTS:
         fix = f"shape = [64, 64]: whole numbers, at most {MAX_SAMPLE_ELEMENTS:,} elements in all"
-        row.add("shape", "missing, or no list of sizes", fix)
+        row.add("shape", "missing, or not a list of sizes", fix)
         sizes = [1]
     role = cast(SampleRole, row.choice("role", SAMPLE_ROLES, "input"))
     return SampleArgument(name, role, dtype, tuple(sizes))
@@ -287,7 +282,7 @@ def _check_roles(reader: TableReader, arguments: tuple[SampleArgument, ...]) -> 
         reader.add("sample_arguments", f"{len(arguments)} entries", f"at most {MAX_ARGUMENTS}")
     names = [argument.name for argument in arguments]
     if len({*names}) < len(names):
-        reader.add("sample_arguments", "two of one name", "give each a name of its own")
+        reader.add("sample_arguments", "duplicate names", "give each argument another name")
     if not any(argument.role == "output" for argument in arguments):
         fix = 'add {name = "out", role = "output", dtype = "float32", shape = [...]}'
         reader.add("sample_arguments", "no output", fix)
@@ -298,38 +293,29 @@ def _check_roles(reader: TableReader, arguments: tuple[SampleArgument, ...]) -> 
 
 
 def _check_reference(reader: TableReader, text: str, arguments: tuple[SampleArgument, ...]) -> None:
-    """One expression over the arguments and torch; a tuple of them for several outputs."""
+    """Check that the reference is an expression over inputs, weights and torch."""
     known = {a.name for a in arguments if a.role != "output"} | {"torch"}
     fix = f'like sample_reference = "x * 2 + 1"; it may name {", ".join(sorted(known))}'
     try:
         tree = ast.parse(text.strip(), mode="eval")
     except (SyntaxError, ValueError, MemoryError, RecursionError) as problem:
-        reader.add("sample_reference", f"no expression: {problem}", fix)
+        reader.add("sample_reference", f"not an expression: {problem}", fix)
         return
     names = {node.id for node in ast.walk(tree) if isinstance(node, ast.Name)}
     if unknown := sorted(names - known):
-        reader.add("sample_reference", f"names {unknown[0]}, which is no argument", fix)
-
-
-# -- scalars: Expressions of `[toolchains.LANG.scalars]`: numbers that a program is handed beside
-
-MAX_SCALAR = 300  # characters
-_HINT = (
-    "Write arithmetic over x.shape[0], input[0].shape[1], weight[0].elements, output[0].ndim and"
-    " constants of the reference such as eps; + - * / // %, min max abs ceil floor log2 sqrt."
-)
+        reader.add("sample_reference", f"names {unknown[0]}, which is not an argument", fix)
 
 
 @dataclass(frozen=True)
 class ScalarFormula:
-    """A compiled scalar. `references` are the names that it reads, as it writes them."""
+    """A compiled scalar. `references` are its names, as written: `x.shape[0]`, `eps`."""
 
     text: str
     references: tuple[str, ...]
-    _expression: Expression
+    _expression: CompiledExpression
 
     def compute(self, values: Mapping[str, int | float]) -> Computed:
-        """The number, or None with `missing` references or `reasons`. `values` are by reference."""
+        """The number for values by reference; None with `missing` references or `reasons`."""
         bound = {_parameter(n): values.get(name) for n, name in enumerate(self.references)}
         result = self._expression.compute(Bindings(parameters=bound))
         names = {_parameter(n): name for n, name in enumerate(self.references)}
@@ -339,7 +325,7 @@ class ScalarFormula:
 
 @lru_cache(maxsize=1024)
 def compile_scalar(text: str) -> ScalarFormula:
-    """Compile one expression. Raises InvalidPredicate, which says what to write instead."""
+    """Compile an expression of the table `scalars`. Raises InvalidPredicate."""
     if len(text) > MAX_SCALAR:
         raise _invalid(text, f"longer than {MAX_SCALAR} characters")
     try:
@@ -350,7 +336,7 @@ def compile_scalar(text: str) -> ScalarFormula:
     flat = ast.unparse(collected.visit(tree))
     try:
         expression = compile_expression(flat)
-        # A comparison is no number; `x + 0` accepts every operand that may be one.
+        # `x + 0` accepts only operands that can be numbers, so no comparisons.
         compile_expression(f"({flat}) + 0")
     except InvalidPredicate as problem:
         raise _invalid(text, problem.message.partition(" (column")[0]) from problem
@@ -358,7 +344,7 @@ def compile_scalar(text: str) -> ScalarFormula:
 
 
 class _References(ast.NodeTransformer):
-    """Replaces every reference by a parameter and keeps what it was."""
+    """Replaces every reference by a parameter, and collects the references."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -378,26 +364,26 @@ class _References(ast.NodeTransformer):
         return self._parameter(node)
 
     def _parameter(self, node: ast.expr) -> ast.Name:
-        name = self._written(node)
+        name = self._source(node)
         if name.endswith(".shape"):
             raise _invalid(self.text, f"{name} is a list of sizes: write {name}[0]")
         if name not in self.names:
             self.names.append(name)
         return ast.Name(_parameter(self.names.index(name)), ast.Load())
 
-    def _written(self, node: ast.expr) -> str:
+    def _source(self, node: ast.expr) -> str:
         match node:
             case ast.Name():
                 return node.id
             case ast.Attribute():
-                return f"{self._written(node.value)}.{node.attr}"
+                return f"{self._source(node.value)}.{node.attr}"
             case ast.Subscript(slice=ast.Constant(value=int() as index)) if index is not True:
-                return f"{self._written(node.value)}[{index}]"
+                return f"{self._source(node.value)}[{index}]"
             case ast.Subscript(
                 slice=ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() as index))
             ):
-                return f"{self._written(node.value)}[-{index}]"
-        raise _invalid(self.text, f"{ast.unparse(node)[:80]} is no name of a tensor or constant")
+                return f"{self._source(node.value)}[-{index}]"
+        raise _invalid(self.text, f"{ast.unparse(node)[:80]} is not a name of a tensor or constant")
 
 
 def _parameter(number: int) -> str:
@@ -405,4 +391,4 @@ def _parameter(number: int) -> str:
 
 
 def _invalid(text: str, message: str) -> InvalidPredicate:
-    return InvalidPredicate(message, hint=_HINT, details={"expression": text[:MAX_SCALAR]})
+    return InvalidPredicate(message, hint=_SCALAR_HINT, details={"expression": text[:MAX_SCALAR]})

@@ -35,7 +35,7 @@ from kb.catalog.knowledge.embeddings import ScopeVectors, Vector
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreAway
 from kb.ids import new_id
-from kb.memory import give_back
+from kb.memory import return_freed_memory
 from kb.scope import ALL_ACCESS, AccessScope
 
 BATCH = 5_000  # Chroma takes at most 5,461 rows a call
@@ -286,7 +286,7 @@ class ChromaIndex:
         """
         if done % SCOPES_AT_ONCE == 0 and not self._chroma.served:
             self.close()
-            give_back()
+            return_freed_memory()
 
     def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
         """How near the scope's collection finds an entry it holds; None when it holds none."""

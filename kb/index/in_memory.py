@@ -17,7 +17,7 @@ from threadpoolctl import threadpool_limits
 from kb.catalog.engine import Catalog
 from kb.catalog.knowledge import candidates, lexical
 from kb.index import near
-from kb.memory import collect_once_and_freeze, give_back, share_arenas
+from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 
 LOOK_SECONDS = 1.0  # between two looks at the tables; still for so long, they are read
 
@@ -52,7 +52,7 @@ class KeptInMemory:
         the time in which another request is answered.
         """
         threadpool_limits(1, user_api="blas")
-        share_arenas()
+        limit_arenas()
         self._thread.start()
 
     def stop(self) -> None:
@@ -70,7 +70,7 @@ class KeptInMemory:
                     made = state == last and self._keep(connection)
                 if made:
                     collect_once_and_freeze()
-                    give_back()  # making it takes twice what stays
+                    return_freed_memory()  # making it takes twice what stays
                 if state == last:
                     self._follow()
                 last = state

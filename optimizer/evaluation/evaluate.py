@@ -15,7 +15,7 @@ from typing import Any
 
 from kb.catalog.evaluations import Evaluations
 from kb.errors import InvalidRequest, NotFound, UnknownHardware, nearest
-from kb.hardware.detection import DetectedDevice, Resolver, probe
+from kb.hardware.detection import DetectedDevice, Resolver, detect_devices
 from kb.hardware.spec import SignatureSpec
 from kb.plain import plain
 from optimizer.evaluation.bundle import MANIFEST, Bundle, read_bundle
@@ -265,7 +265,7 @@ def choose_target(base: KnowledgeBase, hardware: str, language: str) -> ChosenTa
     """The target of a hardware id or AUTO. Raises UnknownHardware, or Unavailable for AUTO if no
     device of this machine is registered."""
     registry = base.registry
-    devices: tuple[DetectedDevice, ...] = probe(resolver(base)).devices
+    devices: tuple[DetectedDevice, ...] = detect_devices(resolver(base)).devices
     hardware_id = detected_hardware(devices) if hardware == AUTO else registry.resolve(hardware)
     chosen = target_for(
         hardware_id,

@@ -1,5 +1,5 @@
-"""The search for a better kernel: goals, the tree of candidates, policies, the loop.
+"""Search for a faster kernel: goal, tree of candidates, policies, the loop.
 
-Imports the standard library and `kb`'s plain parts only, so that it also runs from a portable
-session. Access to a machine and to the catalog is in `optimizer.search.bench`.
+The modules of this folder import the standard library and plain parts of kb and retrieval only, so
+that they run from a packed session. `bench` measures, `runs` uses the catalog.
 """

@@ -1,13 +1,12 @@
-"""Which item of the shown knowledge made a candidate: leave an item out and propose again.
+"""Attribution: which items of the shown knowledge made a candidate, by proposing again without one.
 
-An item without which another candidate comes out is attributed. Of two items that ask for the same
-change neither is attributed: without the first, the second still makes it. Only deterministic
-proposers can propose again. A model names what it claims to have used; a claim is kept where a word
-of the item stands in a line that the candidate adds. It is reported as claimed, not as attributed.
+An item is attributed if the proposer makes another candidate without it. Of two items that ask for
+the same change neither is attributed: without the first, the second still makes it. Only
+deterministic proposers can propose again. The items that a model claims to have used are reported
+as claimed, if a word of the item occurs in a line that the candidate adds.
 
-Nothing beside the node is stored for this: the parent's query goes to the knowledge base again. The
-result counts only while the answer has the same ids and the proposer, shown all of it, makes the
-same bundle; else the knowledge has changed since, and nothing is attributed.
+The parent's request is sent to the knowledge base again. Nothing is attributed if the answer has
+other ids than the node records, or if the proposer makes another bundle with all of it.
 """
 
 from __future__ import annotations
@@ -19,9 +18,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from optimizer.search.knowledge import Knowledge, KnowledgeSource
-from optimizer.search.propose import Task, compose_context, query, roles_of, tree_before
+from optimizer.search.propose import (
+    SearchTask,
+    compose_context,
+    request_for,
+    roles_of,
+    tree_before,
+)
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Context, ProposalFailed, Synthesizer
+from optimizer.search.synthesizers.base import ProposalContext, ProposalFailed, Synthesizer
 from optimizer.search.tree import Tree
 
 CHANGED = "the knowledge has changed since"
@@ -30,18 +35,17 @@ NOT_MADE_AGAIN = (
 )
 ASKED_A_MODEL = "a model's proposal cannot be made again without asking it"
 ABSENT = "its proposer is not here"
-# What looks like code in a text: cp.async, __launch_bounds__, float4x, schedule(static
+# Words of a text that look like code: cp.async, __launch_bounds__, float4x, schedule(static
 _CODE = re.compile(r"[A-Za-z_#][\w#]*(?:(?:\.|::|_)\w+)+|\b__\w+|\b[a-z]+\d+\w*\b")
 
 
 @dataclass(frozen=True)
 class Attribution:
-    """What made the candidate of one node, as ids of moves, skills and excerpts.
+    """Origins of one node's candidate, as ids of moves, skills and excerpts.
 
-    `shown` is everything that the proposer saw. `claimed` are items that the proposer names and of
-    which its change has a word. `attributed` are items without which another candidate comes out.
-    `recorded` is what the proposer noted when it made the change. `note` says why nothing is
-    attributed.
+    `shown` are all items that the proposer saw; `claimed` those that it names and whose words occur
+    in its change; `attributed` those without which it makes another candidate; `recorded` those
+    that it noted when it made the change. `note` says why nothing is attributed.
     """
 
     node: int
@@ -57,10 +61,10 @@ class Attribution:
 
 
 def attribution(
-    tree: Tree, task: Task, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
+    tree: Tree, task: SearchTask, synthesizers: Sequence[Synthesizer], knowledge: KnowledgeSource
 ) -> list[Attribution]:
-    """An attribution for every node that was shown knowledge. `synthesizers` must be configured as
-    in the run."""
+    """Attributions of the nodes whose proposers were shown knowledge. `synthesizers` must be
+    configured as in the run."""
     by_name = {synthesizer.name: synthesizer for synthesizer in synthesizers}
     roles = roles_of(synthesizers, task.problem)
     answers: dict[int, Knowledge] = {}
@@ -69,15 +73,15 @@ def attribution(
         if node.proposal is None or node.parent is None or not _shown(node):
             continue
         if node.parent not in answers:
-            answers[node.parent] = knowledge.consult(query(task, tree[node.parent], roles))
+            answers[node.parent] = knowledge.consult(request_for(task, tree[node.parent], roles))
         answer = answers[node.parent]
-        item = _told(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
+        item = _attributed(tree, node, task, by_name.get(node.proposal.synthesizer), answer)
         attributions.append(replace(item, recorded=node.proposal.attributed))
     return attributions
 
 
-def _told(
-    tree: Tree, node: Node, task: Task, synthesizer: Synthesizer | None, answer: Knowledge
+def _attributed(
+    tree: Tree, node: Node, task: SearchTask, synthesizer: Synthesizer | None, answer: Knowledge
 ) -> Attribution:
     assert node.proposal is not None and node.parent is not None
     attribution = Attribution(node.number, _shown(node))
@@ -90,7 +94,7 @@ def _told(
     if node.proposal.origin in ("llm", "external"):
         known = [(i, text) for i, text in _items(answer) if i in node.proposal.claimed]
         added = _added(tree, node, task)
-        claimed = tuple(i for i, text in known if _stands_in(i, text, added))
+        claimed = tuple(i for i, text in known if _occurs_in(i, text, added))
         note = ASKED_A_MODEL if same else f"{ASKED_A_MODEL}; {CHANGED}"
         return replace(attribution, claimed=claimed, note=note)
     if not same:
@@ -123,8 +127,8 @@ def _shown(node: Node) -> tuple[str, ...]:
     return (*node.shown.moves, *node.shown.skills, *node.shown.excerpts)
 
 
-def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
-    """SHA-256 of the bundle that it proposes for this context; None for no proposal."""
+def _bundle(synthesizer: Synthesizer, context: ProposalContext) -> str | None:
+    """SHA-256 of the proposed bundle, or None without a proposal."""
     try:
         proposal = synthesizer.propose(context)
     except ProposalFailed:
@@ -132,11 +136,11 @@ def _bundle(synthesizer: Synthesizer, context: Context) -> str | None:
     return proposal.bundle.sha256 if proposal is not None else None
 
 
-# -- what a model claims
+# -- claims of models
 
 
 def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
-    """Ids and the text whose words may stand in code. A move's role is the name of a parameter."""
+    """Ids, each with the text whose words may occur in code. A move's role names a parameter."""
     for move in knowledge.moves:
         yield move.id, f"{move.name} {move.why} `{move.change.get('role', '')}`"
     for skill in knowledge.skills:
@@ -145,8 +149,8 @@ def _items(knowledge: Knowledge) -> Iterator[tuple[str, str]]:
         yield excerpt.id, excerpt.text
 
 
-def _added(tree: Tree, node: Node, task: Task) -> str:
-    """Lines that the candidate has and its parent has not."""
+def _added(tree: Tree, node: Node, task: SearchTask) -> str:
+    """Lines that the candidate adds to its parent."""
     assert node.proposal is not None and node.parent is not None
     parent = tree[node.parent].proposal
     before = "\n".join(parent.bundle.files.values()) if parent else task.problem.source
@@ -155,6 +159,6 @@ def _added(tree: Tree, node: Node, task: Task) -> str:
     return "\n".join(line[1:] for line in lines if line[:1] == "+" and line[:3] != "+++")
 
 
-def _stands_in(item: str, text: str, added: str) -> bool:
+def _occurs_in(item: str, text: str, added: str) -> bool:
     words = {item, *_CODE.findall(text), *re.findall(r"`([^`\s]{3,})`", text)}
     return any(re.search(rf"(?<!\w){re.escape(word)}(?!\w)", added, re.I) for word in words)

@@ -1,6 +1,6 @@
-"""Whether the winner wins: measured again on values that the search never saw.
+"""Confirmation: the best candidates of a search are measured again on values that it never saw.
 
-The best of many is partly the luckiest: its figure from the search is not the one that is reported.
+The best of many is partly the luckiest, so its figure from the search is not reported.
 """
 
 from __future__ import annotations
@@ -17,32 +17,28 @@ from optimizer.evaluation.problem.spec import HELD_OUT
 from optimizer.evaluation.records import BRIEFLY, CaseTiming, Evaluation, Interval
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.search.records import Node, Proposal, time_text
-from optimizer.search.rough import rough_best
-from optimizer.search.tree import BY_COMMANDS, Tree
+from optimizer.search.tree import BY_COMMANDS, Tree, rough_best
 
 FINALISTS = 2
-UNTRIED = "nothing was tried"  # how the reason begins where there was no candidate
-FIRST_RIGHT = "the first right candidate"  # the baseline of a chip without a reference
-RECENT = 4  # evaluations that say how long one takes
-ROUNDS = 2  # of fresh processes for each finalist
-LATER = ("over", "clock", "measured", "best_so_far")  # fields that older results lack
+UNTRIED = "nothing was tried"  # beginning of the reason of a run without a candidate
+FIRST_RIGHT = "the first right candidate"  # baseline of a chip without a reference
+RECENT = 4  # evaluations from which the time of the next is estimated
+ROUNDS = 2  # fresh processes for each finalist
 
 
 class Confirming(Protocol):
     """A bench that measures a candidate again on values that the search never saw."""
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Measure on the searched timed cases, or on the held-out ones.
-
-        Raises KernloreError or OSError where the infrastructure failed.
-        """
+        """Measure on the searched timed cases, or on the held-out ones. Raises KernloreError or
+        OSError if the infrastructure failed."""
         ...
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A case of the final measurement: its speed-up and the times of a call in microseconds.
-    `held_out` is set where the search never saw the case."""
+class CaseFigure:
+    """Final measurement of a case, with the times of a call in microseconds. `held_out` marks a
+    case that the search never saw."""
 
     case: str
     held_out: bool
@@ -52,24 +48,24 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class RunOutcome:
     """The result of a run.
 
-    `node` is the number of the winner; it is None where nothing beats the reference for certain,
-    then `gain` is None and `reason` says why. `inherited` is the gain of the best stored winner
-    that the run started from. `notes` lists what could not be measured. `over` names the baseline
-    of the gain. `measured` is False where there is no figure to say so by: nothing was tried, or
-    nothing could be timed. `clock` is `wall`, `program` where a chip's own program reports the
-    times, or `simulator` where the figures are ratios of simulated times. `best_so_far` is the
-    number of the best right candidate where there is no winner: it was not measured again, or, on a
-    chip where the reference does not run, nothing is faster. It is None where the reference stays.
+    `node` is the number of the winner, and `gain` its speed-up over `over`, the baseline. Both are
+    None if nothing certainly beats the baseline; `reason` then gives the cause. `inherited` is the
+    gain of the best stored winner that the run started from. `notes` lists missing measurements.
+    `measured` is False if the decision rests on no figure: nothing was tried or could be timed.
+    `clock` is `wall`, `program` (a chip's own program reports the times) or `simulator` (ratios of
+    simulated times). `best_so_far` is the number of the best correct candidate of a run without a
+    winner: it was not measured again, or nothing is faster on a chip where the reference does not
+    run. It is None if the reference stays.
     """
 
     node: int | None
     gain: Interval | None
     reason: str
     inherited: Interval | None = None
-    figures: tuple[Figure, ...] = ()
+    figures: tuple[CaseFigure, ...] = ()
     notes: tuple[str, ...] = field(default=())
     over: str = "the reference"
     clock: str = "wall"
@@ -89,16 +85,18 @@ def confirm(
     most: int = FINALISTS,
     left: Callable[[], float] = lambda: math.inf,
     untried: Callable[[], str] = lambda: UNTRIED,
-) -> Outcome:
-    """The finalists measured anew; the one that is certainly fastest. over: what the bench compares
-    with. most: finalists. left: seconds that are left; the best finalist is measured at least once,
-    and what is not begun, because it would not end in time, is noted. untried: the reason to give
-    where there was no candidate."""
+) -> RunOutcome:
+    """Measure up to `most` finalists again and choose the one that is certainly fastest.
+
+    `over` names the bench's baseline. `left` returns the remaining seconds: the best finalist is
+    measured at least once, and measurements that would not end in time are skipped with a note.
+    `untried` returns the reason of a run without a candidate.
+    """
     notes: list[str] = []
     wrong: list[int] = []
-    best: Outcome | None = None
+    best: RunOutcome | None = None
     chosen = finalists(tree)[:most]
-    took = 0.0  # seconds of the last round, which the next may take too
+    took = 0.0  # seconds of the longest round, the estimate for the next
     for node in chosen:
         if node is not chosen[0] and left() <= took:
             notes.append(f"node {node.number} was not measured again: the time is over")
@@ -110,7 +108,7 @@ def confirm(
     right = best_so_far(tree, wrong)
     number = right.number if right is not None else None
     if best is None and (reason := _not_measured(tree, chosen, untried)):
-        return Outcome(
+        return RunOutcome(
             None, None, reason, inherited, (), tuple(notes), measured=False, best_so_far=number
         )
     if best is None or _low(best) <= 1.0:
@@ -120,25 +118,23 @@ def confirm(
         elif right is not None:
             reason += f"; best: {candidate_text(tree, right, over)}"
         figures = best.figures if best is not None else ()
-        return Outcome(None, None, reason, inherited, figures, tuple(notes), best_so_far=number)
-    return Outcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
+        return RunOutcome(None, None, reason, inherited, figures, tuple(notes), best_so_far=number)
+    return RunOutcome(best.node, best.gain, "", inherited, best.figures, tuple(notes))
 
 
-def not_confirmed(tree: Tree, why: str, over: str = "the reference") -> Outcome:
-    """The outcome of a run whose winner was not measured again, for the reason `why`: no gain, and
-    the best candidate so far."""
+def not_confirmed(tree: Tree, why: str, over: str = "the reference") -> RunOutcome:
+    """The outcome of a run whose winner was not measured again because of `why`: no gain, and the
+    best candidate so far."""
     best = best_so_far(tree)
-    if best is None:
-        return Outcome(None, None, why, _inherited(tree), over=over, measured=False)
-    reason = f"{why}; best so far: {candidate_text(tree, best, over)}"
-    return Outcome(
-        None, None, reason, _inherited(tree), over=over, measured=False, best_so_far=best.number
-    )
+    if best is not None:
+        why = f"{why}; best so far: {candidate_text(tree, best, over)}"
+    number = best.number if best is not None else None
+    inherited = _inherited(tree)
+    return RunOutcome(None, None, why, inherited, over=over, measured=False, best_so_far=number)
 
 
-def so_far(tree: Tree, why: str) -> Outcome:
-    """The outcome of a stored run without a result, for the reason `why`. What its figures are over
-    and their clock are read from its rows."""
+def so_far(tree: Tree, why: str) -> RunOutcome:
+    """The outcome of a stored run without a result, with baseline and clock read from its rows."""
     evaluations = [node.evaluation for node in tree if node.evaluation is not None]
     apart = [e for e in evaluations if e.toolchain.startswith(BY_COMMANDS)]
     if not apart:
@@ -149,9 +145,11 @@ def so_far(tree: Tree, why: str) -> Outcome:
 
 
 def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:
-    """The best right candidate by the figures of the search, the first of those without a figure;
-    None where there is none, or where the reference runs and is as fast. `without` are numbers of
-    candidates that do not count."""
+    """The best correct candidate by the figures of the search, else the first without a figure.
+
+    None without a correct candidate, or if the reference runs and is as fast. `without` are numbers
+    of excluded candidates.
+    """
     right = [n for n in tree.nodes[1:] if n.correct and n.number not in without]
     best = max(right, key=lambda n: (n.merit, -n.number), default=None)
     if best is None or not tree.reference_runs or best.speedup is None:
@@ -160,7 +158,7 @@ def best_so_far(tree: Tree, without: Collection[int] = ()) -> Node | None:
 
 
 def candidate_text(tree: Tree, node: Node, over: str) -> str:
-    """A right candidate in words: its number, and its figure from the search."""
+    """Number of a correct candidate and its figure from the search, in words."""
     name = f"candidate {node.number}, correct"
     if tree.baseline is not None:
         name += f", {time_text(node)}"
@@ -181,7 +179,7 @@ def _inherited(tree: Tree) -> Interval | None:
 
 
 def _not_measured(tree: Tree, chosen: Sequence[Node], untried: Callable[[], str]) -> str:
-    """Why there is no figure, with what would help; empty where there is one."""
+    """Reason for a missing figure, with a remedy; "" if there is a figure."""
     tried = [node for node in tree if node.parent is not None]
     right = [node for node in tried if node.correct]
     if not tried:
@@ -219,9 +217,11 @@ def finalists(tree: Tree) -> list[Node]:
 
 
 def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
-    """About how long the next candidate and the last measurement take, by those that were
-    evaluated; 0 while no candidate was, so that the first is tried as long as there is any time.
-    Where there is no finalist yet, the next may be measured again once."""
+    """Estimate of the seconds of the next candidate and the last measurement.
+
+    0 before the first candidate, which is tried as long as any time is left. Without a finalist,
+    the next candidate may become one and is measured again once.
+    """
     if all(node.parent is None for node in tree):
         return 0.0
     took = [sum(n.evaluation.seconds.values()) for n in tree if n.evaluation is not None]
@@ -229,7 +229,7 @@ def last_seconds(tree: Tree, most: int = FINALISTS) -> float:
     return (1 + again) * max(took[-RECENT:], default=0.0)
 
 
-def _low(outcome: Outcome) -> float:
+def _low(outcome: RunOutcome) -> float:
     return outcome.gain.low if outcome.gain is not None else 0.0
 
 
@@ -239,12 +239,13 @@ def _measured(
     notes: list[str],
     wrong: list[int],
     left: Callable[[], float],
-) -> tuple[Outcome | None, float]:
-    """The searched cases in ROUNDS of fresh processes, the held-out ones once, and the seconds of
-    the longest round. `wrong` gets the number of a node that fails on fresh values."""
+) -> tuple[RunOutcome | None, float]:
+    """Measure the searched cases in ROUNDS fresh processes and the held-out ones once; also returns
+    the seconds of the longest round. `wrong` gets the number of a node that fails on fresh values.
+    """
     assert node.proposal is not None
     rounds: list[Sequence[CaseTiming]] = []
-    figures: list[Figure] = []
+    figures: list[CaseFigure] = []
     took = 0.0
     for held_out in (*[False] * ROUNDS, True):
         if rounds and left() <= took:
@@ -261,8 +262,8 @@ def _measured(
         kept = [n for n in evaluation.notes if n.startswith(HELD_OUT) or n == BRIEFLY]
         notes += [n for n in kept if n not in notes]
         if not evaluation.correct and held_out:
-            # Instances of recipes hold numbers of the searched cases (a stride, a limit); the
-            # module lets the kernel have only what was measured and right.
+            # Instances of recipes hold numbers of the searched cases (a stride, a limit). The
+            # written module calls the kernel only for measured, correct cases.
             notes.append(f"node {node.number} is for the searched cases only: {evaluation.message}")
             continue
         if not evaluation.correct:
@@ -271,7 +272,7 @@ def _measured(
             return None, took
         timed = [t for t in evaluation.timings if t.speedup is not None]
         if held_out:
-            figures += [_figure(timing, True) for timing in timed]
+            figures += [_figure([timing], True) for timing in timed]
         else:
             rounds.append(timed)
     by_case: dict[str, list[CaseTiming]] = {}
@@ -280,43 +281,29 @@ def _measured(
     if not by_case:
         notes.append(f"node {node.number}: the machine was too busy to measure it again")
         return None, took
-    searched = [_joined(timings) for timings in by_case.values()]
+    searched = [_figure(timings, False) for timings in by_case.values()]
     gain = combined([(figure.speedup, 1.0) for figure in searched])
-    return Outcome(node.number, gain, "", figures=(*searched, *figures)), took
+    return RunOutcome(node.number, gain, "", figures=(*searched, *figures)), took
 
 
-def _joined(timings: Sequence[CaseTiming]) -> Figure:
-    """Several measurements of one case, in processes of their own."""
+def _figure(timings: Sequence[CaseTiming], held_out: bool) -> CaseFigure:
+    """Figure of one case from its measurements, each in a separate process; held-out cases have
+    one."""
     intervals = [(t.speedup, 1.0) for t in timings if t.speedup is not None]
     last = timings[-1]
-    return Figure(
-        last.case, False, combined(intervals), last.candidate_us or 0.0, last.baseline_us or 0.0
+    speedup = intervals[0][0] if held_out else combined(intervals)
+    return CaseFigure(
+        last.case, held_out, speedup, last.candidate_us or 0.0, last.baseline_us or 0.0
     )
 
 
-def _figure(timing: CaseTiming, held_out: bool) -> Figure:
-    assert timing.speedup is not None
-    return Figure(
-        timing.case,
-        held_out,
-        timing.speedup,
-        timing.candidate_us or 0.0,
-        timing.baseline_us or 0.0,
-    )
-
-
-def outcome_from_json(result: Mapping[str, Any]) -> Outcome:
-    """Read the outcome that `Outcome.as_json` wrote."""
-    figures = tuple(
-        Figure(**{**figure, "speedup": Interval(**figure["speedup"])})
+def outcome_from_json(result: Mapping[str, Any]) -> RunOutcome:
+    """Inverse of `RunOutcome.as_json`; results of older versions lack fields with a default."""
+    fields = {name: result[name] for name in RunOutcome.__dataclass_fields__ if name in result}
+    for name in ("gain", "inherited"):
+        fields[name] = Interval(**result[name]) if result[name] else None
+    fields["figures"] = tuple(
+        CaseFigure(**{**figure, "speedup": Interval(**figure["speedup"])})
         for figure in result["figures"]
     )
-    return Outcome(
-        result["node"],
-        Interval(**result["gain"]) if result["gain"] else None,
-        result["reason"],
-        Interval(**result["inherited"]) if result["inherited"] else None,
-        figures,
-        tuple(result["notes"]),
-        **{name: result[name] for name in LATER if name in result},
-    )
+    return RunOutcome(**{**fields, "notes": tuple(result["notes"])})

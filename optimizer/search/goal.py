@@ -1,4 +1,4 @@
-"""The goal of a run, and when the run has reached it or spent its budget."""
+"""The goal of a run, and the reasons to end one: a target is reached or a budget is spent."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ MemoryName = Literal["none", "parent", "siblings", "both", "ancestors"]
 SYNTHESIZERS = ("recipe", "sample", "traced", "compiler", "llm", "external")
 POLICIES: tuple[PolicyName, ...] = ("best-first", "mcts", "evolutionary")
 MEMORIES: tuple[MemoryName, ...] = ("none", "parent", "siblings", "both", "ancestors")
-
-
 UNKNOWN_ROOFLINE = (
     "the share of the roofline is not known here, so that target could not be reached"
 )
@@ -24,15 +22,14 @@ LIMITS = ("candidates", "minutes", "usd", "target", "stall", "target_us", "targe
 
 @dataclass(frozen=True)
 class Goal:
-    """What a run searches for and what it may spend. Raises InvalidRequest for impossible values.
+    """Targets, budgets and settings of a run. Raises InvalidRequest for impossible values.
 
     `language` is that of the candidates, None for any that has a toolchain here. A run ends at the
-    first target that it reaches: `target`, a speed-up that the lower bound must reach; `target_us`,
-    microseconds per call that the time's upper bound must reach on each timed case; or
-    `target_roofline`, a share (0..1) of what the device's measured ceilings allow, which the lower
-    bound must reach. `candidates`, `minutes` and `usd` are budgets, None for no limit. `stall` ends
-    the run after that many candidates without improvement. `synthesizers` names those that may
-    propose, empty for all.
+    first target that it reaches: `target`, a speed-up, compared with the lower bound; `target_us`,
+    microseconds a call, compared with the upper bound on each timed case; or `target_roofline`, a
+    share (0..1) of the device's measured ceilings, compared with the lower bound. `candidates`,
+    `minutes` and `usd` are budgets, None for no limit. `stall` ends the run after that many
+    candidates without improvement. `synthesizers` names those that may propose, empty for all.
     """
 
     language: str | None = None
@@ -66,27 +63,27 @@ class Goal:
                 raise InvalidRequest(f"{name} is {value}", hint=f"Give a {name} above 0.")
 
     def as_json(self) -> dict[str, Any]:
-        """The stored row."""
+        """The stored row, which `goal_from_json` reads."""
         return asdict(self)
 
 
 def goal_from_json(row: Mapping[str, Any]) -> Goal:
-    """Read the goal that `Goal.as_json` wrote; fields of a newer version are ignored."""
+    """Inverse of `Goal.as_json`; ignores fields of newer versions."""
     fields = {name: row[name] for name in Goal.__dataclass_fields__ if name in row}
     return Goal(**{**fields, "synthesizers": tuple(fields.get("synthesizers", ()))})
 
 
-RESERVED = 0.5  # of the minutes, at most, for the last measurement
+RESERVED = 0.5  # largest share of the minutes that is reserved for the last measurement
 
 
 def reason_to_stop(
     goal: Goal, nodes: list[Node], seconds: float, reserve: float = 0.0
 ) -> str | None:
-    """Why no further candidate is to be proposed; None while the search goes on.
+    """Reason to propose no further candidate; None while the search goes on.
 
-    `nodes` are those of the run so far; the reference and inherited nodes count for no budget.
-    `seconds` is the time since the run began, `reserve` what the next candidate and the last
-    measurement are expected to take: the minutes include both.
+    The reference and inherited nodes count for no budget. `seconds` is the time since the run
+    began; `reserve` is the expected time of the next candidate and the last measurement, which the
+    minutes include.
     """
     own = [node for node in nodes if not node.inherited and node.parent is not None]
     best = best_of(nodes)
@@ -101,8 +98,8 @@ def reason_to_stop(
 
 
 def roofline_of(node: Node) -> float | None:
-    """Lower bound of the share (0..1) of what the measured ceilings allow; None where they are not
-    known. The share is one over the time, so its interval is that of the speed-up."""
+    """Lower bound of the share (0..1) of the measured ceilings that a kernel reaches; None if they
+    are unknown. The share is inverse to the time, so its interval is that of the speed-up."""
     speedup, share = node.speedup, _number(node, "roofline_pct")
     if speedup is None or share is None or speedup.value <= 0:
         return None
@@ -110,8 +107,8 @@ def roofline_of(node: Node) -> float | None:
 
 
 def slowest_us(node: Node) -> float | None:
-    """Upper bound of the time in microseconds a call, on the slowest timed case; None where a case
-    has no figure by the clock."""
+    """Upper bound of the microseconds a call on the slowest timed case; None if a case has no
+    figure by the clock."""
     timings = node.evaluation.timings if node.evaluation is not None else ()
     bounds = [
         t.baseline_us / t.speedup.low
@@ -142,23 +139,23 @@ def _spent(
     if len(own) >= goal.candidates:
         return f"{goal.candidates} candidates were tried"
     if goal.minutes is not None:
-        kept = min(reserve, RESERVED * 60 * goal.minutes)
-        if seconds + kept >= 60 * goal.minutes:
-            reserved = f", with {kept:.0f} seconds for the last measurement" if kept >= 1 else ""
+        last = min(reserve, RESERVED * 60 * goal.minutes)
+        if seconds + last >= 60 * goal.minutes:
+            reserved = f", with {last:.0f} seconds for the last measurement" if last >= 1 else ""
             return f"{_over(goal)}{reserved}"
     if goal.usd is not None and spent >= goal.usd:
         return f"{spent:.2f} USD were spent"
     if goal.stall is not None and len(own) >= goal.stall:
-        last = max(
+        improved = max(
             (n.number for n in own if best is not None and n.number <= best.number), default=0
         )
-        if own[-1].number - last >= goal.stall:
+        if own[-1].number - improved >= goal.stall:
             return f"nothing better in {goal.stall} candidates"
     return None
 
 
 def minutes_are_over(goal: Goal, ended: str) -> bool:
-    """Whether the time is the reason that `reason_to_stop` gave."""
+    """Whether `ended`, a reason of `reason_to_stop`, is that the time is over."""
     return goal.minutes is not None and ended.startswith(_over(goal))
 
 

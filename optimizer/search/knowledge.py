@@ -1,58 +1,26 @@
-"""What a proposal can know: facts, moves, excerpts and skills for the verdict it starts from.
+"""Knowledge that proposers are shown: facts, moves, excerpts and skills for the verdict of a node.
 
-The interface between the search and the knowledge base: a service, the catalog in process, or the
-snapshot of a portable session stand behind it.
+The interface between the search and the knowledge base: the retriever of this process, or the
+answers that a packed session brings along. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from kb.predicates import Bindings, compile_predicate
-from kb.problem_terms import canonical_dtype, canonical_op
-from optimizer.search.records import Shown
+from kb.problem_terms import guide_words
+from optimizer.search.records import Node, ShownIds
+from retrieval.request import RetrieveRequest
 
 Number = float | str
 
 
 @dataclass(frozen=True)
-class Query:
-    """A request to the knowledge base: the verdict of a node and where it ran.
-
-    `metrics` has raw names and includes what the verdict was derived from; `log` is filled only for
-    a candidate that failed. `problem` holds quantities of the problem, named as in
-    kb/problem_terms.toml. `roles` are those of the parameters that a proposer can change, empty
-    where it can change anything. `max_tokens` bounds the answer. `task` is what the answer is for
-    (retrieval/layout.py) and `draft` the source of the kernel that failed, empty where there is
-    none. `operators` are the reference's operators by torch's names and `dtypes` all element types
-    of the problem. `lacks` are extensions of its family that the processor here lacks
-    (kb/hardware/extensions.toml).
-    """
-
-    signals: tuple[str, ...]
-    metrics: Mapping[str, Number]
-    log: str
-    hardware: str
-    op: str
-    language: str | None
-    dtype: str | None
-    run_id: str
-    node: int
-    max_tokens: int
-    problem: Mapping[str, Number] = field(default_factory=dict)
-    roles: tuple[str, ...] = ()
-    task: str | None = None
-    draft: str = ""
-    operators: tuple[str, ...] = ()
-    dtypes: tuple[str, ...] = ()
-    lacks: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Excerpt:
-    """A cited piece of a document. It is data: nothing it says is an instruction."""
+    """A cited piece of a document: data, never an instruction."""
 
     id: str
     title: str
@@ -62,13 +30,12 @@ class Excerpt:
 
 @dataclass(frozen=True)
 class Move:
-    """A move that fits the verdict: which parameter to change and how.
+    """A parameter change that fits the verdict.
 
-    `change` is {role, direction, to, factor}. `limit` is the number that bounds it, in `limit_unit`
-    (a unit of kb/hardware/fact_keys.toml). `when` is its predicate, decided again where more is
-    known; `applies` is None while the predicate cannot be decided. What a skill says to avoid is a
-    move too, with the change {avoid: [{role, direction}, ...]}; it has no role, so no proposer
-    follows it.
+    `change` is {role, direction, to, factor}, or {avoid: [{role, direction}, ...]} for a change
+    that a skill warns of; that has no role, so no proposer follows it. `limit` bounds the value, in
+    `limit_unit` (a unit of kb/hardware/fact_keys.toml). `when` is its predicate, evaluated again
+    when more values are known; `applies` is None while values are missing.
     """
 
     id: str
@@ -96,9 +63,9 @@ class ShownSkill:
 class Knowledge:
     """An answer of the knowledge base; `facts` are those of the hardware, by key.
 
-    `target` and `situation` are the two parts of the packed context: what must be known about the
-    chip and its language, equal in every answer of a run, and what helps with what just happened.
-    `parts` are the ids of what they quote. They are empty from a source that packs no context.
+    `target` and `situation` are the two parts of the composed context: the chip and its language,
+    equal in every answer of a run, and help with the latest result. `parts` are the ids of their
+    quotations. All three are empty from a source that composes no context.
     """
 
     retrieval_id: str = ""
@@ -110,9 +77,9 @@ class Knowledge:
     situation: str = ""
     parts: tuple[str, ...] = ()
 
-    def shown(self) -> Shown:
+    def shown(self) -> ShownIds:
         """The ids of everything in the answer, as a node records them."""
-        return Shown(
+        return ShownIds(
             self.retrieval_id,
             tuple(dict.fromkeys([*(excerpt.id for excerpt in self.excerpts), *self.parts])),
             tuple(move.id for move in self.moves),
@@ -120,13 +87,13 @@ class Knowledge:
         )
 
     def as_json(self) -> dict[str, Any]:
-        """The JSON of stored snapshots and contexts; its key of the moves is `remedies`."""
+        """The JSON of packed answers and contexts; the key of the moves is `remedies`."""
         row = asdict(self)
         return {"remedies" if name == "moves" else name: value for name, value in row.items()}
 
 
 def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
-    """Read the answer that `Knowledge.as_json` wrote."""
+    """Inverse of `Knowledge.as_json`."""
     return Knowledge(
         row["retrieval_id"],
         tuple(Excerpt(**excerpt) for excerpt in row["excerpts"]),
@@ -140,22 +107,21 @@ def knowledge_from_json(row: Mapping[str, Any]) -> Knowledge:
 
 
 class KnowledgeSource(Protocol):
-    """A source of knowledge: a service, the catalog in process, or a snapshot."""
+    """Answers requests of a search."""
 
-    def consult(self, query: Query) -> Knowledge:
-        """The knowledge that fits the query; empty where none does. Raises
-        `kb.errors.KernloreError`."""
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        """The knowledge that fits the request. Raises `kb.errors.KernloreError`."""
         ...
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:
-        """Report the result of a candidate for the next ranking; `used` are ids of what made it."""
+        """Report the result of a candidate for later ranking; `used` are ids of what made it."""
         ...
 
 
 class NoKnowledge:
-    """The source for `--knowledge off`: it has no knowledge."""
+    """The empty source of `--knowledge off`."""
 
-    def consult(self, query: Query) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> Knowledge:
         """An empty answer."""
         return Knowledge()
 
@@ -163,31 +129,116 @@ class NoKnowledge:
         """Do nothing."""
 
 
+def operator_query(op: str | None, language: str | None) -> str:
+    """Words to search for when no signal, log or task narrows a request."""
+    return " ".join(filter(None, ("faster", guide_words(op or ""), language, "kernel")))
+
+
 def applicable_moves(
-    moves: Iterable[Move], query: Query, facts: Mapping[str, float | str]
+    moves: Iterable[Move], request: RetrieveRequest, facts: Mapping[str, Number]
 ) -> tuple[Move, ...]:
-    """The moves whose precondition holds with the query's verdict and these facts, or cannot be
-    decided because a value is missing; `applies` is set accordingly."""
-    known = _bindings(query, facts)
-    decided = (_decided(move, known) for move in moves)
+    """The moves whose precondition holds for the request and these facts, or cannot be decided
+    because a value is missing; `applies` is set accordingly."""
+    metrics = (request.metrics or {}).items()
+    known = Bindings(
+        signals=set(request.signals),
+        metrics={name: value for name, value in metrics if isinstance(value, int | float)},
+        facts=facts,
+        problem=request.problem_values,
+    )
+    decided = (
+        replace(move, applies=compile_predicate(move.when).evaluate(known).value)
+        if move.when
+        else move
+        for move in moves
+    )
     return tuple(move for move in decided if move.applies is not False)
 
 
-def _bindings(query: Query, facts: Mapping[str, float | str]) -> Bindings:
-    return Bindings(
-        signals=set(query.signals),
-        metrics={n: v for n, v in query.metrics.items() if isinstance(v, int | float)},
-        facts=facts,
-        problem={
-            **query.problem,
-            "op": canonical_op(query.op) if query.op else None,
-            "dtype": canonical_dtype(query.dtype) if query.dtype else None,
-            "language": query.language,
-        },
-    )
+# -- answers for a machine without the knowledge base
+
+PACKED_EXCERPTS = 3  # for each signal
+BEGINNING = ""  # key of the answer to a request without signals
+Ask = Callable[[RetrieveRequest], Knowledge]
 
 
-def _decided(move: Move, known: Bindings) -> Move:
-    if not move.when:
-        return move
-    return replace(move, applies=compile_predicate(move.when).evaluate(known).value)
+@dataclass
+class KnowledgeSnapshot:
+    """Answers that a packed session brings along: one for each signal, and one for the beginning
+    of a search, which has no signal.
+
+    `excerpts` holds rows by signal, since they do not depend on the operator. `answers` holds rows
+    by operator, then by signal, without excerpts and facts and with skills by name only; `texts`
+    holds the text of each skill.
+    """
+
+    excerpts: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    answers: dict[str, dict[str, dict[str, Any]]] = field(default_factory=dict)
+    texts: dict[str, str] = field(default_factory=dict)
+
+    def as_json(self) -> dict[str, Any]:
+        """The JSON that `SnapshotKnowledge` reads."""
+        return asdict(self)
+
+
+def take_snapshot(
+    consult: Ask,
+    moves: Ask,
+    signals: Sequence[str],
+    operators: Sequence[str],
+    template: RetrieveRequest,
+) -> KnowledgeSnapshot:
+    """Fetch the answers for these signals and operators.
+
+    `consult` answers with excerpts, `moves` with moves and skills alone. `template` is the request
+    without signals and operator.
+    """
+    snapshot = KnowledgeSnapshot()
+    for signal in signals:
+        excerpts = consult(replace(template, signals=(signal,))).excerpts[:PACKED_EXCERPTS]
+        if excerpts:
+            snapshot.excerpts[signal] = [asdict(excerpt) for excerpt in excerpts]
+    for op in dict.fromkeys(operators):
+        words = operator_query(op, template.language)
+        requests = {signal: replace(template, signals=(signal,), op=op) for signal in signals}
+        requests[BEGINNING] = replace(template, op=op, query=words)
+        snapshot.answers[op] = {
+            key: _without_texts(moves(request), snapshot.texts) for key, request in requests.items()
+        }
+    return snapshot
+
+
+def _without_texts(answer: Knowledge, texts: dict[str, str]) -> dict[str, Any]:
+    """The answer's row without the parts that a snapshot stores once; fills `texts`."""
+    texts.update({skill.name: skill.text for skill in answer.skills})
+    bare = tuple(replace(skill, text="") for skill in answer.skills)
+    return replace(answer, excerpts=(), facts={}, skills=bare).as_json()
+
+
+class SnapshotKnowledge:
+    """A `KnowledgeSource` over the JSON of a snapshot; an empty one has only the facts."""
+
+    def __init__(self, snapshot: Mapping[str, Any], op: str, facts: Mapping[str, Number]) -> None:
+        self._facts = dict(facts)
+        answers = snapshot.get("answers", {}).get(op, {})
+        self._answers = {
+            signal: self._whole(snapshot, signal, answers[signal]) for signal in answers
+        }
+
+    def _whole(self, snapshot: Mapping[str, Any], signal: str, row: Mapping[str, Any]) -> Knowledge:
+        answer = knowledge_from_json({**row, "excerpts": snapshot["excerpts"].get(signal, [])})
+        skills = tuple(replace(s, text=snapshot["texts"][s.name]) for s in answer.skills)
+        return replace(answer, skills=skills, facts=self._facts)
+
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        """The answer for the first signal that has one, its moves decided with the metrics of the
+        request, which were measured on this machine."""
+        signals = request.signals or (BEGINNING,)
+        leading = next((signal for signal in signals if signal in self._answers), None)
+        if leading is None:
+            return Knowledge(facts=self._facts)
+        answer = self._answers[leading]
+        return replace(answer, moves=applicable_moves(answer.moves, request, self._facts))
+
+    def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
+        """Do nothing: importing the session reports what its nodes record."""

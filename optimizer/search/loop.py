@@ -1,68 +1,93 @@
-"""The loop: diagnose, retrieve, compose, propose, evaluate, remember, until there is enough.
+"""The search loop: propose candidates, evaluate them, store the nodes, until the goal ends the run.
 
-One universal operator makes every candidate; what differs is who proposes. All randomness comes
-from the run's seed and the number of the node to come, so the same evaluations give the same tree.
-Where the bench measures several at once, as many are proposed one after another, each seeing those
-before it without a verdict, and become rows in that order when all are done: which of them was done
-first changes nothing.
+All randomness comes from the run's seed and the number of the next node, so equal evaluations give
+an equal tree. A bench that measures several candidates at once gets a batch: they are proposed one
+after another, each knowing the earlier ones without their verdict, and stored in that order when
+all are evaluated, whichever finished first.
 """
 
 from __future__ import annotations
 
 import math
+import queue
+import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from kb import telemetry
-from optimizer.evaluation.records import Evaluation
-from optimizer.search.confirm import last_seconds
-from optimizer.search.evaluate import Bench, evaluate_all
-from optimizer.search.goal import Goal, reason_to_stop
+from kb.errors import KernloreError
+from optimizer.evaluation.records import BRIEFLY, Evaluation
+from optimizer.search.confirm import UNTRIED, last_seconds
+from optimizer.search.goal import Goal, minutes_are_over, reason_to_stop
 from optimizer.search.knowledge import KnowledgeSource, NoKnowledge
-from optimizer.search.propose import SILENT_IN_A_ROW, Proposer, Task, without_evaluation
-from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal
+from optimizer.search.propose import (
+    NOTHING_LEFT,
+    Proposer,
+    SearchTask,
+    without_evaluation,
+)
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, NodeState, Proposal
 from optimizer.search.store import RunRow, RunStore
 from optimizer.search.synthesizers.base import (
     Asking,
-    Context,
     HardwareView,
     ProblemView,
+    ProposalContext,
+    ProposalFailed,
+    SaysWhy,
     Synthesizer,
 )
 from optimizer.search.tree import Tree
 
-FAILED_IN_A_ROW = 5  # nodes after which the infrastructure is given up
+ATTEMPTS = 3  # at one evaluation, where the machine or the infrastructure failed
+FAILED_IN_A_ROW = 5  # nodes after which the run ends
+SHORTEST = 1.0  # seconds; shorter stages of the preparation are not mentioned
 CANCELLED = "it was cancelled"
 INTERRUPTED = "it was interrupted; `kernlore runs resume` goes on with it"
 GIVEN_UP = f"{FAILED_IN_A_ROW} evaluations in a row failed for reasons outside the kernels"
+Log = Callable[[str], None]
 
-__all__ = ["CANCELLED", "GIVEN_UP", "SILENT_IN_A_ROW", "Bench", "Listener", "Search"]
+
+class Bench(Protocol):
+    """Measures candidates. `at_once` threads may call it at the same time."""
+
+    @property
+    def at_once(self) -> int:
+        """Number of evaluations that run side by side without disturbing each other."""
+        ...
+
+    def reference(self) -> Evaluation:
+        """Evaluate the problem's own reference."""
+        ...
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate. Raises KernloreError or OSError if the infrastructure failed."""
+        ...
 
 
 class Listener(Protocol):
-    """Follows a run. One thread calls it; whatever it raises ends the run."""
+    """Follows a run from a single thread. An exception that it raises ends the run."""
 
     def node(self, node: Node, tree: Tree) -> None:
-        """A node was stored; it is in the tree already."""
+        """Called after a node was stored and added to the tree."""
         ...
 
     def asking(self, asking: Asking) -> None:
-        """A model is being asked; called at once and then about every second."""
+        """Called when a request to a model starts, and about every second until it ends."""
         ...
 
     def log(self, message: str) -> None:
-        """A message for the user, for example that a proposer failed."""
+        """Show a message to the user, for example that a proposer failed."""
         ...
 
 
 @dataclass
 class Search:
-    """One run: `row` is its stored row and holds its goal. `inherited` are stored winners of
-    earlier runs, which are tried first. `clock` is in seconds. `spent` are seconds that
-    getting ready took: the minutes of the goal include them. `measured` is the reference's
-    evaluation where it is known already."""
+    """One run. `row` is its stored row with the goal. `inherited` are stored winners of earlier
+    runs, which are tried first. `clock` is in seconds. `spent` are the seconds of the preparation,
+    which the goal's minutes include. `measured` is the reference's evaluation, if known."""
 
     row: RunRow
     store: RunStore
@@ -83,7 +108,7 @@ class Search:
         if not self.goal.knowledge:
             self.knowledge = NoKnowledge()
         self.tree = Tree(self.store.nodes(self.row.id))
-        task = Task(self.row.id, self.goal, self.problem, self.hardware)
+        task = SearchTask(self.row.id, self.goal, self.problem, self.hardware)
         self._proposer = Proposer(task, self.synthesizers, self.knowledge, self.listener.log)
         self._proposer.recall(self.tree)
         self._known = len(self.tree)
@@ -92,16 +117,15 @@ class Search:
 
     @property
     def seconds(self) -> float:
-        """Seconds since the run began, without the time between a crash and its continuation."""
+        """Seconds since the run began, without interruptions."""
         return self._before + self.clock() - self._began
 
     def run(self) -> RunRow:
-        """Search until the goal is reached or a budget is spent; returns the run's row as it is
-        then. A run that was killed continues.
+        """Search, or continue a search that was killed, until the goal ends it; returns the row.
 
-        The state `finished` is not stored here but by the code that confirms the winner: a run that
-        is killed before that goes on. One that is interrupted is stored as cancelled. `failed` is
-        one whose machine or whose models do not answer; it can be continued.
+        The state `finished` is not stored here but after the winner is confirmed, so that a run
+        that is killed before continues. An interrupted run is stored as cancelled. A run is
+        `failed` if its machine or its models do not answer; it can be resumed.
         """
         try:
             ended = self._until_it_ends()
@@ -118,9 +142,8 @@ class Search:
         return self.row
 
     def drafts(self, count: int) -> tuple[list[Node], str]:
-        """The next `count` candidates, to be evaluated elsewhere: in flight, and not stored. Also
-        why there are fewer, empty where there are as many.
-        """
+        """Up to `count` candidates that are evaluated on another machine: in flight and not stored.
+        Also the reason why there are fewer, or ""."""
         view = Tree(self.tree)
         for _ in range(count):
             node = self._proposer.next(view, lambda: None)
@@ -143,10 +166,10 @@ class Search:
         return Node(REFERENCE, None, "evaluated", None, evaluation, at=self.seconds)
 
     def _stop(self, tree: Tree) -> str | None:
-        """Why the run ends; None while it goes on. Nodes in flight count for every budget."""
+        """Reason to end the run, or None. Nodes in flight count for every budget."""
         if self.store.cancelled(self.row.id):
             return CANCELLED
-        # Those of an earlier process do not count: the machine may have been mended since.
+        # Failures of an earlier process do not count: the machine may have been repaired since.
         own = tree.nodes[self._known :]
         failed = [node.state == "failed" for node in own[-FAILED_IN_A_ROW:]]
         if len(failed) == FAILED_IN_A_ROW and all(failed):
@@ -155,25 +178,25 @@ class Search:
         reserve = last_seconds(tree) if self.goal.minutes is not None else 0.0
         return reason_to_stop(self.goal, counted, self.seconds + self.spent, reserve)
 
-    def first_context(self) -> Context:
-        """What the next candidate from the reference is made from."""
+    def first_context(self) -> ProposalContext:
+        """Context of the next candidate from the reference."""
         return self._proposer.context(self.tree, REFERENCE)
 
     def left(self) -> float:
-        """Seconds that the goal leaves; negative where its minutes are over."""
+        """Seconds until the goal's minutes are over; negative after that."""
         minutes = self.goal.minutes
         return math.inf if minutes is None else 60 * minutes - self.seconds - self.spent
 
     # -- one batch after another
 
     def _warm_start(self) -> str | None:
-        """Stored winners first; those that are in the tree already were before a crash. Once the
-        search itself has begun there are none to come: its own winners are stored by then too."""
+        """Evaluate the inherited winners, except those that a process before a crash evaluated.
+        Returns why the run ends, or None."""
         done = [node.number for node in self.tree if node.inherited]
         if len(self.tree) > len(done) + 1:
-            return None
+            return None  # the search itself has begun
         waiting = list(self.inherited)
-        if done:  # what was measured since may have changed their order
+        if done:  # later runs may have changed the order of the stored winners
             own = {node.proposal.bundle.sha256 for node in self.tree if node.proposal is not None}
             waiting = [p for p in waiting if p.bundle.sha256 not in own][: len(waiting) - len(done)]
         while waiting:
@@ -190,30 +213,29 @@ class Search:
 
     @property
     def _owed(self) -> int:
-        """How many of the last batch a crash cut off."""
+        """Number of nodes that a crash cut off the last batch."""
         last = self.tree.nodes[-1]
         return last.batch[1] - last.number if last.batch is not None else 0
 
     def _cut_batch(self) -> str | None:
-        """The rest of a batch of which a crash left the first rows: proposed as it was, without
-        their verdicts."""
+        """Complete a batch that a crash cut off; proposals do not see its stored verdicts."""
         last = self.tree.nodes[-1]
         if last.inherited or last.batch is None or not self._owed:
             return None
         first = last.batch[0]
         view = Tree([*self.tree.nodes[:first], *map(without_evaluation, self.tree.nodes[first:])])
-        return self._filled(view, self._owed, first)
+        return self._batch(view, self._owed, first)
 
     def _step(self) -> str | None:
-        """As many candidates as are evaluated at once; a reason where none can be made any more."""
-        return self._filled(Tree(self.tree), self.bench.at_once, len(self.tree))
+        """A batch of as many candidates as the bench evaluates at once."""
+        return self._batch(Tree(self.tree), self.bench.at_once, len(self.tree))
 
-    def _filled(self, view: Tree, count: int, first: int) -> str | None:
+    def _batch(self, view: Tree, count: int, first: int) -> str | None:
         """Propose and evaluate `count` candidates; returns why the run ends, or None.
 
         `view` is the tree with the nodes in flight; `first` is the number of the batch's first
-        node. A reason is final only where nothing was in flight: a node in flight may open the way,
-        or be what the reason is about.
+        node. A reason ends the run only if nothing was in flight, since the result of a node in
+        flight may remove it.
         """
         proposed: list[Node] = []
         ended = None
@@ -235,7 +257,7 @@ class Search:
     # -- evaluate and remember
 
     def _insert(self, proposed: Sequence[Node], first: int) -> None:
-        """Rows in the order of their numbers, once all of them are measured."""
+        """Evaluate the proposed nodes and store them in the order of their numbers."""
         waiting = [node for node in proposed if node.state == IN_FLIGHT]
         evaluated = evaluate_all(self.bench, waiting, self.listener.log, lambda: self.seconds)
         measured = {node.number: node for node in evaluated}
@@ -251,3 +273,163 @@ class Search:
         self.store.add(self.row.id, node)
         self.tree.add(node)
         self.listener.node(node, self.tree)
+
+
+# -- evaluation
+
+
+@dataclass(frozen=True)
+class _Raised:
+    """An exception of an evaluating thread; it ends the run."""
+
+    error: BaseException
+
+
+def evaluate_all(
+    bench: Bench, nodes: Sequence[Node], log: Log, seconds: Callable[[], float]
+) -> list[Node]:
+    """Evaluate nodes, each in its own thread, and return them in their order. A single node is
+    evaluated in the calling thread.
+
+    `log` gets a message for each failure; `seconds` returns the seconds since the run began.
+    """
+    if len(nodes) < 2:
+        return [_with_evaluation(bench, node, log, seconds) for node in nodes]
+    messages: queue.SimpleQueue[Node | str | _Raised] = queue.SimpleQueue()
+
+    def measure(node: Node) -> None:
+        try:
+            messages.put(_with_evaluation(bench, node, messages.put, seconds))
+        except BaseException as error:  # raised again in the waiting thread
+            messages.put(_Raised(error))
+
+    for node in nodes:
+        name = f"evaluate-{node.number}"
+        measuring = telemetry.carried(measure)
+        threading.Thread(target=measuring, args=(node,), name=name, daemon=True).start()
+    done: dict[int, Node] = {}
+    while len(done) < len(nodes):
+        message = messages.get()
+        if isinstance(message, _Raised):
+            raise message.error
+        if isinstance(message, str):
+            log(message)
+        else:
+            done[message.number] = message
+    return [done[node.number] for node in nodes]
+
+
+def _with_evaluation(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
+    assert node.proposal is not None
+    about: dict[str, telemetry.Value] = {
+        "kernlore.node": node.number,
+        "kernlore.proposer": node.proposal.synthesizer,
+    }
+    with telemetry.span("node: evaluate", about):
+        evaluated = _with_retries(bench, node, log, seconds)
+        telemetry.describe({"kernlore.verdict": evaluated.verdict})
+    return evaluated
+
+
+def _with_retries(bench: Bench, node: Node, log: Log, seconds: Callable[[], float]) -> Node:
+    """The node with its evaluation, tried up to ATTEMPTS times if the infrastructure failed or the
+    machine was busy; a briefly timed evaluation is not repeated."""
+    assert node.proposal is not None
+    problem = ""
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            evaluation = bench.evaluate(node.proposal)
+        except (KernloreError, OSError) as error:
+            problem = str(error)
+            log(f"node {node.number}: {problem}; trying again")
+            continue
+        state: NodeState = "evaluated"
+        if evaluation.correct and evaluation.timing == "repeat":
+            state = "unmeasured"
+        last = attempt == ATTEMPTS or BRIEFLY in evaluation.notes
+        if state == "evaluated" or last:
+            node = replace(node, state=state, evaluation=evaluation, attempts=attempt)
+            return replace(node, at=seconds())
+    return replace(node, state="failed", attempts=ATTEMPTS, problem=problem, at=seconds())
+
+
+# -- searches without a candidate
+
+
+@dataclass
+class Stages:
+    """Seconds of each stage of the preparation, in the order in which they ended."""
+
+    clock: Callable[[], float] = time.monotonic
+    seconds: dict[str, float] = field(default_factory=dict)
+    _last: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._last = self.clock()
+
+    def ended(self, stage: str) -> None:
+        """Add the time since the last stage ended to this one."""
+        now = self.clock()
+        self.seconds[stage] = self.seconds.get(stage, 0.0) + now - self._last
+        self._last = now
+
+    @property
+    def total(self) -> float:
+        """Seconds of all stages."""
+        return sum(self.seconds.values())
+
+
+@dataclass(frozen=True)
+class UnusedProposer:
+    """A proposer that the goal leaves out, and how to include it."""
+
+    synthesizer: Synthesizer
+    remedy: str
+
+
+def why_untried(
+    search: Search,
+    ended: str,
+    stages: Mapping[str, float],
+    left_out: Callable[[], Sequence[UnusedProposer]] = tuple,
+) -> str:
+    """Reason, with what the user can change, why a search that ended for `ended` has no candidate.
+
+    `stages` are seconds of the preparation. `left_out` is called, and its proposers are tried, only
+    if no proposer of the run has a candidate.
+    """
+    if minutes_are_over(search.goal, ended):
+        return f"{UNTRIED}: {_no_time(search, stages)}"
+    if ended != NOTHING_LEFT:
+        return UNTRIED
+    tried = "; ".join(_nothing_of(synthesizer) for synthesizer in search.synthesizers)
+    context = search.first_context()
+    others = [other for other in left_out() if _has_one(other.synthesizer, context)]
+    remedies = [f"{o.synthesizer.name}, which was not tried, has one: {o.remedy}" for o in others]
+    remedies.append(
+        "a language model (--models) or a proposer of your own (POST /runs) can write one"
+    )
+    return f"{UNTRIED}: no candidate exists. Tried: {tried or 'none'}. " + "; ".join(remedies)
+
+
+def _no_time(search: Search, stages: Mapping[str, float]) -> str:
+    spent = dict(stages) or {"getting ready": search.spent}
+    reference = search.tree.root.at if len(search.tree) else 0.0
+    spent["the reference"] = spent.get("the reference", 0.0) + reference
+    spent["looking for a candidate"] = search.seconds - reference
+    parts = sorted(spent.items(), key=lambda part: -part[1])
+    long = [f"{stage} ({seconds:.0f} s)" for stage, seconds in parts if seconds >= SHORTEST]
+    went = f"; it went to {', '.join(long)}" if long else ""
+    return f"the time was over before the first candidate{went}; give more (--minutes)"
+
+
+def _nothing_of(synthesizer: Synthesizer) -> str:
+    why = synthesizer.nothing_because if isinstance(synthesizer, SaysWhy) else ""
+    return f"{synthesizer.name} ({why})" if why else synthesizer.name
+
+
+def _has_one(synthesizer: Synthesizer, context: ProposalContext) -> bool:
+    try:
+        return synthesizer.propose(context) is not None
+    except ProposalFailed:
+        return False

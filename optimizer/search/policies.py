@@ -1,7 +1,7 @@
-"""Which node is changed next: best first, tree search and islands.
+"""Policies that choose the node to change next: best first, tree search, islands.
 
-A policy is a function of the tree and a seeded random source, so the same evaluations and the same
-seed give the same tree.
+A policy is a function of the tree and a seeded random source, so equal evaluations and seeds give
+equal trees.
 """
 
 from __future__ import annotations
@@ -22,19 +22,15 @@ TOURNAMENT = 3
 MIGRATE_EVERY = 10  # candidates
 EXPLORE = 0.7
 
-__all__ = ["POLICY_OF", "BestFirst", "Evolutionary", "Policy", "TreeSearch"]
 
-
-class Policy(Protocol):
+class SearchPolicy(Protocol):
     """Chooses the parent of the next candidate."""
 
     def __init__(self) -> None: ...
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
-        """The number of the node to change next; None when every open node is closed.
-
-        `closed` are nodes from which nothing more can be proposed; `chance` is the random source.
-        """
+        """The number of the node to change next; None if every open node is in `closed`, the nodes
+        from which nothing more can be proposed. `chance` is the random source."""
         ...
 
     def island_of(self, tree: Tree, parent: int) -> int:
@@ -43,8 +39,8 @@ class Policy(Protocol):
 
 
 def open_nodes(tree: Tree, closed: Collection[int]) -> list[int]:
-    """Numbers of the nodes that can be changed: the reference, and correct nodes that are neither
-    duplicates nor closed."""
+    """Numbers of the nodes that can be changed: the reference and correct nodes, without duplicates
+    and closed nodes."""
     return [
         node.number
         for node in tree
@@ -55,22 +51,22 @@ def open_nodes(tree: Tree, closed: Collection[int]) -> list[int]:
 
 
 class BestFirst:
-    """The node with the highest certain speed-up, unless its children have stopped paying.
+    """Chooses the node with the highest lower bound of the speed-up, after fatigue.
 
-    Each child that was no better than its parent lowers what the parent is worth by a tenth, so a
-    search leaves a summit that it cannot climb further. A child in flight counts as such:
-    candidates that are evaluated side by side spread over parents.
+    Each child that was no better lowers the value of its parent by a tenth, so that a search leaves
+    a local optimum. A child in flight counts as no better: candidates that are evaluated side by
+    side spread over parents.
     """
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
-        """The open node that is worth most after fatigue, the newest of equals."""
+        """The open node with the highest value after fatigue, the newest of equals."""
         del chance
-        worth = {number: self._worth(tree, number) for number in open_nodes(tree, closed)}
-        return max(worth, key=lambda number: (worth[number], number), default=None)
+        values = {number: self._value(tree, number) for number in open_nodes(tree, closed)}
+        return max(values, key=lambda number: (values[number], number), default=None)
 
-    def _worth(self, tree: Tree, number: int) -> float:
+    def _value(self, tree: Tree, number: int) -> float:
         node = tree[number]
-        # The reference stays worth while first tries of other kinds are left.
+        # The reference does not tire: first tries of other kinds start from it.
         weak = sum(child.merit <= node.merit for child in tree.children(number))
         fatigue = 1.0 if number == REFERENCE else FATIGUE
         return float(node.merit * fatigue**weak)
@@ -81,11 +77,11 @@ class BestFirst:
 
 
 class Evolutionary:
-    """Islands: several populations that search apart, each choosing parents by tournament; from
-    time to time the best of one is a parent on the next (Tanese, 1989).
+    """Islands: separate populations that choose parents by tournament; from time to time the best
+    of one is a parent on the next (Tanese, 1989).
 
-    A population follows from the tree: the correct nodes whose island is its own. Islands take
-    turns by the number of the node to come.
+    The population of an island are the correct nodes with its number. Islands take turns by the
+    number of the next node.
     """
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
@@ -95,7 +91,7 @@ class Evolutionary:
             return None
         island = len(tree) % ISLANDS
         if len(tree) % MIGRATE_EVERY == 0:
-            island = (island + 1) % ISLANDS  # the neighbour's best comes over
+            island = (island + 1) % ISLANDS  # migration from the neighbour
         living = [n for n in usable if n != REFERENCE and tree[n].island == island]
         living = sorted(living, key=lambda n: -tree[n].merit)[:POPULATION]
         if REFERENCE in usable and len(living) < TOURNAMENT:
@@ -111,17 +107,17 @@ class Evolutionary:
 
 
 class TreeSearch:
-    """Monte Carlo tree search: walk down by UCT until a node that is still to be widened.
+    """Monte Carlo tree search: descends by UCT to the first node that may be widened.
 
     The value of a node is the best merit below it, on a logarithmic scale from the reference to the
     best of the run; the bonus is that of UCB1 (Auer and others, 2002; Kocsis and Szepesvari, 2006).
     A node is widened while it has fewer children than the square root of its visits (progressive
     widening, Coulom 2007), because the number of possible changes is not bounded. A node in flight
-    is a visit that brought nothing so far (a virtual loss, Chaslot and others, 2008).
+    is a visit without a result (a virtual loss, Chaslot and others, 2008).
     """
 
     def choose(self, tree: Tree, closed: Collection[int], chance: random.Random) -> int | None:
-        """The first node on the way down that is still to be widened."""
+        """The first node on the way down that may be widened."""
         usable = set(open_nodes(tree, closed))
         if not usable:
             return None
@@ -134,7 +130,7 @@ class TreeSearch:
             if at in usable and (not children or len(children) < math.sqrt(visits)):
                 return at
             if not children:
-                return max(usable)  # only nodes beside this path are left
+                return max(usable)  # all usable nodes are on other paths
             at = max(children, key=lambda child: (self._bound(tree, child, visits), -child))
 
     def _reaches(self, tree: Tree, number: int, usable: Collection[int]) -> bool:
@@ -151,7 +147,7 @@ class TreeSearch:
         return 0
 
 
-POLICY_OF: Mapping[PolicyName, type[Policy]] = {
+POLICY_OF: Mapping[PolicyName, type[SearchPolicy]] = {
     "best-first": BestFirst,
     "mcts": TreeSearch,
     "evolutionary": Evolutionary,

@@ -1,7 +1,8 @@
-"""The universal operator: choose a parent, retrieve for its verdict, compose, propose.
+"""Proposing the next candidate: choose a parent and a proposer, retrieve knowledge for the parent's
+verdict, compose the context, propose.
 
-Decides from the tree, the goal's seed and what earlier nodes record as exhausted, so the same rows
-give the same candidate. Evaluates nothing.
+Depends on the tree, the goal's seed and the exhausted proposers that earlier nodes record, so equal
+rows give an equal candidate. Evaluates nothing.
 """
 
 from __future__ import annotations
@@ -12,34 +13,35 @@ from dataclasses import dataclass, replace
 
 from optimizer.evaluation.records import EvaluationVerdict
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
-from optimizer.search.policies import POLICY_OF, Policy
-from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, Shown
+from optimizer.search.knowledge import Knowledge, KnowledgeSource, operator_query
+from optimizer.search.policies import POLICY_OF, SearchPolicy
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, Proposal, ShownIds
 from optimizer.search.synthesizers.base import (
-    Context,
     HardwareView,
     OfRoles,
     ProblemView,
+    ProposalContext,
     ProposalFailed,
     ReadsContext,
     Synthesizer,
     Unreachable,
 )
 from optimizer.search.tree import Tree, last_failure, seen
+from retrieval.request import RetrieveRequest
 
-LEAST_COST = 2.0  # seconds: shorter evaluations count as equal, as times of candidates scatter
+LEAST_COST = 2.0  # seconds; shorter evaluations count as equal, since times of candidates scatter
 STAGES = ("compile", "correctness", "benchmark")
-SILENT_IN_A_ROW = 8  # proposals that came to nothing, after which the proposers are given up
-# The same where nothing ever answered at the address of a model: each has retries of its own.
-NEVER_ANSWERED = 2
-CONTEXT_TOKENS = 6_000  # of knowledge where no proposer reads it; and of earlier kernels and log
+SILENT_IN_A_ROW = 8  # failed proposals that end the run
+NEVER_ANSWERED = 2  # the same for models that never answered: each call has its own retries
+CONTEXT_TOKENS = 6_000  # for earlier kernels and log, and for knowledge that no proposer reads
+EXCERPTS = 8
 NOTHING_LEFT = "nothing is left to try"
 Pair = tuple[str, int]
 
 
 @dataclass(frozen=True)
-class Task:
-    """The part of the context that every proposal of a run shares."""
+class SearchTask:
+    """The part of a context that is equal for every proposal of a run."""
 
     run_id: str
     goal: Goal
@@ -52,7 +54,7 @@ class Proposer:
 
     def __init__(
         self,
-        task: Task,
+        task: SearchTask,
         synthesizers: Sequence[Synthesizer],
         knowledge: KnowledgeSource,
         log: Callable[[str], None],
@@ -62,25 +64,25 @@ class Proposer:
         self._knowledge = knowledge
         self._roles = roles_of(synthesizers, task.problem)
         self._log = log
-        self._policy: Policy = POLICY_OF[task.goal.policy]()
+        self._policy: SearchPolicy = POLICY_OF[task.goal.policy]()
         self._max_tokens = context_tokens(synthesizers)
-        # By parent, whether it is packed for a reader, and the last failure from the parent.
+        # By parent, whether the context is composed for a reader, and the parent's last failure.
         self._known: dict[tuple[int, bool, int], Knowledge] = {}
         self._exhausted: set[Pair] = set()
         self._failed: set[str] = set()
-        self._silent = 0
-        self._unreached = 0  # of the silent ones
-        self._answered: set[str] = set()  # the proposers that ever had a candidate
+        self._silent = 0  # failures in a row
+        self._unreached = 0  # those of them where the proposer could not be reached
+        self._answered: set[str] = set()  # proposers that ever had a candidate
         self._last_log = ""
 
     @property
     def unreachable(self) -> bool:
-        """Whether proposers were given up because nothing answers where they ask."""
+        """Whether the failures in a row ended the run because no model could be reached."""
         enough = SILENT_IN_A_ROW if self._failed & self._answered else NEVER_ANSWERED
         return self._silent >= enough and self._unreached == self._silent
 
     def recall(self, nodes: Iterable[Node]) -> None:
-        """Remember what was exhausted and which proposers had failed when these were proposed."""
+        """Restore the exhausted and the failed proposers that these nodes record."""
         for node in nodes:
             self._exhausted.update(node.exhausted)
             self._failed.update(node.silent)
@@ -91,13 +93,13 @@ class Proposer:
         self,
         tree: Tree,
         proposal: Proposal,
-        shown: Shown | None = None,
+        shown: ShownIds | None = None,
         *,
         inherited: bool = False,
         exhausted: Sequence[Pair] = (),
         silent: Sequence[str] = (),
     ) -> Node:
-        """The proposal as the tree's next node: in flight, or the duplicate of an earlier node."""
+        """The proposal as the tree's next node: in flight, or a duplicate of an earlier node."""
         same = tree.same_bundle(proposal.bundle.sha256)
         return Node(
             number=len(tree),
@@ -105,7 +107,7 @@ class Proposer:
             state=IN_FLIGHT if same is None else "duplicate",
             proposal=proposal,
             evaluation=None,
-            shown=shown or Shown(),
+            shown=shown or ShownIds(),
             same_as=None if same is None else same.number,
             island=self._policy.island_of(tree, proposal.parent),
             inherited=inherited,
@@ -117,8 +119,8 @@ class Proposer:
         """The next node, or why there is none. `stop` is called after a failed attempt and returns
         why the run ends, or None.
 
-        What turned out to be exhausted counts only with the node that it led to: a run that goes on
-        after a crash knows only what nodes record.
+        Exhausted and failed proposers count only with a node that records them, since a run that
+        is resumed after a crash knows no others.
         """
         exhausted: list[Pair] = []
         silent: list[str] = []
@@ -139,7 +141,7 @@ class Proposer:
         stop: Callable[[], str | None],
         exhausted: list[Pair],
         silent: list[str],
-    ) -> tuple[Proposal, Shown] | str:
+    ) -> tuple[Proposal, ShownIds] | str:
         chance = random.Random(f"{self._task.goal.seed}:{len(tree)}")
         while True:
             parent = self._parent(tree, chance)
@@ -150,7 +152,7 @@ class Proposer:
                 try:
                     proposal = synthesizer.propose(context)
                 except ProposalFailed as failed:
-                    ended = self._heard(synthesizer, failed, silent, stop)
+                    ended = self._failure(synthesizer, failed, silent, stop)
                     if ended is not None:
                         return ended
                     continue
@@ -159,14 +161,14 @@ class Proposer:
                 exhausted.append((synthesizer.name, parent))
                 self._exhausted.add((synthesizer.name, parent))
 
-    def _heard(
+    def _failure(
         self,
         synthesizer: Synthesizer,
         failed: ProposalFailed,
         silent: list[str],
         stop: Callable[[], str | None],
     ) -> str | None:
-        """Record an attempt without a candidate; returns why there is to be no other, or None."""
+        """Record an attempt without a candidate; returns why to stop, or None."""
         self._silent += 1
         self._unreached += isinstance(failed, Unreachable)
         if synthesizer.name not in self._failed:
@@ -183,10 +185,8 @@ class Proposer:
             ended = f"{SILENT_IN_A_ROW} proposals in a row came to nothing: {failed}"
         return ended
 
-    # -- who changes what
-
     def _parent(self, tree: Tree, chance: random.Random) -> int | None:
-        """The reference while a proposer has first tries left, then what the policy chooses."""
+        """The reference while a proposer has first tries left, then the policy's choice."""
         if any(self._tries_left(tree, s) for s in self._synthesizers):
             return REFERENCE
         names = [s.name for s in self._synthesizers]
@@ -201,40 +201,38 @@ class Proposer:
         return len(own) < synthesizer.first_tries
 
     def _order(self, tree: Tree, parent: int) -> list[Synthesizer]:
-        """The proposers in turn: those with first tries left, then those whose candidates took the
-        least time for what they gained. A proposer whose candidates compile for half a minute gets
-        fewer turns."""
+        """Proposers in the order in which they are tried: those with first tries left, else those
+        first whose candidates took the least evaluation time for each improvement."""
         usable = [s for s in self._synthesizers if (s.name, parent) not in self._exhausted]
         trying = [s for s in usable if parent == REFERENCE and self._tries_left(tree, s)]
         usable = trying or usable
 
-        def turn(synthesizer: Synthesizer) -> float:
+        def cost(synthesizer: Synthesizer) -> float:
             own = _nodes_of(synthesizer, tree)
             gains = sum(node.merit > tree[node.parent or 0].merit for node in own)
             return sum(map(_cost, own)) / (1 + gains)
 
-        return sorted(usable, key=turn)
+        return sorted(usable, key=cost)
 
-    # -- what it is made from
-
-    def context(self, tree: Tree, parent: int, reader: bool = False) -> Context:
-        """The context of a proposal from this parent, now. For a `reader`, the knowledge is packed
-        for the last kernel that was made from it and failed, if there is one."""
+    def context(self, tree: Tree, parent: int, reader: bool = False) -> ProposalContext:
+        """The context of the next proposal from this parent. For a `reader`, the knowledge is about
+        the parent's last child if that is incorrect."""
         failed = last_failure(tree, parent) if reader else None
         key = (parent, reader, failed.number if failed is not None else parent)
         if key not in self._known:
-            room = self._max_tokens if reader else CONTEXT_TOKENS
-            asked = query(self._task, tree[parent], self._roles, failed, room)
-            self._known[key] = self._knowledge.consult(asked)
+            tokens = self._max_tokens if reader else CONTEXT_TOKENS
+            request = request_for(self._task, failed or tree[parent], self._roles, tokens)
+            self._known[key] = self._knowledge.consult(request)
         return compose_context(self._task, tree, parent, self._known[key])
 
 
-def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -> Context:
-    """The context of the tree's next node. Facts of the device itself override those that the
-    knowledge base has of its family."""
+def compose_context(
+    task: SearchTask, tree: Tree, parent: int, knowledge: Knowledge
+) -> ProposalContext:
+    """The context of the tree's next node. Facts of the device override those of its family."""
     if knowledge.facts:
         knowledge = replace(knowledge, facts={**knowledge.facts, **task.hardware.facts})
-    return Context(
+    return ProposalContext(
         problem=task.problem,
         hardware=task.hardware,
         parent=tree[parent],
@@ -253,48 +251,55 @@ def compose_context(task: Task, tree: Tree, parent: int, knowledge: Knowledge) -
 
 
 def roles_of(synthesizers: Iterable[Synthesizer], problem: ProblemView) -> tuple[str, ...]:
-    """The roles of parameters that these proposers can change for this problem, sorted; proposers
-    that can change anything name none."""
+    """Sorted roles of the parameters that proposers bound to roles can change for this problem."""
     bound = (s.roles(problem) for s in synthesizers if isinstance(s, OfRoles))
     return tuple(sorted({role for roles in bound for role in roles}))
 
 
 def context_tokens(synthesizers: Iterable[Synthesizer]) -> int:
-    """The largest context that one of these proposers reads."""
+    """Tokens of the largest context that one of these proposers reads."""
     sizes = [s.context_tokens for s in synthesizers if isinstance(s, ReadsContext)]
     return max(sizes, default=CONTEXT_TOKENS)
 
 
-def query(
-    task: Task,
+def request_for(
+    task: SearchTask,
     node: Node,
     roles: tuple[str, ...] = (),
-    failed: Node | None = None,
     max_tokens: int = CONTEXT_TOKENS,
-) -> Query:
-    """The request to the knowledge base for a change of this node: to mend the last kernel that
-    was made from it and failed, to write a first one, or to make a right one faster.
-    """
-    if failed is not None:
-        node = failed
+) -> RetrieveRequest:
+    """The request to the knowledge base for a change of this node: to repair it if it failed, to
+    write a first kernel if it is the reference, or to make it faster."""
     evaluation = node.evaluation
     verdict = evaluation.verdict if evaluation is not None else EvaluationVerdict()
-    of_candidate = evaluation is not None and node.parent is not None
-    return Query(
+    metrics = {**evaluation.metrics, **verdict.metrics} if evaluation else {}
+    log = evaluation.log if evaluation and not evaluation.correct else ""
+    op = task.problem.mostly or task.problem.op
+    language = task.goal.language
+    if evaluation is not None and node.parent is not None:
+        language = evaluation.language
+    # Before the first kernel the reference has no verdict, or, on a chip that only its own
+    # commands run, one about another processor.
+    foreign = task.hardware.device is None or not node.signals
+    to_write = node.proposal is None and foreign
+    narrowed = node.signals or log or to_write
+    return RetrieveRequest(
         signals=node.signals,
-        metrics={**evaluation.metrics, **verdict.metrics} if evaluation else {},
-        log=evaluation.log if evaluation and not evaluation.correct else "",
+        metrics=metrics or None,
+        log=log or None,
+        query=None if narrowed else operator_query(op, language),
         hardware=task.hardware.id,
-        op=task.problem.mostly or task.problem.op,
-        language=evaluation.language if evaluation and of_candidate else task.goal.language,
+        op=op or None,
+        language=language,
         dtype=task.problem.main.dtype,
-        run_id=task.run_id,
-        node=node.number,
+        run_id=task.run_id or None,
+        node_id=str(node.number),
+        k=EXCERPTS,
         max_tokens=max_tokens,
-        problem={**task.problem.main.quantities, **verdict.problem},
+        problem={**task.problem.main.quantities, **verdict.problem} or None,
         roles=roles,
-        task=_task_of(task, node),
-        draft=_draft(node),
+        task="write" if to_write else None,
+        draft=_failed_source(node) or None,
         operators=operators_of(task.problem),
         dtypes=dtypes_of(task.problem),
         lacks=task.hardware.lacks,
@@ -302,7 +307,7 @@ def query(
 
 
 def operators_of(problem: ProblemView) -> tuple[str, ...]:
-    """The operators of the reference whose arguments are known, by torch's names."""
+    """Operators of the reference whose arguments are known, by torch's names."""
     named = (trait for trait in problem.main.traits if "." in trait)
     names = (trait.partition(".")[0].partition("#")[0] for trait in named)
     return tuple(dict.fromkeys(names))
@@ -313,16 +318,7 @@ def dtypes_of(problem: ProblemView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(t.dtype for case in problem.cases for t in case.signature.tensors))
 
 
-def _task_of(task: Task, node: Node) -> str | None:
-    """What the answer is for, where the verdict alone does not say it: before there is a kernel,
-    the reference has no verdict yet, or, on a chip of its own, one about another processor.
-    """
-    first = node.proposal is None
-    return "write" if first and (task.hardware.device is None or not node.signals) else None
-
-
-def _draft(node: Node) -> str:
-    """The source of a kernel that failed."""
+def _failed_source(node: Node) -> str:
     evaluation = node.evaluation
     if node.proposal is None or evaluation is None or evaluation.correct:
         return ""
@@ -330,20 +326,20 @@ def _draft(node: Node) -> str:
 
 
 def without_evaluation(node: Node) -> Node:
-    """The node as it was before its evaluation; whether it is a duplicate was known then."""
+    """The node as it was before its evaluation; a duplicate was known as one."""
     if node.state == "duplicate":
         return node
     return replace(node, state=IN_FLIGHT, evaluation=None, attempts=1, problem="")
 
 
 def tree_before(tree: Tree, node: Node) -> Tree:
-    """The tree that the node was proposed for: its batch is in flight."""
+    """The tree that the node was proposed for, in which its batch is in flight."""
     first = node.batch[0] if node.batch is not None else node.number
     return Tree([*tree.nodes[:first], *map(without_evaluation, tree.nodes[first : node.number])])
 
 
 def _cost(node: Node) -> float:
-    """Seconds that its evaluation took. A node in flight counts as a short one, in a replay too."""
+    """Seconds of its evaluation. A node in flight counts as a short one, in a replay too."""
     took = node.evaluation.seconds if node.evaluation is not None else {}
     return max(LEAST_COST, sum(took.get(stage, 0.0) for stage in STAGES))
 

@@ -1,4 +1,4 @@
-"""The records of a search: nodes of a tree, as plain rows. Inserting a node is the checkpoint.
+"""Records of a search: proposals and the nodes that they become, stored as plain rows.
 
 Knows neither how candidates are proposed nor how they are measured.
 """
@@ -12,16 +12,15 @@ from typing import Any, Literal
 from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.evaluation.records import Evaluation, Interval, evaluation_from_json
 
-REFERENCE = 0  # number of the node that stands for the problem's own reference
-NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]  # of a row
-IN_FLIGHT: Literal["in_flight"] = "in_flight"  # of a node that is no row yet
+REFERENCE = 0  # number of the reference's node
+NodeState = Literal["evaluated", "duplicate", "unmeasured", "failed"]  # of a stored node
+IN_FLIGHT: Literal["in_flight"] = "in_flight"  # state of a node that is not stored yet
 Value = int | float | str | bool
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of proposing a candidate. `usd` follows the provider's price list; it is None where
-    the price is not known."""
+    """Cost of proposing a candidate. `usd` follows the provider's price list, None if unknown."""
 
     seconds: float = 0.0
     tokens_in: int = 0
@@ -30,9 +29,8 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The knowledge that a proposal was based on: ids of excerpts, moves and skills, and the id of
-    the retrieval that returned them."""
+class ShownIds:
+    """Ids of the knowledge that a proposer was shown, and of the retrieval that returned it."""
 
     retrieval_id: str = ""
     excerpts: tuple[str, ...] = ()
@@ -44,12 +42,11 @@ class Shown:
 class Proposal:
     """A candidate before it is measured.
 
-    `parent` is the number of the node that it changes. `beside` are the numbers of right kernels
-    whose source its author was shown beside the parent's and told to go on from. `recipe` and
-    `values` are set where it is an instance of a recipe. `claimed` are ids that the proposer says
-    it used; `attributed` are ids of the move, recipe or skill that made the change, as far as that
-    is certain. `cases` names the cases that the candidate claims, empty for all. `transcript`
-    refers to the stored conversation with a model.
+    `parent` is the number of the node that it changes; `beside` are numbers of further correct
+    kernels whose source the proposer saw as possible starting points. `recipe` and `values` are set
+    for an instance of a recipe. `claimed` are ids that the proposer says it used; `attributed` are
+    ids of the move, recipe or skill that certainly made the change. `cases` names the cases that
+    the candidate claims, empty for all. `transcript` is the id of the conversation with a model.
     """
 
     bundle: Bundle
@@ -68,23 +65,22 @@ class Proposal:
 
     @property
     def origin(self) -> Origin:
-        """Who wrote the kernel: config, rewrite, recipe, llm or external."""
+        """Kind of author: config, rewrite, recipe, llm or external."""
         return self.bundle.origin
 
 
 @dataclass(frozen=True)
 class Node:
-    """One candidate of a run. `number` is its place in the run; the reference is 0.
+    """One candidate of a run. `number` counts from the reference, which is 0.
 
-    State `duplicate`: the same bundle is node `same_as`. `unmeasured`: correct, but the machine was
-    never quiet enough. `failed`: the infrastructure's fault, nothing is known about the kernel.
+    State `duplicate`: same bundle as node `same_as`. `unmeasured`: correct, but the machine was
+    never quiet enough. `failed`: the infrastructure failed, nothing is known about the kernel.
     `in_flight`: being evaluated; such a node is never stored.
 
     `island` belongs to the evolutionary policy. `inherited` marks a stored winner of an earlier
     run. `batch` holds the first and last number of the nodes that were in flight together.
-    `exhausted` are (proposer, parent) pairs that turned out to have nothing left while this node
-    was proposed; `silent` are proposers of which an attempt failed then. With these a continued run
-    knows what it knew before.
+    `exhausted` are the (proposer, parent) pairs that had nothing left, and `silent` the proposers
+    that failed, while this node was proposed: a resumed run restores its state from them.
     """
 
     number: int
@@ -92,7 +88,7 @@ class Node:
     state: NodeState | Literal["in_flight"]
     proposal: Proposal | None
     evaluation: Evaluation | None
-    shown: Shown = field(default_factory=Shown)
+    shown: ShownIds = field(default_factory=ShownIds)
     same_as: int | None = None
     island: int = 0
     inherited: bool = False
@@ -110,12 +106,12 @@ class Node:
 
     @property
     def speedup(self) -> Interval | None:
-        """Speed-up over the reference with its interval; None where it was not timed."""
+        """Speed-up over the reference with its interval; None if it was not timed."""
         return self.evaluation.speedup if self.evaluation is not None else None
 
     @property
     def merit(self) -> float:
-        """The value that policies climb: the lower bound of the speed-up; 0 where there is none."""
+        """Value that policies maximise: the lower bound of the speed-up, 0 without one."""
         if self.number == REFERENCE:
             return 1.0
         speedup = self.speedup
@@ -123,14 +119,14 @@ class Node:
 
     @property
     def verdict(self) -> str:
-        """The outcome as one word: the validity of an evaluated node, else its state."""
+        """Validity of an evaluated node, else its state."""
         if self.state != "evaluated" or self.evaluation is None:
             return self.state
         return self.evaluation.validity
 
     @property
     def signals(self) -> tuple[str, ...]:
-        """Ids of the signals of its verdict, the leading signal first."""
+        """Ids of the verdict's signals, the leading one first."""
         return self.evaluation.verdict.signal_ids if self.evaluation is not None else ()
 
     def as_json(self) -> dict[str, Any]:
@@ -142,15 +138,15 @@ class Node:
 
 
 def node_from_json(row: Mapping[str, Any]) -> Node:
-    """Read the node that `Node.as_json` wrote; fields of a newer version are ignored."""
+    """Inverse of `Node.as_json`; ignores fields of newer versions."""
     fields = {name: row[name] for name in Node.__dataclass_fields__ if name in row}
     if fields.get("proposal") is not None:
         fields["proposal"] = proposal_from_json(fields["proposal"])
     if fields.get("evaluation") is not None:
         fields["evaluation"] = evaluation_from_json(fields["evaluation"])
     shown = fields.get("shown") or {}
-    fields["shown"] = Shown(
-        **_tuples({n: shown[n] for n in Shown.__dataclass_fields__ if n in shown})
+    fields["shown"] = ShownIds(
+        **_tuples({n: shown[n] for n in ShownIds.__dataclass_fields__ if n in shown})
     )
     fields["exhausted"] = tuple((name, number) for name, number in fields.get("exhausted") or ())
     fields["silent"] = tuple(fields.get("silent") or ())
@@ -159,7 +155,7 @@ def node_from_json(row: Mapping[str, Any]) -> Node:
 
 
 def proposal_from_json(row: Mapping[str, Any]) -> Proposal:
-    """Read the proposal that `asdict` wrote."""
+    """Inverse of `asdict` of a proposal."""
     fields = {**row, "bundle": Bundle(**row["bundle"]), "cost": Cost(**row["cost"])}
     return Proposal(**_tuples(fields))
 
@@ -169,8 +165,7 @@ def _tuples(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def time_text(node: Node) -> str:
-    """What a call takes on each timed case: cycles where a simulator counts them, else
-    microseconds; empty where nothing is known."""
+    """Time of a call on each timed case, in simulator cycles or microseconds; "" if unknown."""
     timings = node.evaluation.timings if node.evaluation is not None else ()
     times = {
         timing.case: f"{timing.cycles} cycles"
@@ -185,6 +180,6 @@ def time_text(node: Node) -> str:
 
 
 def best_of(nodes: Sequence[Node]) -> Node | None:
-    """The correct and measured node whose speed-up is certain to be highest."""
+    """The correct, measured node with the highest lower bound of the speed-up."""
     measured = [node for node in nodes if node.correct and node.speedup is not None]
     return max(measured, key=lambda node: (node.merit, -node.number), default=None)

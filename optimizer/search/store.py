@@ -1,5 +1,5 @@
-"""The stored rows of runs. Inserting a node is the checkpoint: a run that was killed goes on from
-its last row.
+"""Stored rows of runs, and a store of files. Inserting a node is the checkpoint: a killed run
+continues from its last row.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from optimizer.search.records import Node, node_from_json
 class RunRow:
     """A run without its nodes.
 
-    `state` is running, finished, cancelled or failed; `ended` says in words why it ended. Times are
-    in seconds. `environment` names device, toolchains and versions. `asked` says which language
-    models are asked and how (names, address, times; never a key), empty where none is. `cluster`
-    says where its candidates are measured, empty for this machine: address, dashboard, places
-    (`slots`), what each of the nodes does and has done, nodes that are left out and why, and how
-    many evaluations were lost with a node.
+    `state` is running, finished, cancelled or failed, and `ended` the reason of the end. Times are
+    in seconds. `environment` maps device and toolchains to versions. `asked` holds names, address
+    and times of the language models, never a key. `cluster`, empty for this machine, holds address,
+    dashboard and slots of the cluster that measures the candidates, the counts of each node, the
+    reasons for excluded nodes, and the number of evaluations that were lost with a node.
     """
 
     id: str
@@ -44,22 +43,22 @@ class RunRow:
     cluster: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The stored row."""
+        """The stored row, which `run_from_json` reads."""
         row = {name: getattr(self, name) for name in self.__dataclass_fields__}
         return {**row, "goal": self.goal.as_json()}
 
 
 def run_from_json(row: Mapping[str, Any]) -> RunRow:
-    """Read the run that `RunRow.as_json` wrote; fields of a newer version are ignored."""
+    """Inverse of `RunRow.as_json`; ignores fields of newer versions."""
     fields = {name: row[name] for name in RunRow.__dataclass_fields__ if name in row}
     return RunRow(**{**fields, "goal": goal_from_json(row["goal"])})
 
 
 class RunStore(Protocol):
-    """Rows of runs."""
+    """Stores runs and their nodes."""
 
     def begin(self, run: RunRow) -> None:
-        """Insert a new run. Raises Conflict where one with this id exists."""
+        """Insert a new run. Raises Conflict if the id is taken."""
         ...
 
     def run(self, run_id: str) -> RunRow:
@@ -79,13 +78,13 @@ class RunStore(Protocol):
         ...
 
     def cancelled(self, run_id: str) -> bool:
-        """Whether a user asked for the run to end."""
+        """Whether cancelling the run was requested."""
         ...
 
 
 class FileStore:
-    """A `RunStore` of files, one folder per run: `run.json`, `nodes.jsonl`, and `cancel` where a
-    user wants the run to end."""
+    """A `RunStore` of files, one folder per run: `run.json`, `nodes.jsonl`, and `cancel` once that
+    was requested."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -94,7 +93,7 @@ class FileStore:
         return self.folder / run_id
 
     def begin(self, run: RunRow) -> None:
-        """Create the run's folder. Raises Conflict where the run exists."""
+        """Create the run's folder. Raises Conflict if the run exists."""
         folder = self._of(run.id)
         if (folder / "run.json").exists():
             raise Conflict(f"run {run.id} exists", hint="Resume it, or choose another folder.")
@@ -109,7 +108,7 @@ class FileStore:
         return run_from_json(json.loads(path.read_text(encoding="utf-8")))
 
     def update(self, run: RunRow) -> None:
-        """Replace `run.json`, whole or not at all."""
+        """Replace `run.json` atomically."""
         path = self._of(run.id) / "run.json"
         scratch = path.with_suffix(".new")
         scratch.write_text(json.dumps(run.as_json(), indent=1), encoding="utf-8")
@@ -125,22 +124,22 @@ class FileStore:
             os.fsync(stream.fileno())
 
     def nodes(self, run_id: str) -> list[Node]:
-        """The nodes of a run, without a last line that a crash cut short."""
+        """The nodes of a run, without a line that a crash cut short."""
         path = self._of(run_id) / "nodes.jsonl"
         return list(_rows(path)) if path.is_file() else []
 
     def cancelled(self, run_id: str) -> bool:
-        """Whether a user asked for the run to end."""
+        """Whether cancelling the run was requested."""
         return (self._of(run_id) / "cancel").exists()
 
     def cancel(self, run_id: str) -> None:
-        """Ask for the run to end. Raises NotFound."""
+        """Request the end of the run. Raises NotFound."""
         self.run(run_id)
         (self._of(run_id) / "cancel").write_text(str(time.time()), encoding="ascii")
 
 
 def _drop_cut_line(path: Path) -> None:
-    """Cut off half a row that a crash left at the end of the file."""
+    """Truncate an incomplete line at the end of the file."""
     if not path.is_file():
         return
     text = path.read_bytes()

@@ -1,19 +1,21 @@
-"""The tree of one run in memory, and what of it a proposal sees beside its parent.
+"""The tree of one run in memory, the earlier nodes that a proposer is shown, and rough figures of
+correct candidates that could not be timed.
 
-Rows come in order and are never changed. A memory operator names what is shown: nothing, the
-parent's own step, its siblings, both, or the ancestors up to the first good one. A node in flight
-has no result to show.
+Nodes come in order and are never changed. A memory operator chooses the shown nodes: none, the
+parent's own parent, its siblings, both, or the ancestors up to the first good one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 
+from optimizer.evaluation.records import rough_ratio, rough_times
 from optimizer.search.goal import MemoryName
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, best_of, time_text
 
 MAX_SEEN = 6
-BY_COMMANDS = "command"  # the toolchain of a chip that only its own commands run begins so
+BY_COMMANDS = "command"  # prefix of toolchains that run a chip's own commands
 
 
 class Tree:
@@ -52,8 +54,8 @@ class Tree:
 
     @property
     def reference_runs(self) -> bool:
-        """Whether the root is the reference as it was run here. On a chip that only its own
-        commands run it is not."""
+        """Whether the root is a measured reference; never on a chip that only its own commands
+        run."""
         evaluation = self.root.evaluation if self.nodes else None
         return (
             evaluation is not None
@@ -63,8 +65,8 @@ class Tree:
 
     @property
     def baseline(self) -> Node | None:
-        """What the others are compared with on a chip that only its own commands run: a sample of
-        the manual, else the first right candidate. None elsewhere: there it is the reference."""
+        """The node that speed-ups are relative to on a chip that only its own commands run: a
+        sample of the manual, else the first correct candidate. None where it is the reference."""
         for node in self.nodes:
             evaluation = node.evaluation
             if evaluation is None or not evaluation.correct:
@@ -77,7 +79,7 @@ class Tree:
 
     @property
     def baseline_text(self) -> str:
-        """The baseline in words, with its time; empty where it is the reference."""
+        """The baseline in words, with its time; "" where it is the reference."""
         node = self.baseline
         if node is None:
             return ""
@@ -86,7 +88,7 @@ class Tree:
 
     @property
     def best(self) -> Node | None:
-        """The correct and measured node whose speed-up is certain to be highest."""
+        """The correct, measured node with the highest lower bound of the speed-up."""
         return best_of(self.nodes[1:])
 
     def children(self, number: int) -> list[Node]:
@@ -118,20 +120,18 @@ class Tree:
         return nodes
 
     def same_bundle(self, sha256: str) -> Node | None:
-        """The first node with this bundle; None where there is none."""
+        """The first node with this bundle, if any."""
         number = self._by_bundle.get(sha256)
         return None if number is None else self.nodes[number]
 
 
 def seen(tree: Tree, parent: int, memory: MemoryName) -> list[Node]:
-    """The nodes that a proposal from this parent is shown, the most telling first, at most
-    MAX_SEEN."""
+    """The nodes that a proposer is shown for this parent, most useful first, at most MAX_SEEN."""
     return _OPERATORS[memory](tree, parent)[:MAX_SEEN]
 
 
 def last_failure(tree: Tree, parent: int) -> Node | None:
-    """The newest kernel made from this parent that was evaluated and is not right; None where a
-    right one came after it."""
+    """The newest evaluated child of this parent, if it is incorrect."""
     for node in reversed(tree.children(parent)):
         if node.evaluation is not None and node.state != "duplicate":
             return None if node.correct else node
@@ -143,13 +143,13 @@ def _none(tree: Tree, parent: int) -> list[Node]:
 
 
 def _parent(tree: Tree, parent: int) -> list[Node]:
-    """What led to the parent: its own parent's result."""
+    """The parent's own parent."""
     above = tree[parent].parent
     return [] if above is None else [tree[above]]
 
 
 def _siblings(tree: Tree, parent: int) -> list[Node]:
-    """What was tried from this parent already: the best first, then the latest failures."""
+    """Evaluated children of the parent: the best first, then the latest failures."""
     tried = [node for node in tree.children(parent) if node.state != IN_FLIGHT]
     good = sorted((n for n in tried if n.merit > 0), key=lambda n: -n.merit)
     failed = [n for n in reversed(tried) if n.merit == 0]
@@ -162,7 +162,7 @@ def _both(tree: Tree, parent: int) -> list[Node]:
 
 
 def _ancestors(tree: Tree, parent: int) -> list[Node]:
-    """Up to the first ancestor that was better than the reference: a way back out of a dead end."""
+    """Ancestors up to the first that beats the reference: a way out of a dead end."""
     shown = []
     for node in tree.ancestors(parent):
         shown.append(node)
@@ -178,3 +178,38 @@ _OPERATORS: Mapping[MemoryName, Callable[[Tree, int], list[Node]]] = {
     "both": _both,
     "ancestors": _ancestors,
 }
+
+
+# -- rough figures
+
+
+def rough_of(node: Node) -> str:
+    """Rough ratio, marked as such, of a correct candidate without a figure; else ""."""
+    if node.speedup is not None or node.evaluation is None or not node.correct:
+        return ""
+    return rough_ratio(node.evaluation.timings)
+
+
+def rough_gain(node: Node) -> float:
+    """Rough time of the reference over that of the kernel, in the first case with both; else 0."""
+    for timing in node.evaluation.timings if node.evaluation is not None else ():
+        if timing.rough_us and timing.rough_baseline_us:
+            return timing.rough_baseline_us / timing.rough_us
+    return 0.0
+
+
+def rough_cases(node: Node) -> dict[str, str]:
+    """Fastest disturbed calls in words, by case, of a candidate with a rough ratio."""
+    if not rough_of(node) or node.evaluation is None:
+        return {}
+    rows = {timing.case: rough_times(asdict(timing)) for timing in node.evaluation.timings}
+    return {case: text for case, text in rows.items() if text}
+
+
+def rough_best(nodes: Sequence[Node]) -> str:
+    """The highest rough ratio of these candidates with the candidate's number; "" without one."""
+    known = [(text, node.number) for node in nodes if (text := rough_of(node))]
+    if not known:
+        return ""
+    text, number = max(known, key=lambda entry: float(entry[0].split()[1].rstrip("x")))
+    return f"{text}, node {number}"

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kb.hardware.spec import SignatureSpec
-from kb.predicates import Bindings, Outcome, Value
+from kb.predicates import Bindings, PredicateResult, Value
 from retrieval.answer import SignalFinding, Verdict
 from retrieval.diagnose.metrics import IMPLAUSIBLE, Normalised, load_metrics, nothing
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules, as_rules, counters_of, with_aliases
@@ -242,7 +242,7 @@ class Abstention:
 class _Tried:
     index: int
     rule: Rule
-    outcome: Outcome
+    outcome: PredicateResult
 
     @property
     def order(self) -> tuple[int, str, int]:

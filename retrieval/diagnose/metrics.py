@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from kb.errors import InvalidKnowledge, NotFound, PayloadTooLarge, nearest
-from kb.predicates import Bindings, Expression, Value, compile_expression
+from kb.predicates import Bindings, CompiledExpression, Value, compile_expression
 from retrieval.diagnose.signals import DATA
 
 MAX_METRICS = 20_000
@@ -51,7 +51,7 @@ class Metric:
     low: float | None
     high: float | None
     aliases: tuple[Alias, ...]
-    derived: tuple[Expression, ...]
+    derived: tuple[CompiledExpression, ...]
 
     def plausible(self, value: float) -> bool:
         """Whether a value in the metric's unit is physically possible."""
@@ -191,7 +191,7 @@ class MetricRegistry:
         return replace(normalised, values=values, sources=sources, implausible=implausible)
 
 
-def _first_known(formulas: tuple[Expression, ...], bindings: Bindings) -> float | None:
+def _first_known(formulas: tuple[CompiledExpression, ...], bindings: Bindings) -> float | None:
     for formula in formulas:
         value = formula.compute(bindings).value
         if isinstance(value, (int, float)) and not isinstance(value, bool):
@@ -259,7 +259,7 @@ def _metric(row: Mapping[str, Any], collectors: Mapping[str, Any], origin: str) 
 
 
 def _check_formula(
-    formula: Expression, metric: Metric, metrics: Mapping[str, Metric], origin: str
+    formula: CompiledExpression, metric: Metric, metrics: Mapping[str, Metric], origin: str
 ) -> None:
     names = formula.names()
     unknown = [n for n in names.metrics if n not in metrics or n == metric.name]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kb.ids import sha256
 from optimizer.evaluation.bundle import Bundle
@@ -156,56 +156,38 @@ _TOKEN = re.compile(r"\w+|[^\w\s]")
 _WORD = re.compile(r"\w+")
 
 
-@dataclass(frozen=True)
-class ShownTexts:
-    """Texts that a step was shown, by id: excerpts and bodies of skills."""
-
-    texts: Mapping[str, str] = field(default_factory=dict)
-
-    def shingles(self) -> frozenset[tuple[str, ...]]:
-        """Every run of eight words in the texts."""
-        return frozenset(s for text in self.texts.values() for s in _shingles(_words(text)))
-
-    def source_of(self, text: str) -> tuple[str, float]:
-        """The id of the shown text that has most of this one, and its share, or ("", 0.0).
-        Punctuation counts, as in code."""
-        wanted = set(_shingles(_TOKEN.findall(text)))
-        shares = {
-            id_: len(wanted & set(_shingles(_TOKEN.findall(other)))) / len(wanted)
-            for id_, other in self.texts.items()
-            if wanted
-        }
-        best = max(sorted(shares), key=lambda id_: shares[id_], default="")
-        return (best, shares[best]) if best and shares[best] > 0 else ("", 0.0)
+def copied_from(text: str, shown: Mapping[str, str]) -> tuple[str, float]:
+    """The id of the shown text that has most of this one, and its share, or ("", 0.0). Punctuation
+    counts, as in code."""
+    wanted = set(_shingles(_TOKEN.findall(text)))
+    shares = {
+        id_: len(wanted & set(_shingles(_TOKEN.findall(other)))) / len(wanted)
+        for id_, other in shown.items()
+        if wanted
+    }
+    best = max(sorted(shares), key=lambda id_: shares[id_], default="")
+    return (best, shares[best]) if best and shares[best] > 0 else ("", 0.0)
 
 
-@dataclass(frozen=True)
-class Stripped:
-    """A text without copied spans. `share` is the share of its words that was removed, from 0 to
-    1."""
-
-    text: str
-    share: float
-
-
-def strip(text: str, shown: ShownTexts) -> Stripped:
-    """Drop every span of at least eight words that a shown text has too."""
-    known = shown.shingles()
+def without_copies(text: str, shown: Iterable[str]) -> tuple[str, float]:
+    """The text without spans of at least eight words that a shown text has too, and the share of
+    its words that was removed, from 0 to 1."""
+    known = {shingle for other in shown for shingle in _shingles(_words(other))}
     places = [match.span() for match in _WORD.finditer(text)]
     words = _words(text)
-    taken = [False] * len(words)
+    copied = [False] * len(words)
     for start in range(len(words) - SHINGLE + 1):
         if tuple(words[start : start + SHINGLE]) in known:
-            taken[start : start + SHINGLE] = [True] * SHINGLE
-    if not any(taken):
-        return Stripped(text, 0.0)
+            copied[start : start + SHINGLE] = [True] * SHINGLE
+    if not any(copied):
+        return text, 0.0
     parts, last = [], 0
-    for (start, end), gone in zip(places, taken, strict=True):
+    for (start, end), gone in zip(places, copied, strict=True):
         if gone:
             parts.append(text[last:start])
             last = end
     parts.append(text[last:])
-    return Stripped(" ".join("".join(parts).split()), sum(taken) / len(words))
+    return " ".join("".join(parts).split()), sum(copied) / len(words)
 
 
 def _words(text: str) -> list[str]:

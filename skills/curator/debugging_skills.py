@@ -1,47 +1,54 @@
-"""Debugging skills: errors that were mended in stored searches, as candidate skills with the fixed
-words of the error, its cause, and the changed lines of two kernels.
+"""Debugging skills: errors that were mended in stored searches, as candidate skills.
 
-All stored runs and external trajectories are read as for a distillation, with people's decisions
-about flags. Every sentence is a template filled with measurements or printed text. The cause is the
-chip's own card of the error code, or of a symbol in the message; without one, the compiler's words.
-Repeating it changes nothing.
+A mend is a failed kernel, the kernel that followed it, and the lines that changed. The kernel that
+followed is its child, or the next one from the same parent, which is how a model repairs its own;
+drafts that a model had compiled in its conversation count as failed kernels too. An error that was
+mended on two different kernels is a lesson, and its skill has the fixed words of the error, its
+cause, and the changed lines of two kernels. Every sentence is a template filled with measurements
+or printed text. Looking again at the same searches changes nothing.
 """
 
 from __future__ import annotations
 
+import difflib
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any, Literal
 
 from sqlalchemy import Connection
 
 from kb.catalog import skills as store
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol
-from kb.catalog.skills import MEND, EvidenceRow, SkillDraft, SkillScopes
+from kb.catalog.skills import FAILURES, MEND, EvidenceRow, SkillDraft, SkillScopes
 from kb.errors import KernloreError
 from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
 from kb.ids import derived_id, sha256
 from kb.problem_terms import canonical_op
-from kb.scope import ALL_ACCESS
+from optimizer.evaluation.bundle import Bundle
+from optimizer.search.records import Proposal
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
+from retrieval.diagnose.error_words import code_in, first_error, fixed_words, says, shared_words
 from retrieval.diagnose.signals import load_signals
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.symbols import names_in
-from skills.curator.distil import store_delta
-from skills.curator.draft import CODE
-from skills.curator.mended_errors import (
-    MOST_CHANGED,
-    STAGE,
-    CompiledDraft,
-    Lesson,
-    Mend,
-    lessons_of,
-    mends_of,
+from skills.curator.comparison import (
+    LineDifference,
+    canonical,
+    difference,
+    is_python,
+    kernel_key,
+    likeness,
+    without_comments,
 )
+from skills.curator.distil import store_delta
+from skills.curator.draft import CODE, WRITERS, fenced, listed, sections, slugged
+from skills.curator.gate import reason_to_distrust
 from skills.curator.pipeline import REMOVED
 from skills.curator.records import Decision, Delta, StoredDelta
 from skills.format.lint import Allowed, lint
@@ -54,13 +61,26 @@ from skills.trajectories.reading import (
     trajectory_of,
     trajectory_store,
 )
-from skills.trajectories.records import Trajectory
+from skills.trajectories.records import (
+    EvaluationSummary,
+    MeasuredKernel,
+    Trajectory,
+    TrajectoryStep,
+)
 
+STAGE = "mend"  # of decisions
 MOST_SEARCHES = 10_000
 COMPILES = "It compiles."  # result of the tool `compile_draft` for such a draft
+# If more lines changed on either side, only those that the message points at can be the cure.
+MOST_CHANGED = 16
+NEAR = 0.5  # share of equal lines from which a sibling counts as a repair
+NEAR_COPY = 0.8  # from which two kernels of one problem count as the same kernel
+MOST_PAIRS = 4  # of lines that a message points at
+ALIKE = 0.5  # share of equal characters from which a line replaces another
 ERROR = "error"  # kind of the cards of error codes
 MOST_LINE = 160  # characters of a changed line or a message
 MOST_QUOTED = 600  # characters of a card
+REACHED = {"not_compiled": 0, "crashed": 1, "timed_out": 1, "incorrect": 2, "correct": 3}
 _FATES = {
     "not_compiled": "does not compile",
     "crashed": "crashes",
@@ -72,6 +92,73 @@ _OUTCOMES = {
     "further": "it came further after the change and failed later",
     "other error": "this error was gone after the change, and another one came",
 }
+_LOCATION = re.compile(r"^\s*(?:([\w./\\+-]{1,200})[:(]|line )(\d{1,7})\b")
+MendOutcome = Literal["right", "further", "other error"]
+
+
+@dataclass(frozen=True)
+class CompiledDraft:
+    """A draft and the compiler's log, which is empty if it compiled."""
+
+    files: Mapping[str, str]
+    log: str
+
+
+# Drafts that a model had compiled before its answer, in order, by number of the node.
+Drafts = Mapping[int, Sequence[CompiledDraft]]
+
+
+@dataclass(frozen=True)
+class Mend:
+    """A failed kernel and the one that followed it in one search.
+
+    `search` is the trajectory without its steps. `failed` and `node` are the numbers of the nodes;
+    `draft` counts the failed draft from 1 if it was one of the conversation that led to `node`,
+    else it is 0. `error` is the message as printed, `words` its fixed words, `code` the chip's own
+    error code in it. `lines` are those that differ; if more than MOST_CHANGED do (`changed` counts
+    them), those that the message points at. `result` is the evaluation of the kernel that followed.
+    """
+
+    search: Trajectory
+    failed: int
+    draft: int
+    node: int
+    validity: str
+    outcome: MendOutcome
+    error: str
+    words: str
+    code: str
+    before: Bundle
+    after: Bundle
+    lines: LineDifference
+    changed: int
+    signals: tuple[str, ...]
+    evaluations: tuple[str, ...]
+    result: EvaluationSummary
+
+    @property
+    def language(self) -> str:
+        return self.before.language
+
+    @property
+    def key(self) -> tuple[str, str, str]:
+        """Equal for the same error on the same chip in the same language."""
+        return self.search.hardware, self.language, self.code or self.words
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """One error that was mended on different kernels. A text shows the two mends `shown`, which
+    come first in `mends`. `words` are those that their messages share."""
+
+    words: str
+    shown: tuple[Mend, Mend]
+    mends: tuple[Mend, ...]
+
+    @property
+    def code(self) -> str:
+        """The chip's error code; empty if the messages name none."""
+        return self.shown[0].code
 
 
 @dataclass(frozen=True)
@@ -84,18 +171,15 @@ class MendedErrors:
     """
 
     runs: int
-    decisions: tuple[tuple[str, Decision], ...] = ()
-    short: tuple[str, ...] = ()
-    skipped: tuple[str, ...] = ()
-    stored: tuple[StoredDelta, ...] = field(default=())
+    decisions: tuple[tuple[str, Decision], ...]
+    short: tuple[str, ...]
+    skipped: tuple[str, ...]
+    stored: tuple[StoredDelta, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """The printed form."""
         return {
-            "runs": self.runs,
+            **vars(self),
             "decisions": [{"run": run, **asdict(decision)} for run, decision in self.decisions],
-            "short": list(self.short),
-            "skipped": list(self.skipped),
             "stored": [asdict(delta) for delta in self.stored],
         }
 
@@ -105,7 +189,8 @@ def distil_errors(base: KnowledgeBase) -> MendedErrors:
     mends: list[Mend] = []
     decisions: list[tuple[str, Decision]] = []
     skipped: list[str] = []
-    cards = ChipCards(base)
+    transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
+    cards: dict[tuple[str, ...], list[Symbol]] = {}  # by lineage
     runs = [run.id for run in run_store(base).latest(MOST_SEARCHES)]
     rows = trajectory_store(base).latest(MOST_SEARCHES, ("ready",))
     identities = [*reversed(runs), *reversed([row.id for row in rows])]  # the oldest first
@@ -113,50 +198,56 @@ def distil_errors(base: KnowledgeBase) -> MendedErrors:
         try:
             search = stored_search(base, identity)
             whole = trajectory_of(base, search)
-            logs = _logs(search)
-            found = mends_of(whole, cards.codes(whole), logs, _compiled_drafts(base, whole))
+            if whole.lineage not in cards:
+                with base.catalog.read() as connection:
+                    cards[whole.lineage] = symbols.listed(connection, whole.lineage)
+            codes = {card.name for card in cards[whole.lineage] if card.kind == ERROR}
+            drafts = {
+                step.child.number: drafts_in(transcript)
+                for step in whole.steps
+                if (transcript := stored_transcript(transcripts, step.proposal)) is not None
+            }
+            found, judged = mends_of(whole, codes, _logs(search), drafts)
         except KernloreError as problem:
             skipped.append(f"{identity}: {problem.message}")
             continue
-        mends += found.mends
-        decisions += ((identity, decision) for decision in found.decisions)
+        mends += found
+        decisions += ((identity, decision) for decision in judged)
     lessons, short = lessons_of(mends)
     stored: list[StoredDelta] = []
     names = NameIndex({i: (s.id, s.name, *s.aliases) for i, s in base.registry.all().items()})
     with base.catalog.write() as connection:
         for lesson in lessons:
-            run = lesson.shown[0].run
-            delta, decision = _delta(connection, lesson, cards, names)
-            decisions.append((run, decision))
+            about = lesson.shown[0].search
+            delta, decision = _delta(connection, lesson, cards[about.lineage], names)
+            decisions.append((about.id, decision))
             if delta is not None:
-                stored.append(store_delta(connection, delta, run))
-    return MendedErrors(
-        len(identities) - len(skipped),
-        tuple(decisions),
-        tuple(short),
-        tuple(skipped),
-        tuple(stored),
-    )
+                stored.append(store_delta(connection, delta, about.id))
+    read = len(identities) - len(skipped)
+    return MendedErrors(read, tuple(decisions), tuple(short), tuple(skipped), tuple(stored))
 
 
 def _delta(
-    connection: Connection, lesson: Lesson, cards: ChipCards, names: NameIndex
+    connection: Connection, lesson: Lesson, cards: Sequence[Symbol], names: NameIndex
 ) -> tuple[Delta | None, Decision]:
     """The delta of a lesson with the decision; None if the library does not change."""
     first = lesson.shown[0]
-    card = card_of(lesson, cards.of(first.search))
+    card = card_of(lesson, cards)
     draft = debugging_skill(lesson, card)
     rows = tuple(map(_evidence_row, lesson.mends))
 
     def decided(passed: bool, reason: str, stage: str = "match") -> Decision:
         return Decision(stage, first.node, passed, reason, {"skill": draft.name})
 
-    known = store.find(connection, draft.name, ALL_ACCESS)
+    def measurement(row: EvidenceRow) -> tuple[Any, ...]:
+        return tuple(row.details.get(name) for name in ("run", "parent", "draft", "node"))
+
+    known = store.find(connection, draft.name)
     if known is not None and known.state in REMOVED:
         return None, decided(False, f"{draft.name} says this, and a person took it out")
     if known is not None:
-        present = {_measurement(row) for row in store.evidence_of(connection, known.id)}
-        added = tuple(row for row in rows if _measurement(row) not in present)
+        present = {measurement(row) for row in store.evidence_of(connection, known.id)}
+        added = tuple(row for row in rows if measurement(row) not in present)
         if not added:
             return None, decided(False, f"{draft.name} has these mends already")
         reason = f"mended again in {added[0].details['run']}"
@@ -169,36 +260,12 @@ def _delta(
         problems = _findings(lesson, draft, names)
     if problems:
         return None, decided(False, "; ".join(problems[:3]), "lint")
-    runs = ", ".join(dict.fromkeys(mend.run for mend in lesson.mends))
+    runs = ", ".join(dict.fromkeys(mend.search.id for mend in lesson.mends))
     delta = Delta("ADD", first.node, draft.name, f"mended in {runs}", draft, rows)
     return delta, decided(True, f"drafted {draft.name}", STAGE)
 
 
-def _measurement(row: EvidenceRow) -> tuple[Any, ...]:
-    return tuple(row.details.get(name) for name in ("run", "parent", "draft", "node"))
-
-
-# -- the inputs of a search
-
-
-class ChipCards:
-    """Symbol cards of the chips that searches are about, read once for each lineage."""
-
-    def __init__(self, base: KnowledgeBase) -> None:
-        self._base = base
-        self._by_lineage: dict[tuple[str, ...], list[Symbol]] = {}
-
-    def of(self, about: Trajectory) -> list[Symbol]:
-        """The cards of a chip and of its lineage."""
-        lineage = about.lineage
-        if lineage not in self._by_lineage:
-            with self._base.catalog.read() as connection:
-                self._by_lineage[lineage] = symbols.listed(connection, lineage)
-        return self._by_lineage[lineage]
-
-    def codes(self, about: Trajectory) -> frozenset[str]:
-        """The error codes that the chip's documents define."""
-        return frozenset(card.name for card in self.of(about) if card.kind == ERROR)
+# -- the mends of one search
 
 
 def _logs(search: StoredSearch) -> dict[int, str]:
@@ -211,18 +278,7 @@ def _logs(search: StoredSearch) -> dict[int, str]:
     }
 
 
-def _compiled_drafts(base: KnowledgeBase, whole: Trajectory) -> dict[int, list[CompiledDraft]]:
-    """The drafts that models had compiled before they answered, by number of the node."""
-    transcripts = FolderTranscripts(base.settings.data_dir / "transcripts")
-    drafts: dict[int, list[CompiledDraft]] = {}
-    for step in whole.steps:
-        transcript = stored_transcript(transcripts, step.proposal)
-        if transcript is not None:
-            drafts[step.child.number] = drafts_in(transcript)
-    return drafts
-
-
-def drafts_in(transcript: Transcript) -> list[CompiledDraft]:
+def drafts_in(transcript: ModelTranscript) -> list[CompiledDraft]:
     """The drafts of a conversation with the compiler's logs, in order."""
     answers = {
         str(message["tool_call_id"]): str(message["content"])
@@ -233,7 +289,8 @@ def drafts_in(transcript: Transcript) -> list[CompiledDraft]:
     for message in transcript.messages:
         for call in message.get("tool_calls") or ():
             files = _files(call) if call["function"]["name"] == "compile_draft" else {}
-            log = _unfenced(answers.get(call["id"], ""))
+            lines = answers.get(call["id"], "").strip().splitlines()
+            log = "\n".join(lines[1:-1]).strip()  # without the first and last line, which mark it
             if files and log and not log.startswith("failed: "):
                 drafts.append(CompiledDraft(files, "" if log == COMPILES else log))
     return drafts
@@ -248,13 +305,294 @@ def _files(call: Mapping[str, Any]) -> dict[str, str]:
     return {str(name): text for name, text in texts if isinstance(text, str)}
 
 
-def _unfenced(text: str) -> str:
-    """A tool's result without its first and last line, which mark it."""
-    lines = text.strip().splitlines()
-    return "\n".join(lines[1:-1]).strip() if len(lines) > 2 else ""
+def mends_of(
+    trajectory: Trajectory,
+    codes: Collection[str] = (),
+    logs: Mapping[int, str] | None = None,
+    drafts: Drafts | None = None,
+) -> tuple[list[Mend], list[Decision]]:
+    """The errors that a search mended, with a decision for each pair of kernels. `codes` are the
+    error codes of the chip's cards, `logs` the compiler's logs by number of the node."""
+    mends: list[Mend] = []
+    decisions: list[Decision] = []
+    for draft, step, log in _pairs(trajectory, logs or {}, drafts or {}):
+        number = step.child.number
+        later_log = (logs or {}).get(number, "")
+        result = _mend(trajectory, draft, step, (log, later_log), codes)
+        failed = f"draft {draft}" if draft else f"node {step.parent.number}"
+        if isinstance(result, Mend):
+            mends.append(result)
+            reason = f"{result.error[:120]!r} of {failed}: {result.outcome}"
+        else:
+            reason = f"after {failed}: {result}"
+        decisions.append(Decision(STAGE, number, isinstance(result, Mend), reason))
+    return mends, decisions
 
 
-# -- the skill
+def _pairs(
+    trajectory: Trajectory, logs: Mapping[int, str], drafts: Drafts
+) -> Iterator[tuple[int, TrajectoryStep, str]]:
+    """(number of a draft or 0, failed kernel to the kernel that followed, log of the failed)."""
+    last: dict[int, MeasuredKernel] = {}  # the kernel before from the same parent
+    for step in trajectory.steps:
+        parent, child = step.parent, step.child
+        if child.evaluation is None or not _written(child):
+            continue
+        if _failed(parent) and _written(parent):
+            yield 0, step, logs.get(parent.number, "")
+        earlier = last.get(parent.number)
+        if earlier is not None and _failed(earlier) and _is_repair(earlier, child):
+            yield 0, replace(step, parent=earlier), logs.get(earlier.number, "")
+        last[parent.number] = child
+        yield from _of_conversation(step, child.evaluation, drafts.get(child.number, ()))
+
+
+def _of_conversation(
+    step: TrajectoryStep, evaluation: EvaluationSummary, drafts: Sequence[CompiledDraft]
+) -> Iterator[tuple[int, TrajectoryStep, str]]:
+    """The last draft that did not compile, to the answered kernel.
+
+    Earlier drafts of the conversation end in the same kernel, so they would count one mend twice.
+    """
+    failed = [(number, draft) for number, draft in enumerate(drafts, 1) if draft.log]
+    if not failed:
+        return
+    number, draft = failed[-1]
+    proposal = step.proposal
+    if proposal.bundle.main not in draft.files:
+        return
+    refused = replace(
+        evaluation,
+        key="",
+        validity="not_compiled",
+        message="",
+        checks=(0, 0),
+        signals=(),
+        cases=(),
+        speedup=None,
+        flags=(),
+        rejected=False,
+    )
+    bundle = replace(proposal.bundle, files=dict(draft.files))
+    kernel = MeasuredKernel(step.child.number, Proposal(bundle, proposal.synthesizer), refused)
+    yield number, replace(step, parent=kernel), draft.log
+
+
+def _failed(kernel: MeasuredKernel) -> bool:
+    return kernel.evaluation is not None and kernel.evaluation.validity in FAILURES
+
+
+def _written(kernel: MeasuredKernel) -> bool:
+    return kernel.bundle is not None and kernel.bundle.origin in WRITERS
+
+
+def _is_repair(before: MeasuredKernel, after: MeasuredKernel) -> bool:
+    ours, theirs = before.bundle, after.bundle
+    return ours is not None and theirs is not None and likeness(ours, theirs) >= NEAR
+
+
+def _mend(
+    trajectory: Trajectory,
+    draft: int,
+    step: TrajectoryStep,
+    logs: tuple[str, str],
+    codes: Collection[str],
+) -> Mend | str:
+    """The mend of a pair, or the reason why it teaches nothing. `logs` are those of both
+    kernels."""
+    before, after = step.parent.bundle, step.child.bundle
+    failed, then = step.parent.evaluation, step.child.evaluation
+    if before is None or after is None or failed is None or then is None:
+        return "there is no kernel or no evaluation"
+    refused = reason_to_distrust(trajectory, step, {})
+    if refused:
+        return refused
+    if before.language != after.language:
+        return "the kernel that followed is in another language"
+    wrong = failed.validity == "incorrect"
+    log = failed.message if wrong else logs[0] or failed.message
+    error = first_error(log, codes)
+    if not error:
+        return "the failed kernel left no message"
+    code = code_in(error, codes)
+    words = fixed_words(error, before.source, after.source, code)
+    outcome = _outcome(failed.validity, then.validity, logs[1] or then.message, code, words)
+    if outcome is None:
+        return f"{then.validity}: the error was not mended"
+    whole = difference(before, after)
+    changed = max(len(whole.gone), len(whole.came))
+    lines: LineDifference | None = whole
+    if changed > MOST_CHANGED:  # models tend to write the whole kernel anew
+        lines = _lines_at(before, after, log, code, words)
+    if not changed or lines is None:
+        return (
+            f"{changed} lines changed, at most {MOST_CHANGED} can be shown as the cure, and the"
+            " message points at none of them"
+        )
+    return Mend(
+        search=replace(trajectory, steps=()),
+        failed=step.parent.number,
+        draft=draft,
+        node=step.child.number,
+        validity=failed.validity,
+        outcome=outcome,
+        error=error,
+        words=words,
+        code=code,
+        before=before,
+        after=after,
+        lines=lines,
+        changed=changed,
+        signals=step.parent.signals,
+        evaluations=tuple(key for key in (failed.key, then.key) if key),
+        result=then,
+    )
+
+
+def _outcome(before: str, after: str, log: str, code: str, words: str) -> MendOutcome | None:
+    """The outcome for a kernel that failed; None if the error stayed or an earlier one came."""
+    if after not in REACHED or before not in REACHED:
+        return None
+    if after == "correct":
+        return "right"
+    if REACHED[after] != REACHED[before]:
+        return "further" if REACHED[after] > REACHED[before] else None
+    same = code_in(log, (code,)) if code else says(log, words)
+    return None if same or not log.strip() else "other error"
+
+
+# -- the lines that a message points at
+
+
+def _lines_at(
+    before: Bundle, after: Bundle, log: str, code: str, words: str
+) -> LineDifference | None:
+    """The lines that the messages of one error point at and that are gone, with the most similar
+    line that came for each; None if no message names a line, or no similar line came.
+
+    The error is that of the chip's `code`, or without one that with these fixed `words`.
+    """
+    new, old = _bare_lines(after), {_plain(line) for line in _bare_lines(before)}
+    present = {_plain(line) for line in new}
+    came = [line.strip() for line in new if line.strip() and _plain(line) not in old]
+    pairs: dict[str, str] = {}
+    for line in _pointed_at(before, log, code, words):
+        plain = _plain(line)
+        if plain and plain not in present and plain not in pairs and len(pairs) < MOST_PAIRS:
+            closest = _closest(plain, came)
+            if closest is not None:
+                pairs[plain] = closest
+    if not pairs:
+        return None
+    return LineDifference(tuple(pairs), tuple(dict.fromkeys(pairs.values())))
+
+
+def _pointed_at(kernel: Bundle, log: str, code: str, words: str) -> Iterator[str]:
+    """Lines of the kernel that messages of the error name, in the order of the messages."""
+    for message in log.splitlines():
+        location = _LOCATION.match(message)
+        if location is None or not (code_in(message, (code,)) if code else says(message, words)):
+            continue
+        name = (location[1] or kernel.main).replace("\\", "/").rpartition("/")[2]
+        texts = [t for path, t in kernel.files.items() if path.rpartition("/")[2] == name]
+        lines = _bare(kernel, texts[0]) if texts else []
+        number = int(location[2])
+        if 1 <= number <= len(lines):
+            yield lines[number - 1]
+
+
+def _bare_lines(kernel: Bundle) -> list[str]:
+    return [line for text in kernel.files.values() for line in _bare(kernel, text)]
+
+
+def _bare(kernel: Bundle, text: str) -> list[str]:
+    """The lines of a text without comments. Line numbers are those of the source unless a comment
+    has several lines."""
+    return without_comments(text, python=is_python(kernel.language)).splitlines()
+
+
+def _plain(line: str) -> str:
+    return canonical(line).strip()
+
+
+def _closest(line: str, others: Sequence[str]) -> str | None:
+    """The most similar line by characters; an equal first word counts extra."""
+
+    def score(other: str) -> float:
+        plain = _plain(other)
+        ratio = difflib.SequenceMatcher(None, line, plain, autojunk=False).ratio()
+        return ratio + 0.25 * (line.split(maxsplit=1)[0] == plain.split(maxsplit=1)[0])
+
+    best = max(others, key=score, default=None)
+    return best if best is not None and score(best) >= ALIKE else None
+
+
+# -- lessons
+
+
+def lessons_of(mends: Sequence[Mend]) -> tuple[list[Lesson], list[str]]:
+    """The errors that were mended on two different kernels, and for each other error a sentence on
+    what is missing."""
+    groups: dict[tuple[str, str, str], list[Mend]] = {}
+    for mend in mends:
+        groups.setdefault(mend.key, []).append(mend)
+    lessons, missing = [], []
+    for key in sorted(groups):
+        lesson = _lesson(groups[key])
+        if isinstance(lesson, str):
+            missing.append(f"{' '.join(key)[:160]}: {lesson}")
+        else:
+            lessons.append(lesson)
+    return lessons, missing
+
+
+def _lesson(group: Sequence[Mend]) -> Lesson | str:
+    by_kernels: dict[tuple[str, str], Mend] = {}
+    for mend in group:  # a copy of a kernel in another node is the same mend
+        by_kernels.setdefault((kernel_key(mend.before), kernel_key(mend.after)), mend)
+    mends = list(by_kernels.values())
+    pairs = [pair for pair in combinations(mends, 2) if _different(*pair)]
+    if not pairs:
+        return "mended on one kernel; two different ones are needed"
+    if all(mend.outcome == "other error" for mend in mends):
+        return "no kernel came further after the change; another error took its place"
+    if mends[0].validity == "incorrect":
+        # "y is off by" names no cause, so the changes have to agree.
+        pairs = [pair for pair in pairs if _shared_change(*pair)]
+        if not pairs:
+            return "results were wrong, and the changes have no line in common"
+    shown = min(pairs, key=_rank)
+    words = shared_words([mend.words for mend in shown])
+    if not words:
+        return "the messages share no beginning"
+    others = tuple(m for m in mends if m not in shown and m.words.startswith(words))
+    return Lesson(words, shown, (*shown, *others))
+
+
+def _different(mend: Mend, other: Mend) -> bool:
+    """Whether two mends are of different kernels: of two problems, or not near copies."""
+    if kernel_key(mend.before) == kernel_key(other.before):
+        return False
+    if mend.search.subject.sha256 != other.search.subject.sha256:
+        return True
+    return likeness(mend.before, other.before) < NEAR_COPY
+
+
+def _rank(pair: tuple[Mend, Mend]) -> tuple[int, int, int]:
+    """Right kernels first, then different problems, then the fewest changed lines."""
+    first, second = pair
+    wrong = sum(mend.outcome != "right" for mend in pair)
+    same = int(first.search.subject.sha256 == second.search.subject.sha256)
+    changed = sum(len(mend.lines.gone) + len(mend.lines.came) for mend in pair)
+    return wrong, same, changed
+
+
+def _shared_change(mend: Mend, other: Mend) -> bool:
+    ours, theirs = ({_plain(line) for line in m.lines.came} for m in (mend, other))
+    return bool(ours & theirs)
+
+
+# -- the skill of a lesson
 
 
 def card_of(lesson: Lesson, cards: Sequence[Symbol]) -> Symbol | None:
@@ -299,14 +637,13 @@ def debugging_skill(lesson: Lesson, card: Symbol | None) -> SkillDraft:
             },
         },
         compatibility="; ".join([first.language, hardware]),
-        origin_run_id=first.run,
+        origin_run_id=first.search.id,
         toolchain_id=first.result.toolchain or None,
     )
     return with_content_hash(draft)
 
 
 def _findings(lesson: Lesson, draft: SkillDraft, names: NameIndex) -> list[str]:
-    """The linter's findings in the text; empty for a clean one."""
     numbers = {str(n) for mend in lesson.mends for n in (mend.failed, mend.draft, mend.node)}
     search = lesson.shown[0].search
     hardware = frozenset({search.hardware, *search.lineage})
@@ -326,7 +663,7 @@ def _evidence_row(mend: Mend) -> EvidenceRow:
     stored."""
     result, subject = mend.result, mend.search.subject
     return EvidenceRow(
-        id=derived_id("ev", mend.run, mend.failed, mend.draft, mend.node),
+        id=derived_id("ev", mend.search.id, mend.failed, mend.draft, mend.node),
         hardware_id=mend.search.hardware,
         device_id=result.device or None,
         toolchain_id=result.toolchain or None,
@@ -341,7 +678,7 @@ def _evidence_row(mend: Mend) -> EvidenceRow:
         speedup_low=None,
         speedup_high=None,
         details={
-            "run": mend.run,
+            "run": mend.search.id,
             "parent": mend.failed,
             "draft": mend.draft,
             "node": mend.node,
@@ -372,9 +709,9 @@ def _body(lesson: Lesson, card: Symbol | None) -> str:
             "- The message is gone from the log, and the kernel is right in every case of its"
             " problem.",
         ),
-        ("Sources", "\n".join(f"- {line}" for line in _sources(lesson, card))),
+        ("Sources", listed(_sources(lesson, card))),
     ]
-    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts)
+    return sections(parts)
 
 
 def _when(lesson: Lesson) -> str:
@@ -384,9 +721,7 @@ def _when(lesson: Lesson) -> str:
         f"- It {_FATES[first.validity]}, and the log has this message; names, numbers and paths in"
         " it differ:",
         "",
-        "```text",
-        lesson.words,
-        "```",
+        fenced("text", [lesson.words]),
     ]
     known = load_signals()
     signals = [f"- The diagnosis names `{s}`: {known.get(s).title}." for s in _signals(lesson)]
@@ -397,11 +732,11 @@ def _cause(lesson: Lesson, card: Symbol | None) -> str:
     if card is None:
         said = list(dict.fromkeys(mend.error[:MOST_LINE] for mend in lesson.shown))
         text = "No card of the chip's documents has this error. What was printed:"
-        return "\n".join([text, "", "```text", *said, "```"])
+        return f"{text}\n\n{fenced('text', said)}"
     text = f"The chip's documents say of `{card.name}` (see Sources):"
     parts = [card.meaning, *card.limits, *card.further]
     quoted = " ".join(" ".join(part for part in parts if part).split())[:MOST_QUOTED]
-    return "\n".join([text, "", "```text", quoted, "```"])
+    return f"{text}\n\n{fenced('text', [quoted])}"
 
 
 def _cure(mend: Mend) -> str:
@@ -417,7 +752,7 @@ def _cure(mend: Mend) -> str:
             f"In the kernel of {problem}, which was changed in more places: the lines that the"
             " message points at (`-`), and what came in their place (`+`):"
         )
-    return "\n".join([head, "", f"```{code}", *gone, *came, "```"])
+    return f"{head}\n\n{fenced(code, [*gone, *came])}"
 
 
 def _evidence(mend: Mend) -> str:
@@ -434,15 +769,14 @@ def _sources(lesson: Lesson, card: Symbol | None) -> list[str]:
         lines.append(f"{card.document_title}, version {card.version}, {place} ({card.id})")
     for mend in lesson.mends:
         failed = f"draft {mend.draft} of it" if mend.draft else f"node {mend.failed}"
-        lines.append(f"run {mend.run}, node {mend.node} against {failed}")
+        lines.append(f"run {mend.search.id}, node {mend.node} against {failed}")
         lines += [f"evaluation {key}" for key in mend.evaluations]
     return list(dict.fromkeys(lines))
 
 
 def _signals(lesson: Lesson) -> tuple[str, ...]:
-    """Signals of both failed kernels' verdicts."""
     known = load_signals()
-    mine, theirs = (mend.step.parent.signals for mend in lesson.shown)
+    mine, theirs = (mend.signals for mend in lesson.shown)
     return tuple(sorted(s for s in mine if s in theirs and s in known))
 
 
@@ -459,5 +793,4 @@ def _digest(lesson: Lesson) -> str:
 
 
 def _slug(text: str) -> str:
-    words = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).split("-")
-    return "-".join(word for word in words if word)[:40].strip("-") or ERROR
+    return slugged(text)[:40].strip("-") or ERROR

@@ -21,18 +21,17 @@ from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import embeddings, passages
-from kb.catalog.skills import EvidenceKind, SkillRow
+from kb.catalog.skills import EvidenceKind
 from kb.embedding import Embedder, Vectors
 from kb.errors import Conflict, InvalidKnowledge, KernloreError, NotFound
 from kb.hardware.lineage import lineage
 from kb.ids import sha256
-from kb.scope import ALL_ACCESS, AccessScope
+from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.bench.local import LocalBench
 from optimizer.search.bench.simulated import SimulatedBench
-from optimizer.search.runs.knowledge import library_recipes, library_sources
+from optimizer.search.runs.knowledge import library_recipes, library_sources, skill_of
 from optimizer.search.runs.places import bench_for, places_for
-from optimizer.search.runs.skill_moves import skill_of
 from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.contrast import roles_of
 from skills.curator.drafter import Drafter, model_drafter
@@ -49,10 +48,9 @@ from skills.curator.records import (
     StoredDelta,
 )
 from skills.importing import sync_shipped
-from skills.lifecycle import known_uses, store_narrowed
+from skills.lifecycle import store_narrowed
 from skills.trajectories.reading import StoredSearch, stored_search, trajectory_of
 from skills.trajectories.records import Trajectory
-from skills.uses import outside
 
 ACTOR = "curator"
 RECORD_FORMAT = 1
@@ -234,11 +232,7 @@ def _whole_kernels(base: KnowledgeBase, search: StoredSearch, whole: Trajectory)
 
 
 def snapshot(
-    catalog: Catalog,
-    trajectory: Trajectory,
-    access_scope: AccessScope = ALL_ACCESS,
-    *,
-    before: LibrarySnapshot | None = None,
+    catalog: Catalog, trajectory: Trajectory, *, before: LibrarySnapshot | None = None
 ) -> LibrarySnapshot:
     """The skills that a trajectory can concern: those about its op family or any, and those that a
     step names. `before` is the library after another trajectory, whose deltas are not stored
@@ -246,9 +240,9 @@ def snapshot(
     named = {skill_of(id_) for step in trajectory.steps for id_ in step.proposal.attributed}
     named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
     with catalog.read() as connection:
-        rows = store.about(connection, trajectory.subject.family, named, access_scope)
-        evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
-        taken = set(store.names(connection, access_scope))
+        rows = store.about(connection, trajectory.subject.family, named)
+        evidence = store.evidence_for(connection, [row.id for row in rows])
+        taken = set(store.names(connection))
     known = {row.name: KnownSkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
     if before is not None:
         known |= {skill.row.name: skill for skill in before.known}
@@ -305,11 +299,7 @@ class StoredVectors:
 
 
 def store_deltas(
-    catalog: Catalog,
-    distillations: Sequence[Distillation],
-    access_scope: AccessScope = ALL_ACCESS,
-    *,
-    record: str = "",
+    catalog: Catalog, distillations: Sequence[Distillation], *, record: str = ""
 ) -> tuple[Distillation, ...]:
     """Store the deltas of all distillations in order, or none; returns them with the results.
     `record` is the key of the blob, for the events. Raises Conflict if the library is no longer the
@@ -319,7 +309,7 @@ def store_deltas(
             replace(
                 distillation,
                 stored=tuple(
-                    store_delta(connection, delta, distillation.trajectory.id, access_scope, record)
+                    store_delta(connection, delta, distillation.trajectory.id, record)
                     for delta in distillation.deltas
                 ),
             )
@@ -328,15 +318,11 @@ def store_deltas(
 
 
 def store_delta(
-    connection: Connection,
-    delta: Delta,
-    trajectory: str,
-    access_scope: AccessScope = ALL_ACCESS,
-    record: str = "",
+    connection: Connection, delta: Delta, trajectory: str, record: str = ""
 ) -> StoredDelta:
     """Store one delta of the trajectory with this id, with its event. Raises Conflict if the skill
     is no longer the one that was judged."""
-    known = store.find(connection, delta.skill, access_scope)
+    known = store.find(connection, delta.skill)
     version = known.version if known is not None else 0
     if version != delta.version:
         raise Conflict(
@@ -345,13 +331,16 @@ def store_delta(
         )
     details = {"run": trajectory, "node": delta.node, "operation": delta.operation}
     details |= {"record": record} if record else {}
-    signed: dict[str, Any] = {"actor": ACTOR, "reason": delta.reason, "access_scope": access_scope}
+    signed: dict[str, Any] = {"actor": ACTOR, "reason": delta.reason}
     outcome = "unchanged"
     if delta.draft is not None:
         put = store.put(connection, delta.draft, state="candidate", details=details, **signed)
         outcome, version = put.outcome, put.version
     if delta.narrowing is not None and known is not None:
-        version = _narrow(connection, known, delta, details, signed)
+        narrowed = replace(known, predicate=delta.narrowing.predicate)
+        noted = {**details, "conflicts_with": delta.conflicts_with}
+        parts = delta.narrowing.parts
+        version = store_narrowed(connection, narrowed, parts, details=noted, **signed).version
         outcome = "updated"
     for row in delta.evidence:
         store.add_evidence(
@@ -378,25 +367,3 @@ def store_delta(
     if delta.conflicts_with:
         store.link(connection, delta.skill, "conflicts_with", delta.conflicts_with, **signed)
     return StoredDelta(delta.skill, delta.operation, outcome, version, len(delta.evidence))
-
-
-def _narrow(
-    connection: Connection,
-    known: SkillRow,
-    delta: Delta,
-    details: dict[str, Any],
-    signed: dict[str, Any],
-) -> int:
-    """Narrow the precondition. Text, state and evidence stay, and the uses in the part that is
-    left."""
-    assert delta.narrowing is not None
-    uses = known_uses(connection, known, signed["access_scope"])
-    for part in delta.narrowing.parts:
-        uses = outside(uses, part)
-    noted = {
-        **details,
-        "parts": [asdict(part) for part in delta.narrowing.parts],
-        "conflicts_with": delta.conflicts_with,
-    }
-    narrowed = replace(known, predicate=delta.narrowing.predicate)
-    return store_narrowed(connection, narrowed, uses, noted, **signed).version

@@ -10,23 +10,26 @@ drafted as a text with its key lines.
 from __future__ import annotations
 
 import math
+import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
+from kb.errors import InvalidKnowledge
+from kb.ids import derived_id
 from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
 from optimizer.evaluation.problem.spec import SIZES
+from optimizer.evaluation.records import CaseTiming, Interval
 from retrieval.diagnose.signals import load_signals
 from skills.curator.comparison import kernel_key
 from skills.curator.contrast import contrast, matching_rules, rule_named, rules_in
-from skills.curator.evidence import render
-from skills.curator.gate import GatePass
-from skills.curator.records import UNNAMED, WRITTEN, KernelChange, ParameterChange, Roles
+from skills.curator.gate import GatePass, gain_of
+from skills.curator.records import UNNAMED, WRITTEN, KernelChange, Roles
 from skills.format.schema import MAX_NAME, TEXT, sources_of
 from skills.format.skillfile import with_content_hash
 from skills.trajectories.records import Trajectory, TrajectoryStep
@@ -46,6 +49,7 @@ CODE = {"torch": "python", "triton": "python", "cpp": "cpp", "cuda": "cuda", "hi
 WRITERS = frozenset({"llm", "external"})  # origins of kernels that a model or a person wrote
 AROUND = 1  # lines shown before and after one that a rule names
 CHANGED = "change-kernel"
+EvidenceKind = Literal["pair", "simulator"]
 
 
 @dataclass(frozen=True)
@@ -78,36 +82,37 @@ class DraftedSkill:
     predicate: str
     moves: tuple[Mapping[str, Any], ...]
     sources: tuple[str, ...]
-    compatibility: str
     evidence: tuple[EvidenceRow, ...]
     family: str
-    language: str
-    run_id: str
-    toolchain_id: str | None = None
     recipe: Mapping[str, Any] | None = None
     files: Mapping[str, str] = field(default_factory=dict)
     written_by: str = "curator"
     kind: str = ""
 
+    @property
+    def language(self) -> str:
+        return self.scopes.languages[0]
+
     def template(self) -> str:
         """The body with references in place of figures."""
         words = self.words
         parts = [
-            (WHEN[self.polarity], _listed(words.when)),
-            ("When not", _listed(words.when_not)),
+            (WHEN[self.polarity], listed(words.when)),
+            ("When not", listed(words.when_not)),
             ("Steps", "\n".join(f"{n}. {step}" for n, step in enumerate(words.steps, 1))),
-            ("Before", _fenced(self.code, self.before)),
-            ("After", _fenced(self.code, self.after)),
+            ("Before", fenced(self.code, self.before)),
+            ("After", fenced(self.code, self.after)),
             ("Expected effect", "\n".join(self.effect)),
-            ("How to check", _listed(words.check)),
-            ("Failure signs", _listed(words.failure_signs)),
-            ("Sources", _listed(self.sources)),
+            ("How to check", listed(words.check)),
+            ("Failure signs", listed(words.failure_signs)),
+            ("Sources", listed(self.sources)),
         ]
-        return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
+        return sections(parts)
 
     def skill(self) -> SkillDraft:
         """The skill as it is stored: figures in place, a learned candidate of its run."""
-        body = render(self.template(), self.evidence)
+        template, row = self.template(), self.evidence[0]
+        body = render(template, self.evidence)
         draft = SkillDraft(
             name=self.name,
             tier="learned",
@@ -128,24 +133,30 @@ class DraftedSkill:
                 "files": dict(self.files),
                 **({"kind": self.kind} if self.kind else {}),
                 "curator": {
-                    "template": self.template(),
+                    "template": template,
                     "evidence": [[row.evaluation_id, row.case_id] for row in self.evidence],
                     "family": self.family,
                     "written_by": self.written_by,
                 },
             },
-            compatibility=self.compatibility,
-            origin_run_id=self.run_id,
-            toolchain_id=self.toolchain_id,
+            compatibility="; ".join([self.language, self.scopes.hardware[0], *self.scopes.dtypes]),
+            origin_run_id=row.details["run"],
+            toolchain_id=row.toolchain_id,
         )
         return with_content_hash(draft)
 
 
-def _listed(lines: Sequence[str]) -> str:
+def sections(parts: Sequence[tuple[str, str]]) -> str:
+    """The (title, text) pairs that have a text, as Markdown sections."""
+    return "\n\n".join(f"## {title}\n\n{text}" for title, text in parts if text)
+
+
+def listed(lines: Sequence[str]) -> str:
     return "\n".join(f"- {line}" for line in lines)
 
 
-def _fenced(code: str, lines: Sequence[str]) -> str:
+def fenced(code: str, lines: Sequence[str]) -> str:
+    """The lines as a code block of a language; empty without lines."""
     return "\n".join([f"```{code}", *lines, "```"]) if lines else ""
 
 
@@ -154,8 +165,6 @@ def compose(
 ) -> DraftedSkill:
     """The draft of a change with at least one evidence row, without a model."""
     subject = trajectory.subject
-    evaluation = change.step.child.evaluation
-    assert evaluation is not None  # the gate passes no other
     scopes = SkillScopes(
         hardware=(trajectory.hardware,),
         languages=(change.language,),
@@ -164,10 +173,9 @@ def compose(
         signals=tuple(sorted(_leading_signals(change))),
     )
     predicate = predicate_of(scopes.ops, _required_signals(change), evidence)
-    name = slug(trajectory.hardware, change.transformation, subject.op, change.polarity)
     before, after, code = _snippet(change)
     return DraftedSkill(
-        name=name,
+        name=slug(trajectory.hardware, change.transformation, subject.op, change.polarity),
         transformation=change.transformation,
         polarity=change.polarity,
         words=_sentences(trajectory, change),
@@ -179,21 +187,22 @@ def compose(
         predicate=predicate,
         moves=_moves(change, predicate),
         sources=_sources(trajectory, change),
-        compatibility="; ".join([change.language, trajectory.hardware, *scopes.dtypes]),
         evidence=tuple(evidence),
         family=subject.family,
-        language=change.language,
-        run_id=trajectory.id,
-        toolchain_id=evaluation.toolchain or None,
     )
 
 
 def slug(hardware: str, transformation: str, op: str, polarity: str = "use") -> str:
-    """`<hardware>-<transformation>-<op>` in the characters of a skill's name."""
+    """`<hardware>-<transformation>-<op>` as the name of a skill."""
     avoid = "avoid-" if polarity == "avoid" else ""
-    text = f"{hardware}-{avoid}{transformation}-{canonical_op(op)}".lower()
-    words = "".join(c if c.isascii() and c.isalnum() else "-" for c in text).split("-")
-    return "-".join(w for w in words if w)[:MAX_NAME].strip("-")
+    text = f"{hardware}-{avoid}{transformation}-{canonical_op(op)}"
+    return slugged(text)[:MAX_NAME].strip("-")
+
+
+def slugged(text: str) -> str:
+    """The text in the characters of a skill's name: lower-case words with hyphens."""
+    words = "".join(c if c.isascii() and c.isalnum() else "-" for c in text.lower()).split("-")
+    return "-".join(word for word in words if word)
 
 
 # -- conditions
@@ -242,31 +251,31 @@ def tested(evidence: Sequence[EvidenceRow]) -> dict[str, tuple[float, float]]:
 
 
 def _moves(change: KernelChange, predicate: str) -> tuple[Mapping[str, Any], ...]:
-    """The change as moves. A failure gives none, as moves say what to do."""
     if change.polarity == "avoid":
         return ()
     if change.parameters:
-        return tuple(_move(p, predicate) for p in change.parameters)
+        return tuple(
+            _move(
+                f"{direction}-{p.role}",
+                predicate,
+                p.role,
+                direction,
+                p.after if direction == "set" else None,
+            )
+            for p in change.parameters
+            for direction in [direction_of(p.before, p.after)]
+        )
     rule = rule_named(change.transformation, change.language)
     if rule is None or not rule.role:
         return ()
-    moved = {"role": rule.role, "direction": rule.direction}
-    return (
-        {"id": rule.name, "when": predicate, "change": moved, "why": reason_for(*moved.values())},
-    )
+    return (_move(rule.name, predicate, rule.role, rule.direction),)
 
 
-def _move(parameter: ParameterChange, predicate: str) -> Mapping[str, Any]:
-    direction = direction_of(parameter.before, parameter.after)
-    changed: dict[str, Any] = {"role": parameter.role, "direction": direction}
-    if direction == "set":
-        changed["to"] = parameter.after
-    return {
-        "id": f"{direction}-{parameter.role}",
-        "when": predicate,
-        "change": changed,
-        "why": reason_for(parameter.role, direction),
-    }
+def _move(
+    name: str, predicate: str, role: str, direction: str, to: Any = None
+) -> Mapping[str, Any]:
+    changed = {"role": role, "direction": direction, **({} if to is None else {"to": to})}
+    return {"id": name, "when": predicate, "change": changed, "why": reason_for(role, direction)}
 
 
 # -- sentences
@@ -274,7 +283,6 @@ def _move(parameter: ParameterChange, predicate: str) -> Mapping[str, Any]:
 
 @lru_cache(maxsize=1)
 def roles() -> Mapping[str, Mapping[str, str]]:
-    """The sentences about each parameter role."""
     path = Path(__file__).with_name("roles.toml")
     sentences: dict[str, dict[str, str]] = tomllib.loads(path.read_text(encoding="utf-8"))
     return sentences
@@ -335,21 +343,17 @@ def _description(change: KernelChange, place: str, seen: str) -> str:
             f"Use when tuning {place}{seen}. {what[:1].upper()}{what[1:]}. Measured in one search;"
             " do not use for sizes, element types or hardware far from those measured."
         )
-    fate = "slower" if change.gain is not None else _fate(change)
+    evaluation = change.step.child.evaluation
+    validity = evaluation.validity if evaluation is not None else ""
+    fates = {"not_compiled": "fail to compile", "incorrect": "incorrect"}
+    fate = "slower" if change.gain is not None else fates.get(validity, "fail")
     return (
         f"Avoid on {place}{seen}: to {what} made the kernel {fate}. Measured in one search; it says"
         " nothing about other sizes, element types or hardware."
     )
 
 
-def _fate(change: KernelChange) -> str:
-    evaluation = change.step.child.evaluation
-    validity = evaluation.validity if evaluation is not None else ""
-    return {"not_compiled": "fail to compile", "incorrect": "incorrect"}.get(validity, "fail")
-
-
 def _phrase(change: KernelChange) -> str:
-    """The change in words."""
     if change.parameters:
         return " and ".join(
             f"{direction_of(p.before, p.after)} the {roles()[p.role]['knob']} (`{p.name}`)"
@@ -546,3 +550,156 @@ def key_lines(change: KernelChange) -> tuple[str, ...]:
 
 def _depth(line: str) -> int:
     return len(line) - len(line.lstrip())
+
+
+# -- evidence rows, and the figures of a text as references to them
+#
+# `{{ev:2.speedup_low}}` is a field of the second row, `{{ev:all.speedup_low}}` the lowest bound of
+# all rows. Texts are stored rendered, with their template. Bounds are rounded outwards.
+
+REFERENCE = re.compile(r"\{\{ev:([A-Za-z0-9]+)\.([a-z_]+)\}\}")
+_ANY_REFERENCE = re.compile(r"\{\{[^}]*\}\}")
+
+
+def rows_of(
+    trajectory: Trajectory, change: KernelChange, kind: EvidenceKind
+) -> tuple[EvidenceRow, ...]:
+    """One row for each case that both kernels were timed on; otherwise one for the whole change.
+    created_at is empty until the rows are stored."""
+    parent, child = change.step.parent, change.step.child
+    assert child.evaluation is not None
+    rows = []
+    for timing in child.evaluation.cases:
+        gain = gain_of(parent, child, timing.case)
+        if gain is not None:
+            rows.append(_evidence_row(trajectory, change, kind, timing, gain))
+    return tuple(rows) or (_evidence_row(trajectory, change, kind, None, change.gain),)
+
+
+def _evidence_row(
+    trajectory: Trajectory,
+    change: KernelChange,
+    kind: EvidenceKind,
+    timing: CaseTiming | None,
+    gain: Interval | None,
+) -> EvidenceRow:
+    parent, child, subject = change.step.parent, change.step.child, trajectory.subject
+    evaluation, proposal = child.evaluation, change.step.proposal
+    assert evaluation is not None
+    name = timing.case if timing is not None else None
+    before = None  # the parent's time; the parent may be the reference
+    if timing is not None and parent.proposal is None:
+        before = timing.baseline_us
+    elif timing is not None and (own := parent.timing(timing.case)) is not None:
+        before = own.candidate_us
+    searched = subject.cases.get("searched", ())
+    # A failure names no case, but if one alone is searched, it was that.
+    sized = name or (searched[0] if len(searched) == 1 else "")
+    details = {
+        "run": trajectory.id,
+        "parent": parent.number,
+        "node": child.number,
+        "parent_evaluation": parent.evaluation.key if parent.evaluation is not None else None,
+        "transformation": change.transformation,
+        "polarity": change.polarity,
+        "validity": evaluation.validity,
+        "problem": subject.name,
+        "op": canonical_op(subject.op),
+        "dtype": canonical_dtype(subject.dtype) if subject.dtype else None,
+        "language": change.language,
+        "recipe": proposal.recipe if change.parameters else None,
+        "sizes": dict(subject.sizes.get(sized, {})),
+        "synthesizer": proposal.synthesizer,
+        "origin": proposal.origin,
+        **({"reviewed": evaluation.reviewed} if evaluation.reviewed else {}),
+    }
+    return EvidenceRow(
+        id=derived_id("ev", trajectory.id, child.number, name, evaluation.key),
+        hardware_id=trajectory.hardware,
+        device_id=evaluation.device or None,
+        toolchain_id=evaluation.toolchain or None,
+        problem_id=subject.sha256 or None,
+        case_id=name,
+        evaluation_id=evaluation.key,
+        kind=kind,
+        n=gain.n if gain is not None else 1,
+        baseline_us=before,
+        measured_us=timing.candidate_us if timing is not None else None,
+        speedup=gain.value if gain is not None else None,
+        speedup_low=gain.low if gain is not None else None,
+        speedup_high=gain.high if gain is not None else None,
+        details=details,
+        created_at="",
+    )
+
+
+def _down(value: float | None) -> str | None:
+    return None if value is None else f"{math.floor(value * 100) / 100:.2f}"
+
+
+def _up(value: float | None) -> str | None:
+    return None if value is None else f"{math.ceil(value * 100) / 100:.2f}"
+
+
+def _sizes(details: Mapping[str, Any]) -> str:
+    sizes = [f"{name}={value:.12g}" for name, value in sorted(details.get("sizes", {}).items())]
+    return ", ".join(sizes) or "sizes not recorded"
+
+
+_FIGURES: Mapping[str, Callable[[EvidenceRow], str | None]] = {
+    "speedup": lambda row: None if row.speedup is None else f"{row.speedup:.2f}",
+    "speedup_low": lambda row: _down(row.speedup_low),
+    "speedup_high": lambda row: _up(row.speedup_high),
+    "baseline_us": lambda row: None if row.baseline_us is None else f"{row.baseline_us:.1f}",
+    "measured_us": lambda row: None if row.measured_us is None else f"{row.measured_us:.1f}",
+    "n": lambda row: str(row.n),
+    "case_id": lambda row: row.case_id or "all cases",
+    "hardware_id": lambda row: row.hardware_id,
+    "kind": lambda row: row.kind,
+    "validity": lambda row: str(row.details.get("validity", "")).replace("_", " ") or None,
+    "sizes": lambda row: _sizes(row.details),
+}
+# Over all rows there are bounds and counts; figures are never averaged.
+_FIGURES_OF_ALL: Mapping[str, Callable[[Sequence[EvidenceRow]], str | None]] = {
+    "speedup_low": lambda rows: _down(
+        min((row.speedup_low for row in rows if row.speedup_low is not None), default=None)
+    ),
+    "speedup_high": lambda rows: _up(
+        max((row.speedup_high for row in rows if row.speedup_high is not None), default=None)
+    ),
+    "n": lambda rows: str(sum(row.n for row in rows)) if rows else None,
+}
+FIELDS = tuple(_FIGURES)
+
+
+def dangling(template: str, evidence: Sequence[EvidenceRow]) -> list[str]:
+    missing = []
+    for match in _ANY_REFERENCE.finditer(template):
+        exact = REFERENCE.fullmatch(match.group())
+        if exact is None or _figure_of(exact.group(1), exact.group(2), evidence) is None:
+            missing.append(match.group())
+    return missing
+
+
+def render(template: str, evidence: Sequence[EvidenceRow]) -> str:
+    """The text with figures in place of references. Raises InvalidKnowledge for a reference without
+    one."""
+
+    def figure(match: re.Match[str]) -> str:
+        value = _figure_of(match.group(1), match.group(2), evidence)
+        if value is None:
+            raise InvalidKnowledge(
+                f"{match.group()} refers to no figure",
+                hint=f"There are {len(evidence)} rows with the fields {', '.join(FIELDS)}.",
+            )
+        return value
+
+    return REFERENCE.sub(figure, template)
+
+
+def _figure_of(row: str, name: str, evidence: Sequence[EvidenceRow]) -> str | None:
+    if row == "all":
+        return _FIGURES_OF_ALL[name](evidence) if name in _FIGURES_OF_ALL else None
+    if name not in _FIGURES or not row.isdigit() or not 1 <= int(row) <= len(evidence):
+        return None
+    return _FIGURES[name](evidence[int(row) - 1])

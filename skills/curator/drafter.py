@@ -22,8 +22,7 @@ from optimizer.search.synthesizers.llm.asker import (
     load,
 )
 from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, models_from
-from skills.curator.draft import DraftedSkill, SkillSentences
-from skills.curator.evidence import FIELDS
+from skills.curator.draft import FIELDS, DraftedSkill, SkillSentences
 from skills.curator.records import OPERATIONS, UNNAMED, KernelChange, Operation
 from skills.format.lint import sentences
 
@@ -83,7 +82,6 @@ class DraftTask:
 
     @property
     def system(self) -> str:
-        """The instructions."""
         return _instructions()
 
     @property
@@ -263,7 +261,6 @@ def model_drafter(name: str) -> ModelDrafter:
 
 
 def _bare(text: str) -> str:
-    """The text without a fence around it."""
     lines = text.strip().splitlines()
     if len(lines) > 2 and lines[0].startswith("```") and lines[-1].strip() == "```":
         return "\n".join(lines[1:-1])

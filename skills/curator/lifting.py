@@ -17,6 +17,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Any
 
 from kb.errors import KernloreError
@@ -106,9 +107,9 @@ class KernelLifter:
             return problem.message
 
     def _tested(self, lifted: LiftedRecipe, constants: Sequence[NamedConstant]) -> LiftedRecipe:
-        """The recipe with the tested domains. Raises NotLifted for a wrong instance."""
         recipe = recipe_from(lifted)
-        cases = held_out_cases(self.problem, self.device, HELD_OUT_CASES, self.seed)
+        unseen = held_out_cases(self.problem, self.device, self.seed)
+        cases = list(islice(unseen, HELD_OUT_CASES))
         if len(cases) < HELD_OUT_CASES:
             raise NotLifted(
                 f"it can be tried on {len(cases)} unseen cases only, {HELD_OUT_CASES} are needed"
@@ -138,7 +139,6 @@ class KernelLifter:
     def _check(
         self, bench: LocalBench, recipe: Recipe, values: Mapping[str, Value], where: str
     ) -> None:
-        """Raise NotLifted if the instance is wrong on the bench's problem."""
         view = problem_view(bench.problem, self.device)
         fitting = fit(recipe, view, {})
         if fitting is None:

@@ -74,7 +74,6 @@ class TextSimilarity:
     _vectors: dict[str, Sequence[float]] = field(default_factory=dict)
 
     def similarity(self, text: str, other: str) -> Similarity:
-        """How alike two texts are."""
         cosine = None
         if self.embedder is not None:
             pairs = zip(self._vector(text), self._vector(other), strict=True)

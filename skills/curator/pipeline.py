@@ -10,15 +10,15 @@ verified.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
 from kb.embedding import Embedder
 from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id
-from optimizer.search.runs.skill_moves import skill_of
-from skills.curator.comparison import APPLIED, ShownTexts, body_key, kernel_key, strip
+from optimizer.search.runs.knowledge import skill_of
+from skills.curator.comparison import APPLIED, body_key, copied_from, kernel_key, without_copies
 from skills.curator.contrast import contrast
 from skills.curator.draft import (
     WHEN,
@@ -26,8 +26,11 @@ from skills.curator.draft import (
     SkillSentences,
     as_text,
     compose,
+    dangling,
     is_written,
     predicate_of,
+    render,
+    rows_of,
     slug,
     text_node,
 )
@@ -39,7 +42,6 @@ from skills.curator.drafter import (
     ReplayedDrafter,
     parse_delta,
 )
-from skills.curator.evidence import dangling, render, rows_of
 from skills.curator.gate import GatePass, gate
 from skills.curator.match import (
     Match,
@@ -161,7 +163,7 @@ class CuratorRun:
 
     `known` grows by the deltas of the pass, so that a later step meets them. `answers` are the
     drafter's and `lifted` the results of lifting, by node. `text_node` is the node that may be
-    taught as text.
+    taught as text, `node` the one that is judged.
     """
 
     trajectory: Trajectory
@@ -177,10 +179,11 @@ class CuratorRun:
     answers: dict[str, tuple[str, ...]] = field(default_factory=dict)
     lifted: dict[str, Any] = field(default_factory=dict)
     text_node: int | None = None
+    node: int = 0
 
-    def decide(self, stage: str, node: int, passed: bool, reason: str, **details: Any) -> None:
-        """Record a decision."""
-        self.decisions.append(Decision(stage, node, passed, reason, details))
+    def decide(self, stage: str, passed: bool, reason: str, **details: Any) -> None:
+        """Record a decision about the present node."""
+        self.decisions.append(Decision(stage, self.node, passed, reason, details))
 
     def add(self, delta: Delta, known: KnownSkill) -> None:
         """Record a delta, and the skill as it is afterwards."""
@@ -190,7 +193,7 @@ class CuratorRun:
 
 
 def _judge(run: CuratorRun, step: TrajectoryStep, gate_pass: GatePass) -> None:
-    """The steps after the gate."""
+    run.node = step.child.number
     cause = _attributed(run, step)
     change, decision = contrast(step, gate_pass, run.context.roles, attributed=cause is not None)
     run.decisions.append(decision)
@@ -200,7 +203,7 @@ def _judge(run: CuratorRun, step: TrajectoryStep, gate_pass: GatePass) -> None:
     draft = compose(run.trajectory, change, evidence)
     matched = cause or _applied(run, change)
     if matched is not None:
-        _add_to_match(run, change, draft, matched)
+        _add_to_match(run, draft, matched)
         return
     lifted = _lifted(run, change, draft)
     if lifted is not None:
@@ -208,38 +211,36 @@ def _judge(run: CuratorRun, step: TrajectoryStep, gate_pass: GatePass) -> None:
 
 
 def _learn(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> None:
-    reply = _reply(run, change, draft)
-    draft = reply.draft if reply is not None else draft
-    operation = reply.operation if reply is not None else None
+    draft, delta = _drafted_by_model(run, change, draft)
+    operation = delta.operation if delta is not None else None
     unnamed = draft.transformation == UNNAMED
     if unnamed and operation not in ("ADD_EVIDENCE", "REFINE"):
-        reason = "no rule and nobody names what the new lines do"
-        run.decide("draft", change.node, False, reason)
+        run.decide("draft", False, "no rule and nobody names what the new lines do")
         return
     if run.drafter is None:
-        run.decide("draft", change.node, True, "drafted without a model", name=draft.name)
+        run.decide("draft", True, "drafted without a model", name=draft.name)
     problems = draft_findings(run, change, draft)
     reason = "; ".join(problems[:3]) if problems else "clean"
-    run.decide("lint", change.node, not problems, reason, findings=problems)
+    run.decide("lint", not problems, reason, findings=problems)
     if problems:
         return
-    draft = _normalised(run, change.node, draft)
+    draft = _normalised(run, draft)
     matched = None
-    if reply is not None and operation != "ADD":
-        matched = _named_match(run, change.node, reply, draft)
+    if delta is not None and operation != "ADD":
+        matched = _named_match(run, delta, draft)
     if matched is None and unnamed:
         return  # `_named_match` recorded why the skill that the model named does not match
     if matched is None:
         matched = match(draft, list(run.known.values()), run.texts, run.context.lineages)
     if matched is None:
-        run.decide("match", change.node, True, "nothing in the library says this", name=draft.name)
-        _add_skill(run, change.node, draft)
+        run.decide("match", True, "nothing in the library says this", name=draft.name)
+        _add_skill(run, draft)
         return
     refine = operation == "REFINE" and matched.tier == "named"
-    _add_to_match(run, change, draft, matched, refine=refine)
+    _add_to_match(run, draft, matched, refine=refine)
 
 
-def _normalised(run: CuratorRun, node: int, draft: DraftedSkill) -> DraftedSkill:
+def _normalised(run: CuratorRun, draft: DraftedSkill) -> DraftedSkill:
     """The draft under a free name."""
     name, number = draft.name, 2
     while name in run.taken:
@@ -247,31 +248,25 @@ def _normalised(run: CuratorRun, node: int, draft: DraftedSkill) -> DraftedSkill
         name = draft.name[: MAX_NAME - len(suffix)].rstrip("-") + suffix
         number += 1
     draft = replace(draft, name=name)
-    run.decide("normalise", node, True, name, body=body_key(draft.template()))
+    run.decide("normalise", True, name, body=body_key(draft.template()))
     return draft
 
 
 def _add_to_match(
-    run: CuratorRun,
-    change: KernelChange,
-    draft: DraftedSkill,
-    matched: Match,
-    *,
-    refine: bool = False,
+    run: CuratorRun, draft: DraftedSkill, matched: Match, *, refine: bool = False
 ) -> None:
     row = matched.known.row
     similar = vars(matched.similarity) if matched.similarity is not None else {}
     if row.state in REMOVED:
-        reason = f"{row.name} says this, and a person took it out"
-        run.decide("match", change.node, False, reason)
+        run.decide("match", False, f"{row.name} says this, and a person took it out")
         return
     if matched.opposite and matched.tier != "attributed":
-        _contradict(run, change.node, draft, matched)
+        _contradict(run, draft, matched)
         return
     operation: Operation = "REFINE" if refine else "ADD_EVIDENCE"
     reason = f"{row.name} says this already ({matched.tier})"
-    run.decide("match", change.node, True, reason, operation=operation, **similar)
-    _support(run, change.node, draft, matched, refine=refine)
+    run.decide("match", True, reason, operation=operation, **similar)
+    _support(run, draft, matched, refine=refine)
 
 
 # -- skills that a step used
@@ -295,7 +290,7 @@ def _applied(run: CuratorRun, change: KernelChange) -> Match | None:
             row = run.known[name].row
             files = row.metadata.get("files", {})
             texts[name] = "\n".join([row.body, *(files[key] for key in sorted(files))])
-    name, share = ShownTexts(texts).source_of("\n".join(change.came))
+    name, share = copied_from("\n".join(change.came), texts)
     if not name or share < APPLIED:
         return None
     known = run.known[name]
@@ -307,31 +302,24 @@ def _applied(run: CuratorRun, change: KernelChange) -> Match | None:
 
 def _lifted(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill | None:
     """The draft of a whole kernel as a recipe or as text, or None; any other draft as it is."""
-    node = change.node
-    recipe = change.step.proposal.recipe
     # Lifting may have the template of a recipe that is not in the library.
-    foreign = (
-        run.lift is not None
-        and bool(change.adopted)
-        and recipe is not None
-        and recipe not in run.taken
-    )
+    foreign = run.lift is not None and change.adopted and change.adopted not in run.taken
     if change.transformation != WRITTEN and not foreign:
-        if is_written(change) and run.drafter is None and node == run.text_node:
+        if is_written(change) and run.drafter is None and run.node == run.text_node:
             draft = as_text(run.trajectory, change, draft)
             reason = "no rule names what the new lines do; drafted as a text skill"
-            run.decide("draft", node, True, reason, kind=TEXT)
+            run.decide("draft", True, reason, kind=TEXT)
         return _without_excerpts(run, change, draft)
     if run.lift is None:
         reason = "a whole kernel against the reference: nothing to compare, and no recipe of it"
         return _as_text(run, change, draft, reason)
     lifted = run.lift(run.trajectory, change)
-    run.lifted[str(node)] = lifted if isinstance(lifted, str) else lifted.as_json()
+    run.lifted[str(run.node)] = lifted if isinstance(lifted, str) else asdict(lifted)
     if isinstance(lifted, str):
         return _as_text(run, change, draft, f"it cannot be lifted to a recipe: {lifted}")
     before = tuple(lifted.signals) or change.before
     adopted = replace(change, transformation=ADOPTED + lifted.name, pattern=(), before=before)
-    run.decide("draft", node, True, f"lifted to the recipe {lifted.name}")
+    run.decide("draft", True, f"lifted to the recipe {lifted.name}")
     composed = compose(run.trajectory, adopted, draft.evidence)
     return replace(composed, recipe=lifted.recipe, files=lifted.files)
 
@@ -341,64 +329,53 @@ def _as_text(
 ) -> DraftedSkill | None:
     """The kernel as text, if a model or a person wrote it and it is the run's fastest. `reason`
     says why it is no recipe."""
-    node = change.node
-    if not is_written(change):
-        run.decide("draft", node, False, reason)
-        return None
-    if node != run.text_node:
+    if is_written(change) and run.node != run.text_node:
         reason = f"{reason}; as text, this run teaches node {run.text_node}, which is faster"
-        run.decide("draft", node, False, reason)
+    if not is_written(change) or run.node != run.text_node:
+        run.decide("draft", False, reason)
         return None
-    run.decide("draft", node, True, f"{reason}; drafted as a text skill", kind=TEXT)
+    run.decide("draft", True, f"{reason}; drafted as a text skill", kind=TEXT)
     return as_text(run.trajectory, change, draft)
 
 
 def _without_excerpts(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> DraftedSkill:
     """The draft without code of a document: the store has the passage already."""
     ids = change.step.shown.get("excerpts", ())
-    shown = ShownTexts({id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown})
-    source, share = shown.source_of("\n".join(draft.after))
+    texts = {id_: run.context.shown[id_] for id_ in ids if id_ in run.context.shown}
+    source, share = copied_from("\n".join(draft.after), texts)
     if not change.pattern or share < APPLIED:
         return draft
-    reason = f"its code is that of {source} and is left out"
-    run.decide("draft", change.node, True, reason, share=share)
+    run.decide("draft", True, f"its code is that of {source} and is left out", share=share)
     return replace(draft, before=(), after=(), sources=(*draft.sources, f"passage {source}"))
 
 
 # -- the drafting model
 
 
-@dataclass(frozen=True)
-class ModelReply:
-    """A draft with the sentences of a model, and the operation and skill of its answer."""
-
-    draft: DraftedSkill
-    operation: Operation
-    skill: str
-
-
-def _reply(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> ModelReply | None:
-    """The model's answer, after at most one repair; None without a model or a valid answer."""
+def _drafted_by_model(
+    run: CuratorRun, change: KernelChange, draft: DraftedSkill
+) -> tuple[DraftedSkill, ModelDelta | None]:
+    """The draft with the model's sentences and its delta, after at most one repair; without a model
+    or a valid answer the draft as it is."""
     if run.drafter is None:
-        return None
+        return draft, None
     close = tuple(known.row for known in nearest(draft, list(run.known.values()), run.texts))
     task, answers = DraftTask(change, draft, close), list[str]()
     for _ in range(TRIES):
         answer = run.drafter.propose(task)
         answers.append(answer)
-        run.answers[str(change.node)] = tuple(answers)
+        run.answers[str(run.node)] = tuple(answers)
         try:
             delta = parse_delta(answer, change, close)
             written = _with_sentences(run, change, draft, delta)
         except BadDelta as problem:
             task = replace(task, problem=str(problem), refused=answer)
             continue
-        reason = f"{run.drafter.name} answered {delta.operation}"
-        run.decide("draft", change.node, True, reason)
-        return ModelReply(written, delta.operation, delta.skill)
+        run.decide("draft", True, f"{run.drafter.name} answered {delta.operation}")
+        return written, delta
     reason = f"the draft of {run.drafter.name} was refused: {task.problem}; drafted without it"
-    run.decide("draft", change.node, False, reason, answers=len(answers))
-    return None
+    run.decide("draft", False, reason, answers=len(answers))
+    return draft, None
 
 
 def _with_sentences(
@@ -425,35 +402,32 @@ def _without_copies(run: CuratorRun, change: KernelChange, words: SkillSentences
     ids = {id_ for shown in change.step.shown.values() for id_ in shown}
     texts = {id_: text for id_, text in run.context.shown.items() if id_ in ids}
     texts |= {n: k.row.body for n, k in run.known.items() if n in ids or k.row.id in ids}
-    shown = ShownTexts(texts)
     fields: dict[str, Any] = {}
     for name, value in vars(words).items():
         lines = (value,) if isinstance(value, str) else value
-        stripped = [strip(line, shown) for line in lines]
-        left = tuple(s.text for s in stripped if s.text and s.share <= MOST_COPIED)
+        stripped = [without_copies(line, texts.values()) for line in lines]
+        left = tuple(text for text, share in stripped if text and share <= MOST_COPIED)
         if not left:
             raise BadDelta(f"{name} says what the store says already")
         fields[name] = left[0] if isinstance(value, str) else left
     return SkillSentences(**fields)
 
 
-def _named_match(
-    run: CuratorRun, node: int, reply: ModelReply, draft: DraftedSkill
-) -> Match | None:
+def _named_match(run: CuratorRun, delta: ModelDelta, draft: DraftedSkill) -> Match | None:
     """The skill that the model named, if the measurement allows its operation."""
-    known, operation = run.known[reply.skill], reply.operation
+    known, operation = run.known[delta.skill], delta.operation
     if operation == "DEPRECATE":
-        run.decide("match", node, False, f"held for a person: is {reply.skill} wrong?")
+        run.decide("match", False, f"held for a person: is {delta.skill} wrong?")
         return None
     opposite = known.row.polarity != draft.polarity
     alike = comparable(draft, known, run.context.lineages) and same_moves(draft, known.row)
     if not alike:
-        reason = f"{reply.skill} is about something else; the model's {operation} is left out"
+        reason = f"{delta.skill} is about something else; the model's {operation} is left out"
     elif opposite != (operation == "CONTRADICT"):
-        reason = f"the figures do not say so; {operation} of {reply.skill} is left out"
+        reason = f"the figures do not say so; {operation} of {delta.skill} is left out"
     else:
         return Match(known, "named", opposite)
-    run.decide("match", node, False, reason)
+    run.decide("match", False, reason)
     return None
 
 
@@ -475,7 +449,6 @@ def draft_findings(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -
 
 
 def _allowed(run: CuratorRun, change: KernelChange) -> Allowed:
-    """The parameter values and hardware names that a text about this change may contain."""
     values = {str(v) for p in change.parameters for v in (p.before, p.after) if v is not None}
     if change.adopted:
         values |= {str(value) for value in change.step.proposal.values.values()}
@@ -486,60 +459,55 @@ def _allowed(run: CuratorRun, change: KernelChange) -> Allowed:
 # -- deltas
 
 
-def _add_skill(
-    run: CuratorRun, node: int, draft: DraftedSkill, *, conflicts_with: str = ""
-) -> None:
-    """Propose a new candidate. `conflicts_with` names the skill of opposite effect."""
+def _add_skill(run: CuratorRun, draft: DraftedSkill, *, conflicts_with: str = "") -> None:
     skill = draft.skill()
-    reason = f"learned from {run.trajectory.id}, node {node}"
-    delta = Delta("ADD", node, skill.name, reason, skill, draft.evidence, conflicts_with)
+    reason = f"learned from {run.trajectory.id}, node {run.node}"
+    delta = Delta("ADD", run.node, skill.name, reason, skill, draft.evidence, conflicts_with)
     run.add(delta, KnownSkill(skill_row(skill), draft.evidence))
 
 
-def _support(
-    run: CuratorRun, node: int, draft: DraftedSkill, matched: Match, *, refine: bool = False
-) -> None:
+def _support(run: CuratorRun, draft: DraftedSkill, matched: Match, *, refine: bool = False) -> None:
     """Propose more evidence for the matched skill. `refine` also replaces the text of a candidate
     of the curator."""
     known, row = matched.known, matched.known.row
     added = _new_evidence(draft, known)
     if not added:
-        run.decide("match", node, False, f"{row.name} has this measurement already")
+        run.decide("match", False, f"{row.name} has this measurement already")
         return
     revised = None
     if refine and _is_own_candidate(row):
         revised = replace(draft, name=row.name, transformation=row.transformation).skill()
     elif refine:
         reason = f"{row.name} is no candidate of the curator's: its text stays"
-        run.decide("match", node, False, reason)
+        run.decide("match", False, reason)
     elif matched.tier in ("content", "key", "words"):
         revised = _widened(known, draft)
     operation: Operation = "REFINE" if refine and revised is not None else "ADD_EVIDENCE"
-    reason = f"measured again in {run.trajectory.id}, node {node} ({matched.tier})"
-    delta = Delta(operation, node, row.name, reason, revised, added, version=row.version)
+    reason = f"measured again in {run.trajectory.id}, node {run.node} ({matched.tier})"
+    delta = Delta(operation, run.node, row.name, reason, revised, added, version=row.version)
     if revised is not None:
         version = row.version + (revised.content_sha256 != row.content_sha256)
         row = replace(skill_row(revised), id=row.id, version=version)
     run.add(delta, KnownSkill(row, (*known.evidence, *added)))
 
 
-def _contradict(run: CuratorRun, node: int, draft: DraftedSkill, matched: Match) -> None:
-    """Propose what follows from two opposite effects. If the measurements differ in something, both
-    conditions are narrowed by it; otherwise a person decides."""
+def _contradict(run: CuratorRun, draft: DraftedSkill, matched: Match) -> None:
+    """Propose the consequence of two opposite effects. If the measurements differ in a quality,
+    both conditions are narrowed by it; otherwise a person decides."""
     known, row = matched.known, matched.known.row
     separated = separation(draft, known)
     if separated is None:
         reason = f"{row.name} says the opposite, and nothing differs between the two"
-        run.decide("match", node, False, reason, held=True)
+        run.decide("match", False, reason, held=True)
         added = _new_evidence(draft, known)
         if added:
             version = row.version
-            delta = Delta("CONTRADICT", node, row.name, reason, None, added, version=version)
+            delta = Delta("CONTRADICT", run.node, row.name, reason, None, added, version=version)
             run.add(delta, KnownSkill(row, (*known.evidence, *added)))
         return
     reason = f"{row.name} has the opposite effect; they differ in {separated.quality}"
-    run.decide("match", node, True, reason, ours=separated.ours, theirs=separated.theirs)
-    _add_skill(run, node, _narrowed(draft, separated), conflicts_with=row.name)
+    run.decide("match", True, reason, ours=separated.ours, theirs=separated.theirs)
+    _add_skill(run, _narrowed(draft, separated), conflicts_with=row.name)
     narrowing, narrowed = None, row
     if separated.parts:
         predicate = _and(row.predicate or "", separated.theirs)
@@ -547,7 +515,7 @@ def _contradict(run: CuratorRun, node: int, draft: DraftedSkill, matched: Match)
         narrowed = replace(row, predicate=predicate, version=row.version + 1)
     delta = Delta(
         "CONTRADICT",
-        node,
+        run.node,
         row.name,
         reason,
         conflicts_with=run.deltas[-1].skill,

@@ -68,12 +68,10 @@ class KernelChange:
 
     @property
     def node(self) -> int:
-        """Number of the child's node."""
         return self.step.child.number
 
     @property
     def language(self) -> str:
-        """Language of the child."""
         return self.step.proposal.bundle.language
 
     @property
@@ -113,15 +111,6 @@ class LiftedRecipe:
     files: Mapping[str, str]
     signals: tuple[str, ...] = ()
 
-    def as_json(self) -> dict[str, Any]:
-        """Its fields by name."""
-        return {
-            "name": self.name,
-            "recipe": dict(self.recipe),
-            "files": dict(self.files),
-            "signals": list(self.signals),
-        }
-
 
 # Makes a recipe of the child of a change, or returns the reason why it cannot.
 Lift = Callable[[Trajectory, KernelChange], LiftedRecipe | str]
@@ -159,8 +148,7 @@ class LibrarySnapshot:
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What an existing skill no longer claims: its new precondition, and the parts of its scope
-    that this leaves out."""
+    """A new precondition of an existing skill, and the parts of its scope that it leaves out."""
 
     predicate: str | None
     parts: tuple[ScopePart, ...]
@@ -265,20 +253,9 @@ class Distillation:
         }
 
 
-@dataclass(frozen=True)
-class RecordedInputs:
-    """Everything that a stored distillation was decided from."""
-
-    trajectory: Trajectory
-    library: LibrarySnapshot
-    context: CuratorContext
-    drafter: str
-    answers: Mapping[str, tuple[str, ...]]
-
-
-def inputs_from_json(record: Mapping[str, Any], embedder: Embedder | None) -> RecordedInputs:
-    """The inputs that `Distillation.as_json` recorded, with the embedder that it was made with.
-    Raises InvalidKnowledge for a record of another format or of another embedding model."""
+def inputs_from_json(record: Mapping[str, Any], embedder: Embedder | None) -> Distillation:
+    """The inputs of a stored distillation, without its decisions and deltas. Raises
+    InvalidKnowledge for a record of another format or of another embedding model."""
     if record.get("format") != FORMAT:
         raise InvalidKnowledge(
             f"a distillation of format {record.get('format')!r}",
@@ -293,7 +270,7 @@ def inputs_from_json(record: Mapping[str, Any], embedder: Embedder | None) -> Re
             hint="Replay with the same embedding model, or distil the run again.",
         )
     library = record["library"]
-    return RecordedInputs(
+    return Distillation(
         trajectory=trajectory_from_json(record["trajectory"]),
         library=LibrarySnapshot(
             tuple(_known_from_json(row) for row in library["known"]), frozenset(library["taken"])
@@ -305,6 +282,8 @@ def inputs_from_json(record: Mapping[str, Any], embedder: Embedder | None) -> Re
             shown=context["shown"],
             embedder=embedder,
         ),
+        decisions=(),
+        deltas=(),
         drafter=record["drafter"],
         answers=_tuples(record["answers"]),
     )

@@ -1,1 +1,1 @@
-"""The SKILL.md format: its rules, folders and archives, and what may not stand in a text."""
+"""The SKILL.md format: its rules, folders and archives, and the linter of skill texts."""

@@ -1,7 +1,7 @@
-"""What may not stand in a skill's text: figures that no measurement backs, hardware that was not
-measured, absolute words, anything that reads as an order to its reader, secrets, and too much.
+"""The linter of skill texts. It finds figures without a measurement, hardware that was not
+measured, absolute words, instructions to the reader, secrets, hidden characters, and long texts.
 
-Decides by patterns, without a model. A finding is a reason to refuse a text, never to mend it.
+It works by patterns, without a model. A text with a finding is refused, never corrected.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from typing import Literal
 from kb.hardware.lineage import NameIndex
 
 Kind = Literal["figure", "hardware", "absolute", "instruction", "secret", "hidden", "length"]
-# About a page: what a prompt can carry three of.
+# About a page; a prompt has room for three.
 MAX_BODY = 6_000
 MAX_LINES = 160
-EXCERPT = 60  # characters of a finding that are shown
+EXCERPT = 60  # characters shown of a finding
 
 _REFERENCE = re.compile(r"\{\{ev:[A-Za-z0-9_.]+\}\}")
 _FENCED = re.compile(r"^```[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -79,7 +79,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@/-]{0,127}")
 
 @dataclass(frozen=True)
 class LintFinding:
-    """A reason to refuse a text. `where` names the text; `found` is the place itself, cut short."""
+    """A reason to refuse the text named `where`; `found` is an excerpt."""
 
     kind: Kind
     where: str
@@ -91,8 +91,8 @@ class LintFinding:
 
 @dataclass(frozen=True)
 class Allowed:
-    """What backs a text. `values` are those of the parameters that the change names. `hardware` was
-    measured, and includes its lineage. `names` holds every registered name and alias."""
+    """What a text may mention: the `values` of the changed parameters, and the measured `hardware`
+    with its lineage. `names` holds every registered name and alias."""
 
     values: frozenset[str] = frozenset()
     hardware: frozenset[str] = frozenset()
@@ -100,14 +100,14 @@ class Allowed:
 
 
 def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[LintFinding, ...]:
-    """All findings in some texts. Figures of code blocks are the code's own, and sources name ids;
-    everything else counts there too."""
+    """The findings in texts by name. Figures in code blocks and sources do not count."""
     findings: list[LintFinding] = []
     for where, text in texts.items():
         plain = _SOURCES.sub("", _FENCED.sub(" ", text))
         findings += _figures(where, plain, allowed.values)
         findings += _matches("absolute", where, plain, _ABSOLUTE)
-        findings += _hardware(where, text, allowed)
+        names = sorted(allowed.names.find(text) - allowed.hardware)
+        findings += (LintFinding("hardware", where, name) for name in names)
         findings += unsafe(where, text)
         if len(text) > MAX_BODY or text.count("\n") >= MAX_LINES:
             findings.append(LintFinding("length", where, f"{len(text)} characters"))
@@ -115,7 +115,7 @@ def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[LintFinding, ...]:
 
 
 def unsafe(where: str, text: str) -> list[LintFinding]:
-    """What may stand in no text of any origin: orders, secrets, characters that nobody sees."""
+    """Findings that no text may have, of any origin: instructions, secrets, hidden characters."""
     spoken = re.sub(r"[_-]+", " ", text)  # `ignore_all_previous_instructions` is read as words
     spoken = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", spoken)
     findings = []
@@ -134,12 +134,12 @@ def unsafe(where: str, text: str) -> list[LintFinding]:
 
 
 def is_name(text: str) -> bool:
-    """Whether a text of a trajectory is what a name may be, so that it can stand in a skill."""
+    """Whether a text of a trajectory can be used as a name in a skill."""
     return bool(_NAME.fullmatch(text)) and not unsafe("name", text)
 
 
 def sentences(text: str) -> tuple[str, ...]:
-    """The harmless sentences of a text of unknown trust; the rest is dropped."""
+    """The sentences of an untrusted text that are not unsafe."""
     parts = re.split(r"(?<=[.!?])\s+|\n+", text)
     return tuple(part.strip() for part in parts if part.strip() and not unsafe("text", part))
 
@@ -150,11 +150,6 @@ def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[LintFind
         if match.group() not in values:
             yield LintFinding("figure", where, _around(bare, match))
     yield from _matches("figure", where, bare, _FIGURE_WORDS)
-
-
-def _hardware(where: str, text: str, allowed: Allowed) -> Iterator[LintFinding]:
-    for name in sorted(allowed.names.find(text) - allowed.hardware):
-        yield LintFinding("hardware", where, name)
 
 
 def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[LintFinding]:

@@ -111,7 +111,6 @@ class SkillFile:
 
     @property
     def predicate(self) -> str | None:
-        """The precondition, None for none."""
         return self.metadata.get("kb.predicate") or None
 
     @property
@@ -210,7 +209,6 @@ def _check_predicate(where: str, value: str, problems: Problems) -> None:
 
 
 def skill_file(row: SkillRow, evidence: Sequence[EvidenceRow]) -> SkillFile:
-    """A stored skill as it is exported: with its state, and its evidence as a file."""
     file = advice(row)
     metadata = {
         **file.metadata,

@@ -1,7 +1,7 @@
 """A skill's folder, `<name>/SKILL.md` and other files: read strictly, written in one canonical
 form, packed as a zip, and exported.
 
-The front matter is parsed with PyYAML but held to what the format's reference validator accepts:
+The front matter is parsed with PyYAML but held to the format's reference validator:
 plain text values, block style, no anchors, tags or repeated keys, no `---` inside. A written folder
 that is read and written again is the same byte for byte. Archives are checked before anything is
 written: names stay below the folder, and sizes are counted while unpacking.
@@ -145,7 +145,6 @@ def content_sha256(skill: SkillFile) -> str:
 
 
 def with_content_hash(draft: SkillDraft) -> SkillDraft:
-    """The draft with the hash of its own content."""
     return replace(draft, content_sha256=content_sha256(advice(draft)))
 
 
@@ -177,10 +176,7 @@ def _skill_md(folder: Path) -> str:
 
 def _bytes(path: Path) -> bytes:
     if path.stat().st_size > MAX_FILE_BYTES:
-        raise PayloadTooLarge(
-            f"{path.name} is over {MAX_FILE_BYTES} bytes",
-            hint=LARGE_HINT,
-        )
+        raise PayloadTooLarge(f"{path.name} is over {MAX_FILE_BYTES} bytes", hint=LARGE_HINT)
     return path.read_bytes()
 
 
@@ -298,7 +294,7 @@ def _quoted(value: str) -> str:
 @dataclass(frozen=True)
 class Exported:
     """The written folders. Skills of an earlier export that are no longer active: `removed` folders
-    by name with the state, and folders `kept` because they were changed by hand."""
+    by name with the state, and folders that stay (`kept`) because they were changed by hand."""
 
     folders: tuple[Path, ...]
     removed: Mapping[str, str]

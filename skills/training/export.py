@@ -25,7 +25,7 @@ from optimizer.evaluation.settings import HARNESS
 from optimizer.evaluation.targets import command_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.propose import Task
+from optimizer.search.propose import SearchTask
 from optimizer.search.records import REFERENCE, Node
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView
@@ -90,19 +90,19 @@ def export_trajectories(
     if request.trainable:
         samples, refused = trainable(samples)
         left_out.update(refused)
-    shaped_rows = shaped(samples, shape)
-    left_out.update(shaped_rows.left_out)
-    file = write_rows(shaped_rows.rows, shape, form, folder)
+    rows, unused = shaped(samples, shape)
+    left_out.update(unused)
+    file = write_rows(rows, shape, form, folder)
     return write_manifest(
         {
             "format": FORMAT,
             "asked": asdict(request),
-            "rows": len(shaped_rows.rows),
+            "rows": len(rows),
             "candidates": candidates,
             "left_out": dict(left_out),
             "reviews": reviews,
             "trajectories": sorted({sample.trajectory for sample in samples}),
-            "columns": sorted(shaped_rows.rows[0]) if shaped_rows.rows else [],
+            "columns": sorted(rows[0]) if rows else [],
             "version": product_version(),
             "harness": HARNESS,
             "written_at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -168,7 +168,6 @@ class ExportedSearch:
 
     @property
     def tree(self) -> Tree:
-        """The nodes, with people's decisions."""
         return self.search.tree
 
     @property
@@ -249,7 +248,7 @@ def _sample(
     )
 
 
-def task_of(base: KnowledgeBase, exported: ExportedSearch) -> Task:
+def task_of(base: KnowledgeBase, exported: ExportedSearch) -> SearchTask:
     """The task from which prompts are rendered. It is unknown what an external search was shown, so
     its prompts are those of a search without knowledge."""
     search = exported.search
@@ -272,4 +271,4 @@ def task_of(base: KnowledgeBase, exported: ExportedSearch) -> Task:
         registry.values_if_known(search.hardware),
         command_toolchains(registry.all(), lineage),
     )
-    return Task(search.id, goal, problem_view(exported.problem, device), hardware)
+    return SearchTask(search.id, goal, problem_view(exported.problem, device), hardware)

@@ -27,10 +27,10 @@ from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.bundle import Bundle, default_entry
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
-from optimizer.search.propose import Task, compose_context, tree_before
-from optimizer.search.records import Node, Shown
-from optimizer.search.runs.skill_moves import MARK, remedies_of, skill_of
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.propose import SearchTask, compose_context, tree_before
+from optimizer.search.records import Node, ShownIds
+from optimizer.search.runs.knowledge import MARK, remedies_of, skill_of
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.settings import Redaction
 from optimizer.search.synthesizers.llm.templates import WORD, Fence
@@ -50,7 +50,7 @@ _ID = re.compile(r"id: (\S+)")
 class Prompts:
     """The prompts of one run or external trajectory."""
 
-    def __init__(self, base: KnowledgeBase, task: Task, knowledge: ShownKnowledge) -> None:
+    def __init__(self, base: KnowledgeBase, task: SearchTask, knowledge: ShownKnowledge) -> None:
         self._task = task
         self._knowledge = knowledge
         self._redact = Redaction()
@@ -73,7 +73,7 @@ class Prompts:
         prompt = compose(context, fence, budget=context.max_tokens, tools=False)
         return TrainingPrompt(prompt.system, prompt.user, "rendered", left_out)
 
-    def _stored(self, node: Node) -> Transcript | None:
+    def _stored(self, node: Node) -> ModelTranscript | None:
         """The stored conversation of a node, if it begins with a system and a user message."""
         if node.proposal is None:
             return None
@@ -83,7 +83,7 @@ class Prompts:
         roles = [message.get("role") for message in transcript.messages[:2]]
         return transcript if roles == ["system", "user"] else None
 
-    def _sent(self, transcript: Transcript) -> TrainingPrompt:
+    def _sent(self, transcript: ModelTranscript) -> TrainingPrompt:
         """Its first two messages; the others led to the answer and are not part of the state."""
         system, user = (str(message["content"]) for message in transcript.messages[:2])
         user, left_out = without_uploads(user, self._knowledge.may_show)
@@ -147,7 +147,7 @@ class ShownKnowledge:
     with_uploads: bool
     _may_show: dict[str, bool] = field(default_factory=dict)  # by id
 
-    def of(self, shown: Shown, hardware: str) -> tuple[Knowledge, tuple[str, ...]]:
+    def of(self, shown: ShownIds, hardware: str) -> tuple[Knowledge, tuple[str, ...]]:
         """The shown knowledge, and the ids whose texts are left out."""
         facts = self.base.registry.values_if_known(hardware)
         left_out: list[str] = []

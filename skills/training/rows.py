@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
@@ -26,23 +25,19 @@ Row = dict[str, Any]
 Message = dict[str, str]
 
 
-@dataclass(frozen=True)
-class TrainingRows:
-    """Rows of one shape. `left_out` counts the samples that are in no row, by reason."""
-
-    rows: tuple[Row, ...]
-    left_out: Mapping[str, int] = field(default_factory=dict)
+# Rows of one shape, and the number of samples that are in no row, by reason.
+RowsAndRest = tuple[list[Row], Mapping[str, int]]
 
 
-def shaped(samples: Sequence[TrainingSample], shape: Shape) -> TrainingRows:
-    """Samples as rows of a shape."""
-    return _SHAPES[shape](samples)
+def shaped(samples: Sequence[TrainingSample], shape: Shape) -> RowsAndRest:
+    return {"sft": _sft, "dpo": _dpo, "grpo": _grpo}[shape](samples)
 
 
-def _sft(samples: Sequence[TrainingSample]) -> TrainingRows:
+def _sft(samples: Sequence[TrainingSample]) -> RowsAndRest:
     """Samples worth imitating: correct, certainly faster than the reference, and not certainly
     slower than their parent."""
-    rows, left_out = [], Counter[str]()
+    rows: list[Row] = []
+    left_out = Counter[str]()
     for sample in samples:
         over = sample.reward.over_parent
         if not faster(sample):
@@ -58,10 +53,10 @@ def _sft(samples: Sequence[TrainingSample]) -> TrainingRows:
                 **_about(sample),
             }
         )
-    return TrainingRows(tuple(rows), left_out)
+    return rows, left_out
 
 
-def _dpo(samples: Sequence[TrainingSample]) -> TrainingRows:
+def _dpo(samples: Sequence[TrainingSample]) -> RowsAndRest:
     """Pairs of the same parent. The prompt is that of the earlier proposal, so it cannot contain
     the later one."""
     rows: list[Row] = []
@@ -87,12 +82,10 @@ def _dpo(samples: Sequence[TrainingSample]) -> TrainingRows:
                 }
             )
     rest = sum(sample.id not in used for sample in samples)
-    return TrainingRows(
-        tuple(rows), {"without a sibling of certain difference": rest} if rest else {}
-    )
+    return rows, {"without a sibling of certain difference": rest} if rest else {}
 
 
-def _grpo(samples: Sequence[TrainingSample]) -> TrainingRows:
+def _grpo(samples: Sequence[TrainingSample]) -> RowsAndRest:
     """One row for each distinct prompt. A trainer draws answers, and a reward function evaluates
     them with the columns on problem and hardware. `best_known` is the highest lower bound of a
     speed-up that was measured from this state."""
@@ -114,7 +107,7 @@ def _grpo(samples: Sequence[TrainingSample]) -> TrainingRows:
             }
         )
     again = len(samples) - len(rows)
-    return TrainingRows(tuple(rows), {"the same prompt as another": again} if again else {})
+    return rows, {"the same prompt as another": again} if again else {}
 
 
 def faster(sample: TrainingSample) -> bool:
@@ -154,11 +147,7 @@ def _siblings(samples: Sequence[TrainingSample]) -> Iterator[list[TrainingSample
 
 
 def messages(prompt: TrainingPrompt) -> list[Message]:
-    """A prompt as the two messages of a conversation."""
-    return [
-        {"role": "system", "content": prompt.system},
-        {"role": "user", "content": prompt.user},
-    ]
+    return [{"role": "system", "content": prompt.system}, {"role": "user", "content": prompt.user}]
 
 
 def _answer(text: str) -> list[Message]:
@@ -183,12 +172,7 @@ def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False)
 
 
-_SHAPES: Mapping[Shape, Callable[[Sequence[TrainingSample]], TrainingRows]] = {
-    "sft": _sft,
-    "dpo": _dpo,
-    "grpo": _grpo,
-}
-
+# -- files
 
 Format = Literal["jsonl", "parquet"]
 FORMATS: tuple[Format, ...] = ("jsonl", "parquet")

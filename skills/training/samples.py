@@ -86,11 +86,9 @@ class TrainingSample:
 
     @property
     def id(self) -> str:
-        """Trajectory and node."""
         return f"{self.trajectory}/{self.node}"
 
     def provenance(self) -> dict[str, Any]:
-        """The origin of the reward."""
         return {
             "trajectory": self.trajectory,
             "node": self.node,
@@ -131,7 +129,6 @@ def reward_of(tree: Tree, node: Node) -> Reward | None:
 
 
 def timed_cases(evaluation: Evaluation) -> tuple[str, ...]:
-    """Names of the cases that were timed, sorted."""
     return tuple(sorted(timing.case for timing in evaluation.timings))
 
 
@@ -220,7 +217,6 @@ def holds_secret(sample: TrainingSample, redaction: Redaction) -> bool:
 
 
 def stated_licence(text: str) -> str | None:
-    """The licence of a source's SPDX line."""
     line = _SPDX.search(text)
     return line[1].strip() if line is not None else None
 

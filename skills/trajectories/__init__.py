@@ -1,2 +1,1 @@
-"""Trajectories of runs and of external optimizers: received, evaluated again here, read back and
-reviewed by people."""
+"""Searches as trajectories: received from other optimizers, evaluated again, read, reviewed."""

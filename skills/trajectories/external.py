@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import PurePosixPath
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from kb.errors import InvalidRequest, KernloreError, PayloadTooLarge
 from kb.ids import derived_id
 from optimizer.evaluation.bundle import MANIFEST, Bundle
@@ -85,8 +87,8 @@ class ExternalTrajectory:
                 f"the trajectory has {len(self.steps)} steps",
                 hint=f"Send between 1 and {MAX_STEPS}; split a longer one at a candidate.",
             )
-        for place, step in enumerate(self.steps, 1):
-            _check(step, place)
+        for position, step in enumerate(self.steps, 1):
+            _check(step, position)
         if sum(map(_bytes, self.steps)) > MAX_BYTES:
             raise PayloadTooLarge(
                 f"the sources of all steps have more than {MAX_BYTES:,} bytes",
@@ -146,16 +148,15 @@ def about_step(number: int, error: KernloreError) -> KernloreError:
     return type(error)(f"step {number}: {error.message}", hint=error.hint, details=error.details)
 
 
-def _check(step: ExternalStep, place: int) -> None:
-    if step.number != place:
-        raise InvalidRequest(
-            f"step {step.number} is at position {place}", hint="Number steps from 1, in order."
-        )
+def _check(step: ExternalStep, position: int) -> None:
+    def refused(problem: str, hint: str) -> InvalidRequest:
+        return InvalidRequest(f"step {step.number} {problem}", hint=hint)
+
+    if step.number != position:
+        raise refused(f"is at position {position}", "Number steps from 1, in order.")
     if not 0 <= step.parent < step.number:
-        raise InvalidRequest(
-            f"step {step.number} changes step {step.parent}",
-            hint="A parent is an earlier step, or 0 for the problem's reference.",
-        )
+        hint = "A parent is an earlier step, or 0 for the problem's reference."
+        raise refused(f"changes step {step.parent}", hint)
     if _bytes(step) > MAX_STEP_BYTES:
         raise PayloadTooLarge(
             f"step {step.number} has more than {MAX_STEP_BYTES:,} bytes of source",
@@ -163,34 +164,18 @@ def _check(step: ExternalStep, place: int) -> None:
         )
     claim = step.claimed_speedup
     if claim is not None and not (math.isfinite(claim) and claim > 0):
-        raise InvalidRequest(
-            f"step {step.number} claims a speed-up of {claim}",
-            hint="Send a number above 0, or leave it out: it is not used.",
-        )
-    _check_texts(step)
-    _check_names(step)
-
-
-def _check_texts(step: ExternalStep) -> None:
-    texts = (step.plan, *step.texts)
-    too_long = any(len(text) > MAX_PLAN for text in texts)
+        hint = "Send a number above 0, or leave it out: it is not used."
+        raise refused(f"claims a speed-up of {claim}", hint)
+    too_long = any(len(text) > MAX_PLAN for text in (step.plan, *step.texts))
     if too_long or len(step.texts) > MAX_TEXTS or max(len(step.claimed), len(step.cases)) > MAX_IDS:
-        raise InvalidRequest(
-            f"the texts of step {step.number} are too large",
-            hint=f"At most {MAX_TEXTS} texts of {MAX_PLAN:,} characters, {MAX_IDS} ids, one plan.",
-        )
-
-
-def _check_names(step: ExternalStep) -> None:
-    """No file may have the path of the manifest or of another file's folder."""
+        hint = f"At most {MAX_TEXTS} texts of {MAX_PLAN:,} characters, {MAX_IDS} ids, one plan."
+        raise refused("has too many or too long texts", hint)
     files = step.bundle.files
     folders = {p.as_posix() for name in files for p in PurePosixPath(name).parents}
     wrong = next((name for name in files if name == MANIFEST or name in folders), None)
     if wrong is not None:
-        raise InvalidRequest(
-            f"step {step.number} may not have a file {wrong[:80]!r}",
-            hint=f"{MANIFEST} is reserved, and no file is a folder too.",
-        )
+        hint = f"{MANIFEST} is reserved, and no file is a folder too."
+        raise refused(f"may not have a file {wrong[:80]!r}", hint)
 
 
 def _bytes(step: ExternalStep) -> int:
@@ -248,6 +233,46 @@ def problem_of(problem: ExternalProblem) -> Problem:
 _HINT = "Send the lines of trajectory.jsonl as `kernlore runs export` wrote them, all of one run."
 
 
+class LineAction(BaseModel, strict=True):
+    """The candidate of a line. Its parameters may be in `parameters` or in `values`: those that
+    give the stated hash count."""
+
+    source: dict[str, str]
+    main: str
+    language: str
+    entry: str
+    plan: str
+    bundle_sha256: str
+    claimed: list[str] = []
+    attributed: list[str] = []
+    cases: list[str] = []
+    parameters: Any = None
+    values: Any = None
+
+    def bundle(self) -> Bundle | None:
+        """The bundle with the stated hash, or None. Raises InvalidRequest for a bad path."""
+        candidates: tuple[Any, ...] = (self.parameters, self.values, {})
+        for parameters in candidates:
+            if isinstance(parameters, dict):
+                bundle = Bundle(self.source, self.main, self.language, self.entry, parameters)
+                if bundle.sha256 == self.bundle_sha256:
+                    return bundle
+        return None
+
+
+class ExportedLine(BaseModel, strict=True):
+    """A line of trajectory.jsonl. That of the reference, node 0, has no action."""
+
+    format: int
+    run: str
+    problem_sha256: str
+    hardware: str
+    node: int
+    parent: int | None = None
+    action: LineAction | None = None
+    reward: Any = None
+
+
 @dataclass(frozen=True)
 class ExportedRun:
     """An exported run. Its lines identify the problem by hash and do not have its text."""
@@ -259,90 +284,55 @@ class ExportedRun:
 
 
 def read_lines(rows: Sequence[Any]) -> ExportedRun:
-    """The run of the parsed lines of trajectory.jsonl; rewards become claims. The line of the
-    reference has no action. Raises InvalidRequest, which names the line."""
-    checked = [_row(number, row) for number, row in enumerate(rows, 1)]
-    if not checked:
-        raise InvalidRequest("there are no lines", hint=_HINT)
-    first = checked[0]
-    for number, row in enumerate(checked, 1):
-        if row["node"] != number - 1:
-            raise _wrong(number, f"node {row['node']!r} instead of {number - 1}")
+    """The run of the parsed lines of trajectory.jsonl; rewards become claims. Raises
+    InvalidRequest, which names the line."""
+    lines: list[ExportedLine] = []
+    steps: list[ExternalStep] = []
+    for number, row in enumerate(rows, 1):
+        try:
+            line = ExportedLine.model_validate(row)
+        except ValidationError as error:
+            first = error.errors()[0]
+            place = ".".join(map(str, first["loc"])) or "the line"
+            raise _wrong(number, f"`{place}`: {first['msg']}") from None
+        lines.append(line)
+        if line.format != LINE_FORMAT:
+            raise _wrong(number, f"not a line of format {LINE_FORMAT}")
+        if line.node != number - 1:
+            raise _wrong(number, f"node {line.node} instead of {number - 1}")
         for name in ("run", "problem_sha256", "hardware"):
-            if row[name] != first[name]:
+            if getattr(line, name) != getattr(lines[0], name):
                 raise _wrong(number, f"another {name} than the first line")
-    steps = tuple(_step(number, row) for number, row in enumerate(checked, 1) if row["node"])
-    return ExportedRun(first["run"], first["problem_sha256"], first["hardware"], steps)
+        if line.node:
+            steps.append(_step_of(number, line))
+    if not lines:
+        raise InvalidRequest("there are no lines", hint=_HINT)
+    return ExportedRun(lines[0].run, lines[0].problem_sha256, lines[0].hardware, tuple(steps))
 
 
-def _row(number: int, row: Any) -> Mapping[str, Any]:
-    if not isinstance(row, dict) or row.get("format") != LINE_FORMAT:
-        raise _wrong(number, f"not a line of format {LINE_FORMAT}")
-    for name in ("run", "problem_sha256", "hardware"):
-        if not isinstance(row.get(name), str):
-            raise _wrong(number, f"`{name}` is not text")
-    if not isinstance(row.get("node"), int):
-        raise _wrong(number, "`node` is not a number")
-    return row
-
-
-def _step(number: int, row: Mapping[str, Any]) -> ExternalStep:
-    action = row.get("action")
-    if not isinstance(action, dict):
-        raise _wrong(number, "a candidate without an action")
-    parent = row.get("parent")
-    if not isinstance(parent, int) or isinstance(parent, bool):
-        raise _wrong(number, "`parent` is not a number")
-    claims = {*_texts(number, action, "claimed"), *_texts(number, action, "attributed")}
+def _step_of(number: int, line: ExportedLine) -> ExternalStep:
+    action = line.action
+    if action is None or line.parent is None:
+        raise _wrong(number, "a candidate without an action or a parent")
+    try:
+        bundle = action.bundle()
+    except InvalidRequest as error:
+        raise about_step(line.node, error) from None
+    if bundle is None:
+        raise _wrong(number, "its source does not have the hash `bundle_sha256`")
+    speedup = line.reward.get("speedup") if isinstance(line.reward, dict) else None
+    value = speedup.get("value") if isinstance(speedup, dict) else None
+    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
     return ExternalStep(
-        number=row["node"],
-        parent=parent,
-        bundle=_bundle(number, action),
-        plan=_text(number, action, "plan"),
-        claimed=tuple(sorted(claims)),
-        claimed_speedup=_claim(row.get("reward")),
-        cases=tuple(_texts(number, action, "cases")),
+        number=line.node,
+        parent=line.parent,
+        bundle=bundle,
+        plan=action.plan,
+        claimed=tuple(sorted({*action.claimed, *action.attributed})),
+        claimed_speedup=float(value) if usable and value is not None else None,
+        cases=tuple(action.cases),
     )
 
 
-def _bundle(number: int, action: Mapping[str, Any]) -> Bundle:
-    """The bundle as proposed. The line may hold its parameters as `parameters` or as `values`; the
-    one that gives the stated hash counts."""
-    files = action.get("source")
-    if not isinstance(files, dict) or not all(isinstance(text, str) for text in files.values()):
-        raise _wrong(number, "`action.source` is not an object of names and texts")
-    main, language, entry = (_text(number, action, n) for n in ("main", "language", "entry"))
-    candidates: list[Any] = [action.get("parameters"), action.get("values"), {}]
-    try:
-        for parameters in (p for p in candidates if isinstance(p, dict)):
-            bundle = Bundle(files, main, language, entry, parameters)
-            if bundle.sha256 == action.get("bundle_sha256"):
-                return bundle
-    except InvalidRequest as error:
-        raise about_step(number - 1, error) from None
-    raise _wrong(number, "its source does not have the hash `bundle_sha256`")
-
-
-def _claim(reward: Any) -> float | None:
-    speedup = reward.get("speedup") if isinstance(reward, dict) else None
-    value = speedup.get("value") if isinstance(speedup, dict) else None
-    usable = isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-    return float(value) if usable and value is not None else None
-
-
-def _text(number: int, row: Mapping[str, Any], name: str) -> str:
-    value = row.get(name)
-    if not isinstance(value, str):
-        raise _wrong(number, f"`action.{name}` is not text")
-    return value
-
-
-def _texts(number: int, row: Mapping[str, Any], name: str) -> list[str]:
-    value = row.get(name, [])
-    if not isinstance(value, list) or not all(isinstance(entry, str) for entry in value):
-        raise _wrong(number, f"`action.{name}` is not a list of texts")
-    return value
-
-
-def _wrong(number: int, what: str) -> InvalidRequest:
-    return InvalidRequest(f"line {number}: {what}", hint=_HINT)
+def _wrong(number: int, problem: str) -> InvalidRequest:
+    return InvalidRequest(f"line {number}: {problem}", hint=_HINT)

@@ -154,7 +154,6 @@ class TrajectoryQueue:
             )
 
     def wake(self) -> None:
-        """Look for work now."""
         self._worker.wake()
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ from optimizer.evaluation.records import Evaluation, Flag, Interval, evaluation_
 from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.tree import Tree
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external import (
@@ -69,7 +69,6 @@ class StoredSearch:
 
 
 def trajectory_store(base: KnowledgeBase) -> Trajectories:
-    """The external trajectories of a knowledge base."""
     return Trajectories(base.catalog, base.blobs, base.access)
 
 
@@ -110,11 +109,11 @@ def _external_tree(
             return None
         return evaluation_from_json(stored.record)
 
-    by_bundle: dict[str, Evaluation] = {}
-    for step in external.steps:
-        measured = evaluation(step.number)
-        if measured is not None:
-            by_bundle[step.bundle.sha256] = measured
+    by_bundle = {
+        step.bundle.sha256: measured
+        for step in external.steps
+        if (measured := evaluation(step.number)) is not None
+    }
     return tree_of(external.steps, evaluation(REFERENCE), by_bundle, {})
 
 
@@ -135,7 +134,7 @@ def main_dtype(base: KnowledgeBase, problem: Problem) -> str | None:
     return main.dtype or trajectory_store(base).dtype_of(problem.sha256, main.name)
 
 
-def stored_transcript(transcripts: FolderTranscripts, proposal: Proposal) -> Transcript | None:
+def stored_transcript(transcripts: FolderTranscripts, proposal: Proposal) -> ModelTranscript | None:
     """The conversation that led to a proposal; None if it is not stored."""
     run, _, place = (proposal.transcript or "").rpartition("/")
     step, _, attempt = place.partition("-")
@@ -170,20 +169,14 @@ def trajectory_of(base: KnowledgeBase, search: StoredSearch) -> Trajectory:
             steps=(),
             evaluated_here=True,
         )
-    steps = steps_of(tree, texts, reviewed_sentences(tree, reviews))
+    steps = steps_of(tree, texts, review_notes(search.tree, reviews))
     return replace(described, steps=steps)
 
 
-def reviewed_sentences(tree: Tree, reviews: ReviewsByKey) -> dict[str, str]:
-    """People's decisions as sentences, by key of the evaluation; `tree` has them applied."""
-    sentences = {}
-    for node in tree:
-        review = reviews.get(node.evaluation.key) if node.evaluation is not None else None
-        if node.evaluation is not None and review is not None:
-            accepted = review.decision == "accepted"
-            sentence = node.evaluation.notes[-1] if accepted else review_sentence(review)
-            sentences[node.evaluation.key] = sentence
-    return sentences
+def review_notes(tree: Tree, reviews: ReviewsByKey) -> dict[str, str]:
+    """People's decisions as sentences, by key of the evaluation."""
+    evaluations = [node.evaluation for node in tree if node.evaluation is not None]
+    return {e.key: review_note(e, reviews[e.key]) for e in evaluations if e.key in reviews}
 
 
 def list_trajectories(base: KnowledgeBase, *, with_runs: bool = False) -> list[dict[str, Any]]:
@@ -336,8 +329,15 @@ def open_flags(evaluation: Evaluation) -> tuple[str, ...]:
 
 
 def review_sentence(review: Review) -> str:
-    """Decision, person, day and reason."""
     return f"{review.decision} by {review.actor} on {review.created_at[:10]}: {review.reason}"
+
+
+def review_note(evaluation: Evaluation, review: Review) -> str:
+    """The decision as a sentence, with the accepted flags."""
+    sentence = review_sentence(review)
+    if review.decision == "accepted":
+        sentence += f" (flagged: {'; '.join(open_flags(evaluation))})"
+    return sentence
 
 
 def flagged_keys(tree: Tree) -> set[str]:
@@ -360,13 +360,12 @@ def reviewed_tree(tree: Tree, reviews: ReviewsByKey) -> Tree:
 
 def reviewed_evaluation(evaluation: Evaluation, review: Review) -> Evaluation:
     """The evaluation with a person's decision; unchanged if none of its flags waits for one."""
-    flags = open_flags(evaluation)
-    if not flags:
+    if not open_flags(evaluation):
         return evaluation
+    note = review_note(evaluation, review)
     if review.decision == "accepted":
-        note = f"{review_sentence(review)} (flagged: {'; '.join(flags)})"
         return replace(evaluation, flags=(), notes=(*evaluation.notes, note))
-    refusal = Flag(evaluation.flags[0].defence, "reject", review_sentence(review))
+    refusal = Flag(evaluation.flags[0].defence, "reject", note)
     return replace(
         evaluation,
         validity="rejected",

@@ -1,4 +1,4 @@
-"""A trajectory: every change of a search, parent to child, with what was measured of both kernels.
+"""A trajectory: every change of a search, parent to child, with the measurements of both kernels.
 
 It is made from a search tree and stored as JSON. `EvaluationSummary` has exactly the fields that
 the stored form has of an evaluation, so the curator decides the same from a stored trajectory as
@@ -85,7 +85,6 @@ class MeasuredKernel:
 
     @property
     def bundle(self) -> Bundle | None:
-        """The kernel's files; None for the reference."""
         return self.proposal.bundle if self.proposal is not None else None
 
     @property
@@ -119,7 +118,6 @@ class TrajectoryStep:
 
     @property
     def proposal(self) -> Proposal:
-        """The proposal of the child."""
         assert self.child.proposal is not None  # the reference is never a child
         return self.child.proposal
 
@@ -185,8 +183,7 @@ def steps_of(
 
 
 def summary_of(evaluation: Evaluation, reviewed: str = "") -> EvaluationSummary:
-    """What a trajectory stores of an evaluation. `reviewed` is a person's decision about its
-    flags."""
+    """The summary of an evaluation. `reviewed` is a person's decision about its flags."""
     return EvaluationSummary(
         key=evaluation.key,
         validity=evaluation.validity,
@@ -279,7 +276,6 @@ def _step_as_json(step: TrajectoryStep) -> dict[str, Any]:
 
 
 def kernel_as_json(kernel: MeasuredKernel) -> dict[str, Any]:
-    """The stored form of a kernel."""
     proposal, summary = kernel.proposal, kernel.evaluation
     return {
         "number": kernel.number,
@@ -298,29 +294,12 @@ def kernel_as_json(kernel: MeasuredKernel) -> dict[str, Any]:
 
 
 def _summary_as_json(summary: EvaluationSummary) -> dict[str, Any]:
-    """`reviewed` is left out if empty, as in rows from before there were reviews."""
-    row = {
-        **vars(summary),
-        "metrics": dict(summary.metrics),
-        "speedup": _interval_as_json(summary.speedup),
-        "cases": [
-            {
-                "case": timing.case,
-                "baseline_us": timing.baseline_us,
-                "candidate_us": timing.candidate_us,
-                "speedup": _interval_as_json(timing.speedup),
-                "state": timing.state,
-            }
-            for timing in summary.cases
-        ],
-    }
-    if not summary.reviewed:
+    row = asdict(summary)
+    names = ("case", "baseline_us", "candidate_us", "speedup", "state")
+    row["cases"] = [{name: case[name] for name in names} for case in row["cases"]]
+    if not summary.reviewed:  # as in rows from before there were reviews
         del row["reviewed"]
     return row
-
-
-def _interval_as_json(interval: Interval | None) -> dict[str, Any] | None:
-    return None if interval is None else asdict(interval)
 
 
 def trajectory_from_json(row: Mapping[str, Any]) -> Trajectory:
@@ -369,7 +348,6 @@ def _kernel_from_json(
 
 
 def summary_from_json(row: Mapping[str, Any]) -> EvaluationSummary:
-    """The summary of its stored form."""
     return EvaluationSummary(
         **{
             **row,

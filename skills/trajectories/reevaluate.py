@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,16 +51,6 @@ class ReevaluationStopped(Exception):
     """The service ends, or another worker has the trajectory: it does the rest."""
 
 
-@dataclass
-class BundleResults:
-    """Results by sha256 of the bundle: its evaluation, or the reason why it has none. `first_error`
-    is the first error."""
-
-    evaluations: dict[str, Evaluation] = field(default_factory=dict)
-    problems: dict[str, str] = field(default_factory=dict)
-    first_error: Mapping[str, Any] | None = None
-
-
 @dataclass(frozen=True)
 class ReevaluationEnd:
     """How a re-evaluation ended. `summary` is for lists; `measured` has the trajectory and the keys
@@ -86,17 +76,26 @@ class Reevaluation:
         ReevaluationStopped, and KernloreError for a trajectory that cannot be read."""
         external = external_trajectory_from_json(trajectory_store(self.base).report(row))
         problem = problem_of(external.problem)
-        results = BundleResults()
+        evaluations: dict[str, Evaluation] = {}  # by sha256 of the bundle
+        errors: dict[str, Mapping[str, Any]] = {}
+        problems: dict[str, str] = {}
         for step in external.steps:
             sha256 = step.bundle.sha256
-            if sha256 not in results.evaluations and sha256 not in results.problems:
-                self._evaluate(external, problem, step.bundle, step.cases, results)
-                line = _result_line(results, sha256)
-                self.report(f"step {step.number} of {len(external.steps)}: {line}")
-        if not results.evaluations:
-            return ReevaluationEnd("failed", {"error": dict(results.first_error or {})})
-        reference = self._reference(external, problem)
-        tree = tree_of(external.steps, reference, results.evaluations, results.problems)
+            if sha256 in evaluations or sha256 in errors:
+                continue
+            result = self._evaluate(external, problem, step.bundle, step.cases)
+            if isinstance(result, Evaluation):
+                evaluations[sha256] = result
+                line = f"{result.validity} {result.speedup or ''}".strip()
+            else:
+                errors[sha256] = result
+                problems[sha256] = str(result.get("message", "it was not evaluated"))
+                line = f"not evaluated: {problems[sha256]}"
+            self.report(f"step {step.number} of {len(external.steps)}: {line}")
+        if not evaluations:
+            first = next((error for error in errors.values() if error), {})
+            return ReevaluationEnd("failed", {"error": dict(first)})
+        tree = tree_of(external.steps, self._reference(external, problem), evaluations, problems)
         trajectory = Trajectory(
             id=row.id,
             subject=problem_of_trajectory(problem, main_dtype(self.base, problem), tree),
@@ -128,22 +127,16 @@ class Reevaluation:
             check_request(self.base, problem, bundle, hardware=external.hardware)
         except (InvalidRequest, Unavailable):
             return None
-        results = BundleResults()
-        self._evaluate(external, problem, bundle, (cases[0].name,), results)
-        return results.evaluations.get(bundle.sha256)
+        result = self._evaluate(external, problem, bundle, (cases[0].name,))
+        return result if isinstance(result, Evaluation) else None
 
     def _evaluate(
-        self,
-        external: ExternalTrajectory,
-        problem: Problem,
-        bundle: Bundle,
-        cases: tuple[str, ...],
-        results: BundleResults,
-    ) -> None:
+        self, external: ExternalTrajectory, problem: Problem, bundle: Bundle, cases: tuple[str, ...]
+    ) -> Evaluation | Mapping[str, Any]:
+        """The evaluation of a bundle, or the error of its job."""
         stored = self._stored(problem, bundle, external.hardware, cases)
         if stored is not None:
-            results.evaluations[bundle.sha256] = stored
-            return
+            return stored
         place: Path | str = external.problem.source
         if external.problem.name is not None:
             place = problem.path.parent
@@ -151,12 +144,7 @@ class Reevaluation:
         job_id = self._submitted(sent)
         while (job := self.evaluations.get(job_id)).state not in ENDED:
             self._pause()
-        if job.result is not None:
-            results.evaluations[bundle.sha256] = evaluation_from_json(job.result)
-            return
-        error = job.error or {}
-        results.problems[bundle.sha256] = str(error.get("message", "it was not evaluated"))
-        results.first_error = results.first_error or error
+        return job.error or {} if job.result is None else evaluation_from_json(job.result)
 
     def _stored(
         self, problem: Problem, bundle: Bundle, hardware: str, cases: tuple[str, ...]
@@ -244,13 +232,6 @@ def _ended(work: Reevaluation, row: StoredTrajectory) -> ReevaluationEnd:
     except KeyError as error:
         damaged = NotFound(f"the stored trajectory lacks {error}", hint="Send it again.")
         return ReevaluationEnd("failed", {"error": damaged.as_json()})
-
-
-def _result_line(results: BundleResults, sha256: str) -> str:
-    evaluation = results.evaluations.get(sha256)
-    if evaluation is None:
-        return f"not evaluated: {results.problems[sha256]}"
-    return f"{evaluation.validity} {evaluation.speedup or ''}".strip()
 
 
 def _outcome(external: ExternalTrajectory, tree: Tree) -> dict[str, Any]:

@@ -1,1 +1,1 @@
-"""Skills measured by leaving them out, on cases that they were not distilled from."""
+"""Skills verified by leaving them out, on cases that they were not made from."""

@@ -1,63 +1,40 @@
-"""A trial of a skill, what trials are run with, and what several trials say together.
+"""A trial of a skill: the cases that it may run on, its result, and the verdict of several trials.
 
-Of a skill to use, the same search runs twice with the same budget, once with it and once without,
-measured on the device at hand; finding the same sooner helps too. Of a skill to avoid something,
-the best kernel of a search without it is measured once as it is and once with the change that it
-warns of.
+A skill is tried on problems and cases that it was not made from and could be offered in. For a
+skill to use, one search runs twice with the same budget, with and without it. For a warning, the
+best kernel of a search without it is measured as it is and with the change that it warns of.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import islice
 from typing import Any, Literal
 
-from kb.catalog.skills import SkillHead, SkillRow
+from kb.catalog.skills import SkillHead
 from kb.catalog.skills.evidence import AVOID
-from kb.errors import KernloreError, Unavailable
+from kb.errors import KernloreError
 from kb.predicates import Bindings, compile_predicate
-from kb.problem_terms import canonical_dtype, canonical_op, op_family
+from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.diagnose import quantities
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.roofline import CaseWork, work_of
 from optimizer.evaluation.timing.statistics import combined
-from optimizer.search.bench.local import LocalBench
-from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.synthesizers.base import HardwareView
-from optimizer.search.synthesizers.recipe.recipe import Recipe
 from skills.trajectories.records import BOUNDING
 
-LEAST_TRIALS = 2
-
-
-@dataclass(frozen=True)
-class TrialContext:
-    """What trials are run with.
-
-    `problems` are those that may be searched here. `bench` opens a bench for one of them on the
-    device at hand. `recipes` are those of active skills, `knowledge` is what a run has, `hardware`
-    that of the device. `seen` holds (sha256 of a problem, case) pairs that the skill was distilled
-    from.
-    """
-
-    problems: Sequence[Problem]
-    bench: Callable[[Problem], AbstractContextManager[LocalBench]]
-    recipes: Sequence[Recipe]
-    knowledge: KnowledgeSource
-    hardware: HardwareView
-    seen: frozenset[tuple[str, str]]
-    seed: int = 0
+LEAST_TRIALS = 2  # that a certain verdict needs
+DRAWS = 24  # of other sizes, at most
+LEAST = 8  # smaller constants are modes rather than sizes
+FACTORS = (0.5, 0.625, 0.75, 1.25, 1.5)
 
 
 @dataclass(frozen=True)
 class Arm:
-    """One side of a trial. `tried` counts its candidates, `correct` those that were correct;
-    `best_key` is the evaluation of the best one."""
+    """One side of a trial. `tried` counts its candidates, `correct` the correct ones; `best_key` is
+    the evaluation of the best one."""
 
     tried: int
     correct: int
@@ -67,20 +44,17 @@ class Arm:
 
 @dataclass(frozen=True)
 class Trial:
-    """A trial on one problem and case that the skill was not distilled from; `unseen` says why it
-    was not.
+    """The result on one problem and case that the skill was not made from, for the reason `unseen`.
 
-    `gain` is where the search with the skill stood over where the one without it stood, on average
-    over the candidates of the budget, all of it measured anew (`skills.trials.ablation.advantage`);
-    `end` is the same at the last candidate alone. They are None where the search with it has
-    nothing correct, or the machine was not quiet. `wrong` counts candidates of the skill itself
-    that were not correct.
+    `gain` is the best kernel of the search with the skill over that of the search without it,
+    averaged over the candidates of the budget and measured anew (`ablation.advantage`); `end` is
+    the same at the last candidate alone. They are None if the search with it found nothing correct,
+    or the machine was busy. `wrong` counts candidates of the skill that were not correct.
 
-    For a skill to avoid something, `with_skill` is the kernel that heeds it and `without` the same
-    kernel with the avoided change, so that `gain` is what leaving the change out brings: the time
-    with the change over the time without it. `without.tried` is 0 where the change could not be
-    made; `note` says why. `failed` is what became of the changed kernel where it cannot be used
-    (`incorrect`). `sizes` are those of the case, in the quantities of predicates.
+    For a warning, `with_skill` is the kernel that heeds it and `without` the same kernel with the
+    avoided change, so `gain` is the time with the change over the time without it. If the change
+    could not be made, `without.tried` is 0 and `note` says why. `failed` is the validity of a
+    changed kernel that is not correct. `sizes` are the quantities of the case.
     """
 
     problem: str
@@ -102,7 +76,6 @@ class Trial:
 
     @property
     def named(self) -> str:
-        """The problem and the case."""
         return f"{self.problem} {self.case}"
 
     @property
@@ -112,32 +85,30 @@ class Trial:
 
     @property
     def helps(self) -> bool:
-        """Whether it is certainly faster with the skill."""
         return not self.harms and self.gain is not None and self.gain.low > 1.0
 
 
-Effect = Literal["helps", "harms", "open"]
+# -- the verdict of several trials
 
 
 @dataclass(frozen=True)
 class TrialVerdict:
-    """What the trials of a skill say together. `effect` is open where nothing is certain, `gain` is
-    over all trials, `reason` is in words."""
+    """The effect of a skill in its trials: `open` if nothing is certain. `gain` is over all trials,
+    `reason` a sentence."""
 
-    effect: Effect
+    effect: Literal["helps", "harms", "open"]
     gain: Interval | None
     reason: str
 
     @property
     def helps(self) -> bool:
-        """Whether the effect is certainly a gain."""
         return self.effect == "helps"
 
 
 def classify_trials(trials: Sequence[Trial], polarity: str = "use") -> TrialVerdict:
-    """What trials say together. A skill helps with a certain gain over all of them, in at least
-    LEAST_TRIALS of which it changed the result, and with no trial in which it certainly harms, be
-    it over the budget or at its end. `polarity` is that of the skill."""
+    """The verdict of the trials of a skill. It helps with a certain gain over all of them together,
+    if it changed the result in at least LEAST_TRIALS and certainly harms in none, neither over the
+    budget nor at its end."""
     if polarity == AVOID:
         return _classify_warning(trials)
     wrong = sum(trial.wrong for trial in trials)
@@ -150,46 +121,41 @@ def classify_trials(trials: Sequence[Trial], polarity: str = "use") -> TrialVerd
         return TrialVerdict("harms", gain, f"it is certainly slower on {', '.join(slower)}")
     worse = [t.named for t in trials if t.end is not None and t.end.high < 1.0]
     if worse:
-        where = ", ".join(worse)
-        return TrialVerdict("harms", gain, f"the search with it ends certainly slower on {where}")
-    # Where both arms stand at the same kernels the figure is 1 without any doubt: it tells nothing.
-    telling = [g for g in gains if g.low < g.high]
-    if gain is None or len(telling) < LEAST_TRIALS:
-        return TrialVerdict(
-            "open",
-            gain,
-            f"it changed what was found on {len(telling)} of {len(trials)} unseen cases,"
-            f" {LEAST_TRIALS} are needed",
+        reason = f"the search with it ends certainly slower on {', '.join(worse)}"
+        return TrialVerdict("harms", gain, reason)
+    # If both arms end at the same kernels, the figure is 1 without an interval.
+    changed = [g for g in gains if g.low < g.high]
+    if gain is None or len(changed) < LEAST_TRIALS:
+        reason = (
+            f"it changed what was found on {len(changed)} of {len(trials)} unseen cases,"
+            f" {LEAST_TRIALS} are needed"
         )
+        return TrialVerdict("open", gain, reason)
     if gain.low <= 1.0:
-        return TrialVerdict(
-            "open", gain, f"no certain gain over the search without it: {_figures(gain)}"
-        )
-    return TrialVerdict(
-        "helps", gain, f"{_figures(gain)} over the search without it, over the budget"
-    )
+        reason = f"no certain gain over the search without it: {_figures(gain)}"
+        return TrialVerdict("open", gain, reason)
+    reason = f"{_figures(gain)} over the search without it, over the budget"
+    return TrialVerdict("helps", gain, reason)
 
 
 def _classify_warning(trials: Sequence[Trial]) -> TrialVerdict:
     """The change is certainly slower, or fails, in at least LEAST_TRIALS, certainly faster in none,
-    and costs time over all that were timed together."""
+    and costs time over all timed trials together."""
     gains = [trial.gain for trial in trials if trial.gain is not None]
     gain = together(gains) if gains else None
     faster = [t.named for t in trials if t.gain is not None and t.gain.high < 1.0]
     if faster:
-        where = ", ".join(faster)
-        return TrialVerdict("harms", gain, f"what it says to avoid is certainly faster on {where}")
+        reason = f"what it says to avoid is certainly faster on {', '.join(faster)}"
+        return TrialVerdict("harms", gain, reason)
     failing = [t.named for t in trials if t.failed]
     slower = [t for t in trials if t.gain is not None and t.gain.low > 1.0]
     if len(slower) + len(failing) < LEAST_TRIALS:
         unknown = [f"{t.named}: {t.note}" for t in trials if t.gain is None and not t.failed]
-        return TrialVerdict(
-            "open",
-            gain,
+        reason = (
             f"what it says to avoid certainly costs time or fails on {len(slower) + len(failing)}"
             f" of {len(trials)} unseen cases, {LEAST_TRIALS} are needed"
-            + (f" ({'; '.join(unknown)})" if unknown else ""),
-        )
+        ) + (f" ({'; '.join(unknown)})" if unknown else "")
+        return TrialVerdict("open", gain, reason)
     if gain is not None and gain.low <= 1.0 and not failing:
         return TrialVerdict("open", gain, f"leaving it out has no certain gain: {_figures(gain)}")
     parts = [f"{_figures(gain)} by leaving it out"] if gain is not None else []
@@ -198,8 +164,8 @@ def _classify_warning(trials: Sequence[Trial]) -> TrialVerdict:
 
 
 def together(gains: Sequence[Interval]) -> Interval:
-    """The geometric mean of at least one gain; errors of the trials are independent of one another.
-    `n` counts the pairs of blocks of all."""
+    """The geometric mean of at least one gain; the errors of trials are independent. `n` counts the
+    pairs of blocks of all."""
     mean = combined([(gain, 1.0) for gain in gains])
     return replace(mean, n=sum(gain.n for gain in gains))
 
@@ -208,16 +174,12 @@ def _figures(gain: Interval) -> str:
     return f"{gain.value:.3f} [{gain.low:.3f}, {gain.high:.3f}]"
 
 
-# -- held out: Where a skill is tried: problems and cases that it was not distilled from, and coul
-
-DRAWS = 24  # at most, for sizes that the problem accepts
-LEAST = 8  # sizes below that are rather modes than sizes
-FACTORS = (0.5, 0.625, 0.75, 1.25, 1.5)
+# -- the cases of trials
 
 
 @dataclass(frozen=True)
 class HeldOutCase:
-    """A problem whose only timed case was not searched. `why` says in words why it was not."""
+    """A problem whose only timed case was not searched, for the reason `why`."""
 
     problem: Problem
     case: Case
@@ -225,29 +187,12 @@ class HeldOutCase:
 
 
 def held_out_cases(
-    problem: Problem, device: str, count: int, seed: int, known: Collection[str] = ()
-) -> list[HeldOutCase]:
-    """Up to `count` of them: held-out cases first, then other sizes. `known` names cases to leave
-    out."""
-    return list(islice(every_held_out(problem, device, seed, known), count))
-
-
-def every_held_out(
     problem: Problem, device: str, seed: int, known: Collection[str] = ()
 ) -> Iterator[HeldOutCase]:
-    """All of them, one after the other: only trying shows whether a problem can do other sizes."""
-    return (case for case in _all(problem, device, seed) if case.case.name not in known)
-
-
-def as_only(problem: Problem, case: Case, why: str) -> HeldOutCase:
-    """The problem with this case as the one that is searched and timed."""
-    only = replace(case, timed=True, held_out=False, devices=())
-    return HeldOutCase(replace(problem, cases=(only,)), only, why)
-
-
-def _all(problem: Problem, device: str, seed: int) -> Iterator[HeldOutCase]:
+    """Cases that a search does not see: those that the problem holds out, then other sizes of its
+    main case that its code can run. `known` names cases to leave out."""
     for case in problem.held_out:
-        if case.fits(device):
+        if case.fits(device) and case.name not in known:
             yield as_only(problem, case, "held out")
     main = next((c for c in problem.searched if c.timed and c.fits(device)), None)
     if main is None:
@@ -261,12 +206,18 @@ def _all(problem: Problem, device: str, seed: int) -> Iterator[HeldOutCase]:
         drawn.append(constants)
         name = "sizes_" + "_".join(str(value) for value in constants.values())
         target = as_only(problem, replace(main, name=name, constants=constants), "other sizes")
-        if _opens(target):
+        if name not in known and _opens(target):
             yield target
 
 
+def as_only(problem: Problem, case: Case, why: str) -> HeldOutCase:
+    """The problem with this case as the only one that is searched and timed."""
+    only = replace(case, timed=True, held_out=False, devices=())
+    return HeldOutCase(replace(problem, cases=(only,)), only, why)
+
+
 def _resized(main: Case, chance: random.Random) -> dict[str, Any]:
-    """One of its sizes changed: more at once rarely fit together."""
+    """The constants with one size changed: several changes rarely fit together."""
     sizes = [
         name
         for name, value in main.constants.items()
@@ -279,96 +230,31 @@ def _resized(main: Case, chance: random.Random) -> dict[str, Any]:
     return constants
 
 
+_UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError)
+
+
 def _opens(target: HeldOutCase) -> bool:
-    """Whether the problem's own code can do these sizes."""
+    """Whether the problem's own code can run these sizes."""
     try:
         opened = OpenCase(target.problem, target.case)
-        inputs, state = opened.inputs(0), opened.state(0)
-        opened.reference(inputs, state)
-    except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
+        opened.reference(opened.inputs(0), opened.state(0))
+    except _UNUSABLE:
         return False
     return True
 
 
-MAX_TRIALS = 3  # of a skill
-MAX_LOOKED_AT = 3 * MAX_TRIALS  # of which some lie outside of what the skill is about
-
-
-def admitted(context: TrialContext, skill: SkillRow) -> None:
-    """Raises Unavailable where a skill is about another chip or language: it cannot be proven
-    here."""
-    here = context.hardware
-    chips, languages = set(skill.scopes.hardware), set(skill.scopes.languages)
-    if chips and not chips & set(here.lineage):
-        raise Unavailable(
-            f"{skill.name} is about {', '.join(sorted(chips))}, and this is {here.id}",
-            hint="Verify it on that hardware, or in a portable session.",
-        )
-    if languages and not languages & set(here.languages):
-        raise Unavailable(
-            f"{skill.name} is about {', '.join(sorted(languages))}, which nothing here builds",
-            hint="Install the toolchain, or verify it on a machine that has it.",
-        )
-
-
-def targets(
-    context: TrialContext, skill: SkillRow, apart_from: Collection[tuple[str, str]]
-) -> Iterator[HeldOutCase]:
-    """Where a skill is tried: without what was tried before, and without cases where it could not
-    be offered, as nobody gets its advice there. `apart_from` holds (sha256 of a problem, case)
-    pairs."""
-    facts = context.hardware.facts
-    for target in islice(_unseen(context, skill), MAX_LOOKED_AT):
-        if (target.problem.sha256, target.case.name) in apart_from:
-            continue
-        if leaves_in(skill, target.problem, target.case, facts):
-            yield target
-
-
-def no_held_out_case(skill: SkillRow) -> Unavailable:
-    """The error where there is nothing to try a skill on."""
-    return Unavailable(
-        f"no unseen problem or case here is one that {skill.name} is about",
-        hint="Add a problem of its op family with `kernlore problem new`.",
-    )
-
-
-def _unseen(context: TrialContext, skill: SkillRow) -> Iterator[HeldOutCase]:
-    """Other problems of its families first: they are further from what it was made of."""
-    device = context.hardware.device or "cpu"
-    families = {op_family(op) for op in skill.scopes.ops}
-    own = {sha256 for sha256, _ in context.seen}
-    fitting = [p for p in context.problems if not families or op_family(p.op) in families]
-    for problem in fitting:
-        main = next((c for c in problem.searched if _timed_for(skill, c, device)), None)
-        if problem.sha256 not in own and main is not None:
-            yield as_only(problem, main, "another problem")
-    for problem in fitting:
-        if problem.sha256 in own:
-            known = [case for sha256, case in context.seen if sha256 == problem.sha256]
-            seed = context.seed
-            yield from every_held_out(problem, device, seed, known)
-
-
-def _timed_for(skill: SkillRow, case: Case, device: str) -> bool:
-    dtypes = {canonical_dtype(dtype) for dtype in skill.scopes.dtypes}
-    fitting = not dtypes or case.dtype is None or canonical_dtype(case.dtype) in dtypes
-    return case.timed and case.fits(device) and fitting
-
-
 def case_sizes(problem: Problem, case: Case) -> dict[str, float]:
-    """Quantities by which advice is bounded (bytes, elements); none where the case cannot be opened
-    here."""
+    """The BOUNDING quantities of a case; empty if it cannot be opened here."""
     work = _work(problem, case)
     sizes = quantities(work) if work is not None else {}
     return {name: float(sizes[name]) for name in BOUNDING if name in sizes}
 
 
-def leaves_in(
+def can_be_offered(
     skill: SkillHead, problem: Problem, case: Case, facts: Mapping[str, float | str]
 ) -> bool:
-    """Whether a skill's precondition could let it be offered on a case. A verdict is not known yet,
-    and what is not known excludes nothing."""
+    """Whether a skill's precondition allows it on a case. Unknown terms, such as the verdict,
+    exclude nothing."""
     if not skill.predicate:
         return True
     work = _work(problem, case)
@@ -384,5 +270,5 @@ def leaves_in(
 def _work(problem: Problem, case: Case) -> CaseWork | None:
     try:
         return work_of(OpenCase(problem, case))
-    except (KernloreError, RuntimeError, ValueError, IndexError, AssertionError):
+    except _UNUSABLE:
         return None

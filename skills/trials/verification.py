@@ -1,10 +1,9 @@
-"""Whether a skill helps where it was not distilled from: its trials are run on this machine, each
-is kept as evidence, and the skill moves to the state that they support.
+"""Verification of a skill on this machine: its trials are run, each is stored as evidence, and the
+skill moves to the state that they support.
 
-A trial counts as far as its interval goes; a skill without a certain gain stays what it is, and its
-history says why. Where a skill certainly helps on some sizes and certainly harms on others it is
-narrowed by one size. The boundary is drawn from those trials, so they prove nothing of what is
-left: the narrowed skill is tried again on other cases.
+A skill without a certain effect keeps its state, and its history says why. A skill that certainly
+helps on some sizes and certainly harms on others is narrowed by one quantity. The trials drew that
+boundary, so they prove nothing about the rest: the narrowed skill is tried again on other cases.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ from kb.catalog.skills import SkillRow, State
 from kb.catalog.skills.evidence import AVOID
 from kb.catalog.skills.writing import append_event
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
-from kb.scope import ALL_ACCESS, AccessScope
+from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.targets import AUTO
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.knowledge import KnowledgeSource
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
@@ -38,134 +37,95 @@ from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
-from skills.lifecycle import known_uses, queue, store_narrowed, without
+from skills.lifecycle import narrow, queue
 from skills.trials.ablation import Ablation, WithSkill
-from skills.trials.trial import Arm, Trial, TrialContext, TrialVerdict, classify_trials
-from skills.uses import ScopePart, outside
+from skills.trials.trial import Arm, Trial, TrialVerdict, classify_trials
+from skills.uses import ScopePart
 
 ACTOR = "verification"
-BUDGET = 4  # candidates of each arm
+BUDGET = 4  # candidates of each search
 VERIFIABLE = ("candidate", "suspect", "active")
+Sizes = Mapping[str, float]
 
 
 @dataclass(frozen=True)
 class Verification:
-    """What verifying a skill came to. `state` is its state afterwards."""
+    """The result of verifying a skill. `state` is its state afterwards."""
 
     skill: str
     state: str
     verdict: TrialVerdict
     trials: tuple[Trial, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def verify(
-    catalog: Catalog,
-    name: str,
-    ablation: Ablation,
-    *,
-    budget: int = BUDGET,
-    actor: str = ACTOR,
-    access_scope: AccessScope = ALL_ACCESS,
+    catalog: Catalog, name: str, ablation: Ablation, *, budget: int = BUDGET, actor: str = ACTOR
 ) -> Verification:
-    """Run the trials, keep each as evidence, and let the skill be active where it certainly helps.
+    """Run the trials of a skill, store each as evidence, and change the skill's state by them.
 
-    Where it certainly helps on some sizes and certainly harms on others it is narrowed to where it
-    helps, and tried again on further cases there; these alone decide then.
-
-    Raises Conflict for a skill that is out of use or that changed meanwhile, Unavailable where
-    nothing can be measured here (the skill stays what it is, and its history says so).
+    If it certainly helps on some sizes and certainly harms on others, it is narrowed to where it
+    helps and tried again on further cases there; only these decide then. `budget` counts the
+    candidates of each search. Raises Conflict for a skill that is out of use or changed meanwhile,
+    and Unavailable if nothing can be measured here, which its history records.
     """
     with catalog.read() as connection:
-        skill = store.get(connection, name, access_scope)
+        skill = store.get(connection, name)
     if skill.state not in VERIFIABLE:
         raise Conflict(
             f"{name} is {skill.state}", hint="Restore it first, or verify one that is in use."
         )
-    signed = Signed(actor, access_scope)
     try:
-        trials = _tried(catalog, skill, ablation.trials(skill, budget), signed)
+        trials = _stored(catalog, skill, ablation.trials(skill, budget), actor)
     except Unavailable as problem:
-        _note(catalog, skill, f"not verified: {problem.message}", actor, access_scope)
+        reason = f"not verified: {problem.message}"
+        with catalog.write() as connection:
+            change = (skill.state, skill.state)
+            append_event(connection, skill.id, "not_verified", change, actor, reason, {})
         raise
-    verdict, part = classify_trials(trials, skill.polarity), _losing(trials, skill.polarity)
+    verdict, part = classify_trials(trials, skill.polarity), _losing_sizes(trials, skill.polarity)
     if part is not None:
         reason = f"{verdict.reason}: not offered with {part}"
         with catalog.write() as connection:
-            _same(store.get(connection, name, access_scope), skill)
-            skill = narrow(connection, skill, part, reason=reason, **vars(signed))
+            _check_unchanged(connection, skill)
+            narrow(connection, skill, part, actor=actor, reason=reason)
+            skill = store.get(connection, name)
         known = {(trial.problem_sha256, trial.case) for trial in trials}
-        again = _again(catalog, skill, ablation, budget, known, signed)
-        verdict = classify_trials(again, skill.polarity)
-        outcome = verdict.reason if again else "nothing is left there that nobody tried"
+        try:
+            further = _stored(catalog, skill, ablation.trials(skill, budget, known), actor)
+        except Unavailable:
+            further = []
+        verdict = classify_trials(further, skill.polarity)
+        outcome = verdict.reason if further else "no untried case is left there"
         verdict = replace(verdict, reason=f"not offered with {part} any more; {outcome}")
-        trials = [*trials, *again]
+        trials = [*trials, *further]
     with catalog.write() as connection:
-        present = store.get(connection, name, access_scope)
-        _same(present, skill)
-        state = _moved(connection, present, verdict, budget, actor, access_scope)
+        _check_unchanged(connection, skill)
+        state = _moved(connection, skill, verdict, budget, actor)
     return Verification(name, state, verdict, tuple(trials))
 
 
-@dataclass(frozen=True)
-class Signed:
-    """Who verifies, and what they may see."""
-
-    actor: str
-    access_scope: AccessScope
-
-
-def _tried(
-    catalog: Catalog, skill: SkillRow, running: Iterable[Trial], signed: Signed
-) -> list[Trial]:
-    """Each is kept as it comes: it took minutes."""
+def _stored(catalog: Catalog, skill: SkillRow, running: Iterable[Trial], actor: str) -> list[Trial]:
+    """Store each trial as it ends: it took minutes. An avoided change that could not be made was
+    not tried; a trial without a figure was."""
     trials = []
     for trial in running:
         with catalog.write() as connection:
-            _same(store.get(connection, skill.name, signed.access_scope), skill)
-            _keep(connection, skill, trial, signed.actor, signed.access_scope)
+            _check_unchanged(connection, skill)
+            if skill.polarity != AVOID or trial.without.tried:
+                _add_evidence(connection, skill, trial, actor)
         trials.append(trial)
     return trials
 
 
-def _again(
-    catalog: Catalog,
-    skill: SkillRow,
-    ablation: Ablation,
-    budget: int,
-    known: Collection[tuple[str, str]],
-    signed: Signed,
-) -> list[Trial]:
-    """Of the narrowed skill; none where no case is left that nobody tried."""
-    try:
-        return _tried(catalog, skill, ablation.trials(skill, budget, known), signed)
-    except Unavailable:
-        return []
-
-
-def _losing(trials: Sequence[Trial], polarity: str) -> ScopePart | None:
-    """Only sizes separate: a wrong candidate speaks against the skill wherever it was."""
-    if polarity == AVOID or any(trial.wrong for trial in trials):
-        return None
-    harmed, helped = ([t.sizes for t in trials if getattr(t, kind)] for kind in ("harms", "helps"))
-    return losing_part(harmed, helped)
-
-
-def _same(present: SkillRow, measured: SkillRow) -> None:
+def _check_unchanged(connection: Connection, measured: SkillRow) -> None:
+    present = store.get(connection, measured.name)
     if (present.version, present.state) != (measured.version, measured.state):
         raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
 
-def _keep(
-    connection: Any, skill: SkillRow, trial: Trial, actor: str, access_scope: AccessScope
-) -> None:
-    """A trial without a figure is kept too: that it was tried is known. An avoided change that
-    could not be made was not tried."""
-    if skill.polarity == AVOID and not trial.without.tried:
-        return
-    figure, arm = _about_the_claim(skill, trial)
+def _add_evidence(connection: Connection, skill: SkillRow, trial: Trial, actor: str) -> None:
+    figure, arm = _figure_of_claim(skill, trial)
+    tried = "the avoided change" if skill.polarity == AVOID else "it"
     store.add_evidence(
         connection,
         skill.name,
@@ -173,8 +133,7 @@ def _keep(
         hardware=trial.hardware,
         n=figure.n if figure is not None else max(1, arm.tried),
         actor=actor,
-        reason=f"with and without {_subject(skill)} on {trial.problem}, {trial.case}"
-        f" ({trial.unseen})",
+        reason=f"with and without {tried} on {trial.problem}, {trial.case} ({trial.unseen})",
         device=trial.device or None,
         toolchain=trial.toolchain or None,
         problem=trial.problem_sha256,
@@ -195,41 +154,24 @@ def _keep(
             "note": trial.note,
             **({"validity": trial.failed} if trial.failed else {}),
         },
-        access_scope=access_scope,
     )
 
 
-def _subject(skill: SkillRow) -> str:
-    return "the avoided change" if skill.polarity == AVOID else "it"
-
-
-def _about_the_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Arm]:
-    """The speed-up by what the skill is about, as evidence has it (kb.catalog.skills.evidence), and
-    the arm that has it: of one to avoid that is the change, so the figure is the gain's inverse."""
+def _figure_of_claim(skill: SkillRow, trial: Trial) -> tuple[Interval | None, Arm]:
+    """The speed-up that the skill claims, and the arm that has it. A warning is about the avoided
+    change, so its figure is the inverse of the gain."""
     gain = trial.gain
     if skill.polarity != AVOID:
         return gain, trial.with_skill
-    inverse = (
-        None if gain is None else Interval(1 / gain.value, 1 / gain.high, 1 / gain.low, gain.n)
-    )
-    return inverse, trial.without
+    if gain is None:
+        return None, trial.without
+    return Interval(1 / gain.value, 1 / gain.high, 1 / gain.low, gain.n), trial.without
 
 
 def _moved(
-    connection: Any,
-    skill: SkillRow,
-    verdict: TrialVerdict,
-    budget: int,
-    actor: str,
-    access_scope: AccessScope,
+    connection: Connection, skill: SkillRow, verdict: TrialVerdict, budget: int, actor: str
 ) -> str:
-    details = {"budget": budget, "gain": asdict(verdict.gain) if verdict.gain else None}
-    signed: dict[str, Any] = {
-        "actor": actor,
-        "reason": verdict.reason,
-        "details": details,
-        "access_scope": access_scope,
-    }
+    details = {"budget": budget, "gain": _interval(verdict.gain)}
     to: State | None = None
     if verdict.effect == "helps" and skill.state != "active":
         to = "active"
@@ -238,6 +180,7 @@ def _moved(
     elif verdict.effect == "harms" and skill.state == "suspect" and skill.tier == "learned":
         to = "candidate"
     if to is not None:
+        signed: dict[str, Any] = {"actor": actor, "reason": verdict.reason, "details": details}
         store.set_state(connection, skill.name, to, **signed)
         return to
     change = (skill.state, skill.state)
@@ -245,24 +188,27 @@ def _moved(
     return skill.state
 
 
-def _note(
-    catalog: Catalog, skill: SkillRow, reason: str, actor: str, access_scope: AccessScope
-) -> None:
-    with catalog.write() as connection:
-        store.get(connection, skill.name, access_scope)
-        change = (skill.state, skill.state)
-        append_event(connection, skill.id, "not_verified", change, actor, reason, {})
+def _interval(gain: Interval | None) -> dict[str, Any] | None:
+    return asdict(gain) if gain is not None else None
 
 
-Sizes = Mapping[str, float]
+# -- sizes on which a skill loses
+
+
+def _losing_sizes(trials: Sequence[Trial], polarity: str) -> ScopePart | None:
+    """Only sizes separate: a wrong candidate speaks against the skill on all of them."""
+    if polarity == AVOID or any(trial.wrong for trial in trials):
+        return None
+    harmed, helped = ([t.sizes for t in trials if getattr(t, kind)] for kind in ("harms", "helps"))
+    return losing_part(harmed, helped)
 
 
 def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> ScopePart | None:
-    """The side of a cut that has all cases in which a skill harmed and none in which it helped, by
-    the quantity that tells them furthest apart.
+    """The part of the scope with all cases in which a skill harmed and none in which it helped, or
+    None.
 
-    The arguments hold the sizes of each case. The cut is halfway between the two nearest, on the
-    log scale. None where no quantity separates them, or there is nothing on one side.
+    The arguments hold the sizes of each case. The part is cut by the quantity that separates them
+    furthest, halfway between the two nearest cases on the log scale.
     """
     if not harmed or not helped:
         return None
@@ -280,31 +226,13 @@ def losing_part(harmed: Sequence[Sizes], helped: Sequence[Sizes]) -> ScopePart |
     return max(parts, key=lambda entry: entry[0], default=(0.0, None))[1]
 
 
-def narrow(
-    connection: Connection,
-    skill: SkillRow,
-    part: ScopePart,
-    *,
-    actor: str,
-    reason: str,
-    access_scope: AccessScope = ALL_ACCESS,
-) -> SkillRow:
-    """Narrow a skill by a part of its scope; returns it as it is stored. Its text and evidence
-    stay, and the uses in what is kept."""
-    kept = outside(known_uses(connection, skill, access_scope), part)
-    scopes, predicate = without(skill.scopes, skill.predicate, part, kept)
-    narrowed = replace(skill, scopes=scopes, predicate=predicate)
-    details = {"parts": [asdict(part)]}
-    signed: dict[str, Any] = {"actor": actor, "reason": reason, "access_scope": access_scope}
-    store_narrowed(connection, narrowed, kept, details, **signed)
-    return store.get(connection, skill.name, access_scope)
+# -- on this machine
 
 
 def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
-    """Names of skills to verify: those to be measured again where `queued`, else learned
-    candidates."""
+    """Names of skills to verify: the suspect ones if `queued`, else learned candidates."""
     if queued:
-        return [queued_skill.name for queued_skill in queue(base.catalog)]
+        return queue(base.catalog)
     with base.catalog.read() as connection:
         rows = store.heads(
             connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
@@ -313,61 +241,55 @@ def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
 
 
 class Verifier:
-    """Verifies skills on this machine: problems of a folder or the shipped ones, the local device,
-    the recipes of active skills."""
+    """Verifies skills on the local device, on problems of a folder or the shipped ones, with the
+    recipes of active skills."""
 
     def __init__(self, base: KnowledgeBase, problems: Path | None = None) -> None:
         self._base = base
         self._folder = problems
 
     def verify(self, name: str, budget: int, actor: str) -> dict[str, Any]:
-        """Verify a skill and report it as JSON; a skill that nothing here can measure stays what it
-        is, and the reason says why. `budget` counts the candidates of each search. Raises NotFound
-        and Conflict."""
+        """Verify a skill and report it as JSON. A skill that cannot be measured here keeps its
+        state, and the reason says why. Raises NotFound and Conflict."""
         skill = self._skill(name)
         try:
-            verification = verify(
+            done = verify(
                 self._base.catalog, name, self._ablation(skill), budget=budget, actor=actor
             )
         except Unavailable as problem:
             reason = f"not verified: {problem.message}. {problem.hint}"
-            return {
-                "skill": name,
-                "state": skill.state,
-                "reason": reason,
-                "gain": None,
-                "trials": [],
-            }
-        return {
-            "skill": name,
-            "state": verification.state,
-            "reason": verification.verdict.reason,
-            "gain": asdict(verification.verdict.gain)
-            if verification.verdict.gain is not None
-            else None,
-            "trials": [asdict(trial) for trial in verification.trials],
-        }
+            return _report(name, skill.state, reason)
+        return _report(name, done.state, done.verdict.reason, done.verdict.gain, done.trials)
 
     def try_out(self, name: str, budget: int) -> dict[str, Any]:
-        """The trials of a skill and what they would mean, as JSON; nothing is stored. Raises
+        """The trials of a skill and their verdict as JSON, without storing anything. Raises
         NotFound and Unavailable."""
         skill = self._skill(name)
         trials = tuple(self._ablation(skill).trials(skill, budget))
         verdict = classify_trials(trials, skill.polarity)
-        return {
-            "skill": name,
-            "state": skill.state,
-            "helps": verdict.helps,
-            "reason": verdict.reason,
-            "gain": asdict(verdict.gain) if verdict.gain is not None else None,
-            "trials": [asdict(trial) for trial in trials],
-        }
+        report = _report(name, skill.state, verdict.reason, verdict.gain, trials)
+        return {**report, "helps": verdict.helps}
 
     def _skill(self, name: str) -> SkillRow:
         with self._base.catalog.read() as connection:
-            return store.get(connection, name, ALL_ACCESS)
+            return store.get(connection, name)
 
-    # -- what trials are run with
+    def _ablation(self, skill: SkillRow) -> Ablation:
+        base, places = self._base, self._places
+        target = next(iter(places.values())).target
+        recipes: Sequence[Recipe] = library_recipes(base)
+        knowledge: KnowledgeSource = ServiceKnowledge(base)
+        if skill.revises:  # it will replace that one, so neither search has that
+            recipes = [recipe for recipe in recipes if recipe.name != skill.revises]
+            knowledge = WithSkill(knowledge, None, skill.revises)
+        return Ablation(
+            problems=self._problems,
+            bench=self._bench,
+            recipes=recipes,
+            knowledge=knowledge,
+            hardware=hardware_view_of(target, places),
+            seen=self._seen(skill),
+        )
 
     @cached_property
     def _problems(self) -> list[Problem]:
@@ -384,45 +306,26 @@ class Verifier:
         return [load_problem(path) for path in sorted(paths)]
 
     @cached_property
-    def _places(self) -> dict[str, Place]:
+    def _places(self) -> dict[str, TargetToolchain]:
         return places_for(self._base, AUTO, None)
-
-    def _ablation(self, skill: SkillRow) -> Ablation:
-        base, places = self._base, self._places
-        target = next(iter(places.values())).target
-        recipes: Sequence[Recipe] = library_recipes(base)
-        knowledge: KnowledgeSource = ServiceKnowledge(base)
-        if skill.revises:  # it is to be in that one's place, so neither search has that
-            recipes = [recipe for recipe in recipes if recipe.name != skill.revises]
-            knowledge = WithSkill(knowledge, None, skill.revises)
-        return Ablation(
-            TrialContext(
-                problems=self._problems,
-                bench=self._bench,
-                recipes=recipes,
-                knowledge=knowledge,
-                hardware=hardware_view_of(target, places),
-                seen=self._seen(skill),
-            )
-        )
 
     @contextmanager
     def _bench(self, problem: Problem) -> Iterator[LocalBench]:
         with bench_for(self._base, problem, self._places) as bench:
             if isinstance(bench, SimulatedBench):
                 raise Unavailable(
-                    "only a simulator is here, and its times are no wall time",
-                    hint="Verify where the device itself is.",
+                    "this machine has only a simulator, whose times are no wall time",
+                    hint="Verify on a machine that has the device itself.",
                 )
             yield bench
 
     def _seen(self, skill: SkillRow) -> frozenset[tuple[str, str]]:
-        """Pairs that its evidence was measured on, except by trials; with the searched cases of
-        those problems, which the search that it comes from saw too."""
+        """The (sha256 of a problem, case) pairs of its evidence except trials, with the searched
+        cases of those problems, which the search that it comes from saw too."""
         with self._base.catalog.read() as connection:
-            rows = store.evidence_of(connection, skill.id, ALL_ACCESS)
+            rows = store.evidence_of(connection, skill.id)
             if skill.revises and (revised := store.find(connection, skill.revises)) is not None:
-                rows = [*rows, *store.evidence_of(connection, revised.id, ALL_ACCESS)]
+                rows = [*rows, *store.evidence_of(connection, revised.id)]
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
         pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
         own = {sha256 for sha256, _ in pairs}
@@ -430,3 +333,15 @@ class Verifier:
             if problem.sha256 in own:
                 pairs |= {(problem.sha256, case.name) for case in problem.searched}
         return frozenset(pairs)
+
+
+def _report(
+    name: str, state: str, reason: str, gain: Interval | None = None, trials: Collection[Trial] = ()
+) -> dict[str, Any]:
+    return {
+        "skill": name,
+        "state": state,
+        "reason": reason,
+        "gain": _interval(gain),
+        "trials": [asdict(trial) for trial in trials],
+    }

@@ -295,8 +295,8 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
 
     services = LocalTarget(own).services  # another process makes the vectors
     assert services.jobs.counts() == {"queued": len(DOCUMENTS)}
-    with services.parser_pool() as parsers:
-        services.worker(parsers).drain()
+    with services.local_reader() as reader:
+        services.worker(reader).drain()
     assert services.jobs.counts() == {"ready": len(DOCUMENTS)} and services.dense_ready
     services.close()
 
@@ -341,8 +341,8 @@ def test_where_nobody_has_a_candidate_it_says_who_was_asked_and_who_would_have_o
     done = kernlore("optimize", problem, *options, "--json", data=place / "x")
     assert done.code == 0, done.err
     reason = done.json["outcome"]["reason"]
-    assert re.search(r"no candidate exists. Asked: recipe; traced \(.*_qr.*\)", reason), reason
-    assert "compiler, which was not asked, has one: leave --language out" in reason
+    assert re.search(r"no candidate exists. Tried: recipe; traced \(.*_qr.*\)", reason), reason
+    assert "compiler, which was not tried, has one: leave --language out" in reason
     (listed,) = [r for r in run_json(place, "list", data="x") if r["id"] == done.json["run"]]
     assert (listed["gain"], listed["run"]) == ("nothing tried", listed["id"])
     assert run_json(place, "show", listed["id"], data="x")["reason"] == reason

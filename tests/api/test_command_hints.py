@@ -70,7 +70,7 @@ def test_a_mistyped_setting_is_named_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     (said,) = unknown_settings({"KERNLORE_PROT": "9000", "KERNLORE_PORT": "1", "HOME": "/"})
-    assert said == "KERNLORE_PROT is set and is no setting; did you mean KERNLORE_PORT?"
+    assert said == "KERNLORE_PROT is set but is not a setting; did you mean KERNLORE_PORT?"
     of_a_cluster = {"KERNLORE_SERVICE_HOST": "x", "KERNLORE_PORT_8321_TCP": "x"}
     assert unknown_settings({**of_a_cluster, "KERNLORE_KEY": "k"}) == ()
     monkeypatch.setenv("KERNLORE_PROT", "9000")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from kb.data_dir import ServiceLock, open_to_others, private_files, private_folder
+from kb.data_dir import ServiceLock, access_of_others, private_files, private_folder
 from kb.settings import Settings
 from optimizer.search.runs.run_lock import RunLock
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from retrieval.knowledge_base import KnowledgeBase
 from tests.api.cli_process import kernlore
 from tests.shared import place_models
@@ -79,13 +79,13 @@ def test_what_a_service_writes_is_private(service_url: str, service_folder: Path
     assert {"service.json", "catalog.sqlite", "catalog.sqlite-wal"} < names
     assert [path for path in written if rights(path) & 0o077] == []
     log = (service_folder / "service.log").read_text(encoding="utf-8")
-    assert log.count("other users of this machine may look into") == 1
+    assert log.count("other users of this machine can read") == 1
 
 
 def test_files_of_runs_and_models_are_private(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     FolderTranscripts(tmp_path / "transcripts").write(
-        Transcript("run_1", 1, 1, model="m", prompt="1")
+        ModelTranscript("run_1", 1, 1, model="m", prompt="1")
     )
     base = KnowledgeBase(Settings(data_dir=tmp_path))
     with RunLock(base, "run_1", 0.0), ServiceLock(tmp_path, "http://127.0.0.1:1"):
@@ -104,4 +104,4 @@ def test_a_folder_that_is_there_keeps_its_rights(tmp_path: Path) -> None:
     tmp_path.chmod(0o750)
     assert rights(private_folder(tmp_path / "a" / "b")) == 0o700
     assert rights(private_folder(tmp_path)) == 0o750
-    assert open_to_others(tmp_path) is not None and open_to_others(tmp_path / "a") is None
+    assert access_of_others(tmp_path) is not None and access_of_others(tmp_path / "a") is None

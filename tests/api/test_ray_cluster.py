@@ -29,19 +29,24 @@ from api.web import pages
 from benchmarks.processes import descendants, kill_tree
 from ingestion.uploads import Upload
 from kb.catalog import tables as t
-from kb.cluster import Cluster, WorkLost, connected
+from kb.cluster import Cluster, WorkLost, connect_to_cluster
 from kb.data_dir import private_folder
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.bench import on_cluster, on_node
-from optimizer.search.bench.on_cluster import SimulatedOnCluster
-from optimizer.search.bench.on_node import Work, node_folder
+from optimizer.search.bench import on_cluster
+from optimizer.search.bench import on_cluster as on_node
+from optimizer.search.bench.on_cluster import NodeWork, SimulatedOnCluster, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
-from optimizer.search.runs.cluster_places import PACKAGES, ClusterPlaces, cluster_places
 from optimizer.search.runs.optimize import optimize
-from optimizer.search.runs.places import bench_for, places_for
+from optimizer.search.runs.places import (
+    PACKAGES,
+    ClusterPlaces,
+    bench_for,
+    cluster_places,
+    places_for,
+)
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
 from tests.api.cli_process import BARRIERS, MEMORY, kernlore
@@ -151,7 +156,7 @@ def cluster(nodes: Nodes) -> Iterator[Cluster]:
     """One connection for the tests of a class: each has processes of its own on every node, which
     import torch. A process has one at a time."""
     nodes.at_least(2)
-    with connected(nodes.address, PACKAGES) as connection:
+    with connect_to_cluster(nodes.address, PACKAGES) as connection:
         yield connection
 
 
@@ -173,8 +178,8 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     local.add_hardware(tomllib.loads(described), "hardware.toml")
     manual = CHIPS.manual(CHIPS.draw(SEED))
     local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
-    with local.services.parser_pool() as parsers:
-        local.services.worker(parsers).read_all(threading.Event())
+    with local.services.local_reader() as reader:
+        local.services.worker(reader).read_all(threading.Event())
     yield local
     local.close()
 
@@ -266,7 +271,7 @@ class TestOneConnection:
             patch.setattr(bench.nodes.environment.__class__, "difference", lambda *_: "other")
             bench.nodes.environment = _other(bench.nodes.environment)
             with pytest.raises(Unavailable, match="no node with npu"):
-                bench.nodes.measure(Work("reference"), "the reference")
+                bench.nodes.measure(NodeWork("reference"), "the reference")
             assert set(bench.nodes.activity.state["left_out"].values()) == {"other"}
 
     def test_a_killed_node_costs_what_it_was_at(
@@ -310,10 +315,10 @@ class TestOneConnection:
         sent = cluster.send(on_node.survey, None, name="nothing", options={"num_cpus": 1})
         cluster.close()
         with pytest.raises(WorkLost, match="closed"):
-            sent.answered(0.1)
-        cluster.forget(sent)
+            sent.wait_for_value(0.1)
+        cluster.finish(sent)
         sent.cancel()
-        assert sent.ended(0.1) and cluster.nodes() == []
+        assert sent.wait_for_end(0.1) and cluster.nodes() == []
         assert not ray.is_initialized()
 
 
@@ -383,7 +388,7 @@ def test_files_whose_node_is_killed_are_read_on_another(
     for number in range(12):
         text = MEMORY.replace("16 bytes", f"{number} bytes")
         services.uploads.submit(Upload(f"memory-{number}.md", text.encode(), hardware=("h100",)))
-    with connected(nodes.address, ("kb", "ingestion")) as cluster:
+    with connect_to_cluster(nodes.address, ("kb", "ingestion")) as cluster:
         local.read_on(cluster)
         with local.reading():
             _until(lambda: services.jobs.counts().get("running", 0) > 0)

@@ -17,8 +17,10 @@ from kb.settings import Settings
 from optimizer.evaluation.collectors.probe import identify
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.targets import AUTO, facts_of
-from optimizer.search.knowledge import Query
+from optimizer.search.knowledge import operator_query
+from optimizer.search.propose import EXCERPTS
 from optimizer.search.runs.knowledge import ServiceKnowledge
+from retrieval.request import RetrieveRequest
 from skills.lifecycle import change_state
 from tests.api.conftest import small_knowledge
 from tests.shared import BUILTIN, place_models
@@ -29,11 +31,21 @@ pytestmark = pytest.mark.slow(seconds=15)
 PARAMETERS = "guidance/parameters-of-cpp-kernels.md"
 
 
-def asked(*signals: str, **metrics: float) -> Query:
-    return Query(
-        signals, metrics, "", "x86-64", "softmax", "cpp", "float32", "", 1, 2_000,
-        {"element_bytes": 4}, ("vector", "block"),
-    )  # fmt: skip
+def asked(*signals: str, **metrics: float) -> RetrieveRequest:
+    return RetrieveRequest(
+        signals=signals,
+        metrics=metrics or None,
+        query=None if signals else operator_query("softmax", "cpp"),
+        hardware="x86-64",
+        op="softmax",
+        language="cpp",
+        dtype="float32",
+        problem={"element_bytes": 4},
+        k=EXCERPTS,
+        max_tokens=2_000,
+        node_id="1",
+        roles=("vector", "block"),
+    )
 
 
 def measured_skill(services: Services, folder: Path) -> None:
@@ -50,7 +62,7 @@ def measured_skill(services: Services, folder: Path) -> None:
         store.add_evidence(
             connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed
         )
-    change_state(services, skill.name, "active", **signed)
+    change_state(services.catalog, skill.name, "active", **signed)
 
 
 def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
@@ -84,4 +96,4 @@ def test_a_verdict_without_a_signal_is_asked_about_by_its_operator(
     if chosen.target.device == "cpu":
         told = facts_of(identify("cpu"))
         assert {key: chosen.target.facts[key] for key in told} == told
-        assert [d.kind for d in detect_devices()][:1] == ["cpu"]
+        assert [d.kind for d in detect_devices().devices][:1] == ["cpu"]

@@ -19,10 +19,10 @@ from kb.settings import Settings
 from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.records import Node, Proposal, Shown
+from optimizer.search.records import Node, Proposal, ShownIds
 from optimizer.search.runs.portable import export_run
-from optimizer.search.synthesizers.llm.asker import Reply
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.asker import ChatReply
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from optimizer.search.synthesizers.llm.templates import Fence
 from optimizer.search.tree import Tree
 from skills.curator.distil import parameter_roles
@@ -168,7 +168,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
 
     source = exported_search(services, run, tmp_path)
     quoted = Fence("b" * 16).around("excerpt", f"id: {ID}\nfrom: A manual\nits words")
-    record = Transcript(
+    record = ModelTranscript(
         run,
         1,
         0,
@@ -178,7 +178,7 @@ def test_a_stored_prompt_is_used_as_it_was_sent(
             {"role": "system", "content": "the system's part"},
             {"role": "user", "content": f"before\n{quoted}\nafter"},
         ],
-        [Reply("an answer")],
+        [ChatReply("an answer")],
     )
     FolderTranscripts(services.settings.data_dir / "transcripts").write(record)
     node = source.tree[1]
@@ -217,7 +217,7 @@ def test_skills_are_shown_as_their_origin_allows(services: Services, tmp_path: P
     (folder / "references").mkdir()
     (folder / "references" / "moves.json").write_text(json.dumps([move]))
     services.skills.import_folder(folder, actor="ann")
-    shown = Shown("ret_1", (), (f"{imported}#0",), (shipped, imported))
+    shown = ShownIds("ret_1", (), (f"{imported}#0",), (shipped, imported))
     body = services.skills.show(shipped).body
     for leave in (False, True):
         again = ShownKnowledge(services, leave)

@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from reportlab.pdfgen.canvas import Canvas
 
-from ingestion.parse_process import ParseLimits, ParserPool
+from ingestion.parse_process import ParseLimits, ParserProcess
 from ingestion.uploads import Upload
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
@@ -26,7 +26,7 @@ from kb.errors import InvalidRequest, ParseFailed
 from kb.index.chroma import ChromaIndex
 from kb.index.exact import ExactIndex
 from tests import chroma_server
-from tests.catalogs import environment_of
+from tests.catalogs import all_missing, environment_of
 from tests.ingestion import golden
 from tests.store_servers import lose_index, size_of_index
 
@@ -222,7 +222,7 @@ def test_13_a_parser_that_takes_all_memory_dies_alone(tmp_path: Path) -> None:
     bomb.write_text("bomb")
     limits = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with ParserPool(limits, entry="tests.ingestion.test_parse_process:echo") as pool:
+    with ParserProcess(limits, entry="tests.ingestion.test_parse_process:echo") as pool:
         with pytest.raises(ParseFailed):
             pool.parse(bomb, "bomb.txt")
         bomb.write_text("still here")
@@ -293,7 +293,7 @@ def test_19_another_model_has_its_own_vectors(store: Store) -> None:
     store.ingest("manual.md", MANUAL, hardware=("h100",))
     other = "other-model-8-abc"
     with store.catalog.write() as connection:
-        missing = embeddings.missing(connection, other, 100)
+        missing = all_missing(connection, other)
         assert len(missing) == 2  # all is to be embedded again, nothing is lost
         eight = {m.sha256: np.eye(8, dtype=np.float32)[n] for n, m in enumerate(missing)}
         embeddings.put(connection, other, eight)
@@ -355,7 +355,7 @@ def put_vectors(store: Store, count: int) -> None:
     model = store.embedder.fingerprint
     noise = np.random.default_rng(count)
     with store.catalog.write() as connection:
-        missing = embeddings.missing(connection, model, 10_000)
+        missing = all_missing(connection, model)
         rows = noise.normal(size=(len(missing), store.embedder.dimension)).astype(np.float32)
         rows /= np.linalg.norm(rows, axis=1, keepdims=True)
         put = {item.sha256: row for item, row in zip(missing, rows, strict=True)}

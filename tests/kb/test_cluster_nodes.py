@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kb.cluster import ClusterNode, connected, living_nodes, only_hardware, slots_for
+from kb.cluster import ClusterNode, connect_to_cluster, living_nodes, only_hardware, slots_for
 from kb.errors import InvalidRequest, Unavailable
 
 KNOWN = {"h200": "h200", "H200": "h200", "mychip": "mychip", "x86-64": "x86-64"}
@@ -72,7 +72,7 @@ def test_dead_nodes_do_not_count() -> None:
 
 def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(Unavailable) as error, connected("auto", ()):
+    with pytest.raises(Unavailable) as error, connect_to_cluster("auto", ()):
         pass
     assert error.value.hint == "pip install 'kernlore[ray]'"
 
@@ -80,11 +80,11 @@ def test_without_ray_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPa
 @pytest.mark.parametrize("address", ["ray://head:10001", "head", "head:port", ""])
 def test_an_address_of_another_form_is_refused(address: str) -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
-    with pytest.raises(InvalidRequest, match="--ray"), connected(address, ()):
+    with pytest.raises(InvalidRequest, match="--ray"), connect_to_cluster(address, ()):
         pass
 
 
 def test_a_port_that_nobody_listens_on_is_reported_at_once() -> None:
     pytest.importorskip("ray", reason="Ray is not installed: pip install 'kernlore[ray]'")
-    with pytest.raises(Unavailable, match="no Ray cluster"), connected("127.0.0.1:9", ()):
+    with pytest.raises(Unavailable, match="no Ray cluster"), connect_to_cluster("127.0.0.1:9", ()):
         pass

@@ -1,4 +1,4 @@
-"""How often processes of this program collect garbage."""
+"""Garbage collection and memory use of processes."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ import pytest
 
 from kb.memory import THRESHOLDS
 
-pytestmark = pytest.mark.slow(seconds=8)
-
 SAID = (
     "import atexit, gc; atexit.register(lambda: print(gc.get_threshold(), gc.get_freeze_count()))"
 )
@@ -20,12 +18,42 @@ STARTS = {
 }
 
 
+@pytest.mark.slow(seconds=8)
 @pytest.mark.parametrize("start", STARTS)
 def test_a_process_collects_rarely_and_nothing_at_its_end(start: str) -> None:
-    # What is registered first is asked last: after the end of collecting.
+    # Handlers run in reverse order, so this one runs after the freeze.
     program = f"{SAID}; {STARTS[start]}"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, check=False
     )
     thresholds, _, frozen = done.stdout.splitlines()[-1].rpartition(" ")
     assert thresholds == str(THRESHOLDS) and int(frozen) > 10_000, done.stderr
+
+
+# In its own process: the option applies to all threads from then on.
+_THREADS = """
+import ctypes, threading
+from kb.memory import return_freed_memory, limit_arenas
+limit_arenas()
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+barrier, addresses = threading.Barrier(12), []
+def work():
+    barrier.wait()
+    addresses.append(libc.malloc(3000))
+    barrier.wait()
+threads = [threading.Thread(target=work) for _ in range(12)]
+[t.start() for t in threads]
+[t.join() for t in threads]
+return_freed_memory()
+print(len({address >> 26 for address in addresses}))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="an option of glibc")
+def test_threads_share_a_few_arenas() -> None:
+    """An arena but the first lies in 64 MiB of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _THREADS], capture_output=True, text=True, check=True
+    )
+    assert int(done.stdout) <= 3  # two, and the first may reach over a border

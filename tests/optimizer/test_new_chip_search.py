@@ -21,10 +21,10 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.search.bench.local import problem_view
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
-from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.runs.optimize import FinishedRun, optimize
 from optimizer.search.runs.places import places_for
+from optimizer.search.runs.proposers import manual_samples
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.runs.samples import manual_samples
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer, bind
 from retrieval.request import RetrieveRequest
@@ -63,7 +63,7 @@ class Chip:
         self.local = LocalTarget(read_settings(folder / "data"))
         self.services = self.local.services
 
-    def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> Finished:
+    def searched(self, candidates: int, problem: Path = MATMUL, **given: Any) -> FinishedRun:
         goal = Goal(language="novac", candidates=candidates, **given.pop("goal", {}))
         return optimize(self.services, problem, goal, self.id, RecordingListener(), **given)
 
@@ -78,7 +78,7 @@ class Chips:
     def __init__(self, folders: Callable[[str], Path], models: Path) -> None:
         self._folders, self._models = folders, models
         self._filled: dict[tuple[int, str | None], Path] = {}
-        self._searched: dict[int, tuple[Chip, Finished]] = {}
+        self._searched: dict[int, tuple[Chip, FinishedRun]] = {}
         self._chips: list[Chip] = []
 
     def make(self, seed: int, manual: str | None) -> Chip:
@@ -96,7 +96,7 @@ class Chips:
         """A chip with its own manual, before any search."""
         return self.make(seed, CHIPS.manual(CHIPS.draw(seed)))
 
-    def searched(self, seed: int) -> tuple[Chip, Finished]:
+    def searched(self, seed: int) -> tuple[Chip, FinishedRun]:
         """A chip with its own manual, and the search on it."""
         if seed not in self._searched:
             chip = self.with_manual(seed)
@@ -113,8 +113,8 @@ class Chips:
         if manual is not None:
             upload = Upload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
             local.services.uploads.submit(upload)
-            with local.services.parser_pool() as parsers:
-                local.services.worker(parsers).read_all(threading.Event())
+            with local.services.local_reader() as reader:
+                local.services.worker(reader).read_all(threading.Event())
         local.close()
         return folder
 
@@ -131,7 +131,7 @@ def chips(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
 
 
 @pytest.fixture(scope="module", params=SEEDS)
-def searched(request: pytest.FixtureRequest, chips: Chips) -> tuple[Chip, Finished]:
+def searched(request: pytest.FixtureRequest, chips: Chips) -> tuple[Chip, FinishedRun]:
     return chips.searched(request.param)
 
 
@@ -141,7 +141,7 @@ def known(chips: Chips) -> Chip:
     return chips.searched(7)[0]
 
 
-def asked(finished: Finished) -> list[dict[str, Any]]:
+def asked(finished: FinishedRun) -> list[dict[str, Any]]:
     return [dict(n.proposal.values) for n in finished.tree if n.proposal is not None]
 
 
@@ -150,7 +150,7 @@ def cycles(node: Any) -> int:
 
 
 def test_every_candidate_keeps_the_drawn_limits_and_is_right(
-    searched: tuple[Chip, Finished],
+    searched: tuple[Chip, FinishedRun],
 ) -> None:
     chip, finished = searched
     assert len(asked(finished)) == CANDIDATES
@@ -160,7 +160,7 @@ def test_every_candidate_keeps_the_drawn_limits_and_is_right(
 
 
 def test_it_finds_better_than_the_sample_and_says_over_what(
-    searched: tuple[Chip, Finished],
+    searched: tuple[Chip, FinishedRun],
 ) -> None:
     _, finished = searched
     tree, outcome = finished.tree, finished.outcome
@@ -172,7 +172,7 @@ def test_it_finds_better_than_the_sample_and_says_over_what(
     assert {n.evaluation.timing for n in tree if n.evaluation is not None} == {"simulator"}
 
 
-def test_each_plan_names_the_section_of_the_manual(searched: tuple[Chip, Finished]) -> None:
+def test_each_plan_names_the_section_of_the_manual(searched: tuple[Chip, FinishedRun]) -> None:
     chip, finished = searched
     [sample] = chip.samples
     plans = [n.proposal.plan for n in finished.tree if n.proposal is not None]
@@ -182,7 +182,7 @@ def test_each_plan_names_the_section_of_the_manual(searched: tuple[Chip, Finishe
     assert all(sample.id in n.proposal.attributed for n in finished.tree if n.proposal)
 
 
-def test_stored_rows_have_the_figures(searched: tuple[Chip, Finished]) -> None:
+def test_stored_rows_have_the_figures(searched: tuple[Chip, FinishedRun]) -> None:
     chip, finished = searched
     rows = run_store(chip.services).nodes(finished.run.id)
     assert [row.speedup for row in rows] == [node.speedup for node in finished.tree]

@@ -14,7 +14,7 @@ from sqlalchemy.exc import OperationalError
 from structlog.testing import capture_logs
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog.dialect import as_written
+from kb.catalog.dialect import row_order
 from kb.catalog.tables import retrievals
 from kb.ids import new_id
 from retrieval import journal as module
@@ -55,7 +55,7 @@ def row(**other: Any) -> dict[str, Any]:
 
 def stored(catalog: Catalog) -> list[str]:
     with catalog.read() as connection:
-        order = sa.select(retrievals.c.id).order_by(as_written(connection))
+        order = sa.select(retrievals.c.id).order_by(row_order(connection))
         return list(connection.execute(order).scalars())
 
 

@@ -13,6 +13,7 @@ from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, write_skill
 from skills.skill_library import Imported, SkillLibrary
 from tests.catalogs import fresh_data_dir
+from tests.skills.states import set_state
 
 pytestmark = pytest.mark.slow(seconds=3)
 
@@ -55,7 +56,7 @@ def test_each_names_the_other_without_any_evidence(catalog: Catalog, tmp_path: P
     ):
         (conflict,) = library.show(name).conflicts
         assert conflict.name == other
-    event = library.set_state("double-buffer", "retired", actor="ann", reason="old")
+    event = set_state(library, "double-buffer", "retired", actor="ann", reason="old")
     assert library.warnings("double-buffer", event) == ()
     assert library.show("no-double-buffer").conflicts == ()
 

@@ -18,7 +18,6 @@ from kb.errors import InvalidRequest, NotFound
 from kb.hardware.table_reader import Problems
 from kb.settings import Settings
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Query
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import (
     RecipeSource,
@@ -33,6 +32,7 @@ from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from skills.curator.distil import Distilled, distil_source, replayed
 from skills.curator.lifting import COMPOSED, RecipeLifter, TunedRecipe, tuned_instance
 from skills.curator.records import KernelChange
@@ -355,7 +355,7 @@ def measured_and_active(services: Services, name: str) -> SkillEvent:
             low=1.4,
             high=1.6,
         )
-    return change_state(services, name, "active", actor="ann", reason="it was measured")
+    return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 
 
 def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_path: Path) -> None:
@@ -365,7 +365,7 @@ def test_an_approved_skill_takes_part_in_the_next_run(services: Services, tmp_pa
     assert (event.from_state, event.to_state) == ("candidate", "active")
     assert skill.name in {recipe.name for recipe in library_recipes(services)}
     assert skill.name in library_sources(services)
-    change_state(services, skill.name, "quarantined", actor="ann", reason="a test")
+    change_state(services.catalog, skill.name, "quarantined", actor="ann", reason="a test")
     assert skill.name not in {recipe.name for recipe in library_recipes(services)}
 
 
@@ -381,7 +381,14 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     )
     measured_and_active(services, skill.name)
     knowledge = ServiceKnowledge(services)
-    query = Query(("memory_bound",), {}, "", "x86-64", "reduction", "cpp", "float32", "", 0, 2000)
+    query = RetrieveRequest(
+        signals=("memory_bound",),
+        hardware="x86-64",
+        op="reduction",
+        language="cpp",
+        dtype="float32",
+        max_tokens=2_000,
+    )
     knowledge_here = knowledge.consult(query)
     assert skill.name in [shown.name for shown in knowledge_here.skills]
     (own,) = [remedy for remedy in knowledge_here.moves if remedy.id == f"{skill.name}#0"]
@@ -392,7 +399,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     with services.catalog.read() as connection:
         uses = store.uses_of(connection, skill.id, role="used")
     assert [use.retrieval_id for use in uses] == [knowledge_here.retrieval_id]
-    change_state(services, skill.name, "retired", actor="ann", reason="a test")
+    change_state(services.catalog, skill.name, "retired", actor="ann", reason="a test")
     later = ServiceKnowledge(services).consult(query)
     assert f"{skill.name}#0" not in [remedy.id for remedy in later.moves]
 

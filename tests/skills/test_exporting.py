@@ -13,6 +13,7 @@ from skills.format.schema import SkillFile
 from skills.format.skillfile import Exported, write_export, write_skill
 from skills.skill_library import SkillLibrary
 from tests.catalogs import fresh_data_dir
+from tests.skills.states import set_state
 
 pytestmark = pytest.mark.slow(seconds=2)
 
@@ -57,7 +58,7 @@ def test_what_was_withdrawn_is_removed_and_nothing_else(catalog: Catalog, tmp_pa
     (own / "SKILL.md").write_text("---\nname: team-rules\ndescription: Ours.\n---\nBe kind.\n")
     assert export(catalog, out, []).removed == {}  # candidates that stay candidates
     for name in ("load-early", "no-unroll"):
-        library.set_state(name, "retired", actor="ann", reason="wrong")
+        set_state(library, name, "retired", actor="ann", reason="wrong")
     exported = export(catalog, out, [])
     assert exported.removed == {"load-early": "retired", "no-unroll": "retired"}
     assert names(out) == ["team-rules"]
@@ -72,7 +73,7 @@ def test_what_was_changed_by_hand_stays_and_is_named(
     file = out / "load-early" / changed
     text = file.read_text() if file.exists() else ""
     file.write_text(text + "My own remark.\n")
-    SkillLibrary(catalog).set_state("load-early", "quarantined", actor="ann", reason="wrong")
+    set_state(SkillLibrary(catalog), "load-early", "quarantined", actor="ann", reason="wrong")
     exported = export(catalog, out, [])
     assert (exported.removed, exported.kept) == ({}, {"load-early": "quarantined"})
     assert file.read_text() == text + "My own remark.\n"

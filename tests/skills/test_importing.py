@@ -12,6 +12,7 @@ from kb.catalog import Catalog
 from kb.errors import Conflict, InvalidKnowledge
 from skills.format.skillfile import write_skill
 from skills.skill_library import SkillLibrary
+from tests.skills.states import set_state
 from tests.skills.test_library import LEARNED, bring, measure, stocked
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -34,8 +35,8 @@ def test_a_retired_skill_is_revised_under_its_name(
 ) -> None:
     bring(library, tmp_path)
     measure(catalog, LEARNED.name)
-    library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
-    library.set_state(LEARNED.name, "retired", actor="ann", reason="to revise it")
+    set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
+    set_state(library, LEARNED.name, "retired", actor="ann", reason="to revise it")
     folder = write_skill(replace(LEARNED, body="Another step."), tmp_path / "in")
     imported = library.import_folder(folder, actor="ann")
     assert (imported.outcome, imported.state) == ("updated", "candidate")
@@ -43,12 +44,12 @@ def test_a_retired_skill_is_revised_under_its_name(
     assert (detail.body, detail.summary.state) == ("Another step.", "candidate")
     assert detail.summary.version == 2
     with pytest.raises(Conflict, match="no measurement"):  # the old one was of the old text
-        library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
+        set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
 
 
 def test_what_is_quarantined_is_not_revised(library: SkillLibrary, tmp_path: Path) -> None:
     bring(library, tmp_path)
-    library.set_state(LEARNED.name, "quarantined", actor="ann", reason="wrong")
+    set_state(library, LEARNED.name, "quarantined", actor="ann", reason="wrong")
     with pytest.raises(Conflict) as error:
         bring(library, tmp_path, replace(LEARNED, body="Another step."))
     assert f"kernlore skills restore {LEARNED.name}" in error.value.hint

@@ -37,6 +37,7 @@ from skills.format.schema import SkillFile
 from skills.format.skillfile import read_skill, render, skill_folders, write_skill
 from skills.skill_library import Imported, SkillLibrary
 from tests.catalogs import copy_data_dir, fresh_data_dir
+from tests.skills.states import set_state
 
 pytestmark = pytest.mark.slow(seconds=12)
 
@@ -248,7 +249,7 @@ def test_a_person_decides_over_the_shipped_state(library: SkillLibrary, tmp_path
     copy = tmp_path / "library"
     shutil.copytree(SHIPPED, copy)
     library.sync_builtin(copy)
-    library.set_state("triton-mask-block-tail", "quarantined", actor="ann", reason="doubtful")
+    set_state(library, "triton-mask-block-tail", "quarantined", actor="ann", reason="doubtful")
     library.sync_builtin(copy)
     assert library.show("triton-mask-block-tail").summary.state == "quarantined"
 
@@ -334,7 +335,7 @@ def test_state_and_evidence_are_all_that_an_import_loses(
 ) -> None:
     bring(library, tmp_path)
     measure(catalog, LEARNED.name)
-    library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
+    set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
     (first,) = library.export(tmp_path / "one", [LEARNED.name])
     assert "n=12;speedup_lcb=1.18;shapes=1;runs=1" in (first / "SKILL.md").read_text()
     assert "references/evidence.json" in files(first)
@@ -414,9 +415,9 @@ def test_a_learned_skill_is_never_active_unmeasured(
 ) -> None:
     bring(library, tmp_path)
     with pytest.raises(Conflict, match="no measurement"):
-        library.set_state(LEARNED.name, "active", actor="ann", reason="looks good")
+        set_state(library, LEARNED.name, "active", actor="ann", reason="looks good")
     measure(catalog, LEARNED.name)
-    event = library.set_state(LEARNED.name, "active", actor="ann", reason="measured")
+    event = set_state(library, LEARNED.name, "active", actor="ann", reason="measured")
     assert (event.sequence, event.from_state, event.to_state) == (2, "candidate", "active")
 
 
@@ -429,17 +430,17 @@ def test_new_text_needs_new_evidence(
     bring(library, tmp_path, revised)
     assert library.show(LEARNED.name).summary.version == 2
     with pytest.raises(Conflict, match="version 2"):
-        library.set_state(LEARNED.name, "active", actor="ann", reason="was measured once")
+        set_state(library, LEARNED.name, "active", actor="ann", reason="was measured once")
 
 
 def test_states_move_only_as_the_life_cycle_says(library: SkillLibrary, tmp_path: Path) -> None:
     bring(library, tmp_path)
     with pytest.raises(Conflict) as error:
-        library.set_state(LEARNED.name, "suspect", actor="ann", reason="hm")
+        set_state(library, LEARNED.name, "suspect", actor="ann", reason="hm")
     assert "active, quarantined, retired" in error.value.hint
     with pytest.raises(InvalidRequest):
-        library.set_state(LEARNED.name, "retired", actor="ann", reason=" ")
-    library.set_state(LEARNED.name, "retired", actor="ann", reason="wrong")
+        set_state(library, LEARNED.name, "retired", actor="ann", reason=" ")
+    set_state(library, LEARNED.name, "retired", actor="ann", reason="wrong")
     assert [e.event for e in library.show(LEARNED.name).events] == ["created", "state"]
 
 

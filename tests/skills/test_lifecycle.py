@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kb.catalog import Catalog, open_catalog
 from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillScopes, Tier
+from kb.catalog.skills import SkillDraft, SkillEvent, SkillScopes, Tier
 from kb.errors import Conflict, InvalidRequest
 from skills import lifecycle
+from skills.lifecycle import Wanted, change_state
 from tests.catalogs import fresh_data_dir
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
@@ -24,6 +26,17 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     opened = open_catalog(fresh_data_dir(tmp_path / "data"))
     yield opened
     opened.close()
+
+
+def step(wanted: Wanted) -> Callable[..., SkillEvent]:
+    def change(catalog: Catalog, name: str, **signed: Any) -> SkillEvent:
+        return change_state(catalog, name, wanted, **signed)
+
+    return change
+
+
+approve, quarantine = step("active"), step("quarantined")
+retire, restore = step("retired"), step("restored")
 
 
 def put(catalog: Catalog, name: str, tier: Tier = "learned") -> None:
@@ -66,28 +79,28 @@ def state(catalog: Catalog, name: str) -> str:
 def test_a_learned_skill_is_approved_only_when_measured(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     with pytest.raises(Conflict, match="no measurement"):
-        lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="looks right")
+        approve(catalog, "narrow-loads", actor="ann", reason="looks right")
     measure(catalog, "narrow-loads")
-    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    event = approve(catalog, "narrow-loads", actor="ann", reason="measured")
     assert (event.from_state, event.to_state, event.actor) == ("candidate", "active", "ann")
     with pytest.raises(InvalidRequest, match="actor and a reason"):
-        lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason=" ")
+        quarantine(catalog, "narrow-loads", actor="ann", reason=" ")
     assert state(catalog, "narrow-loads") == "active"
 
 
 def test_what_is_out_can_be_brought_back(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
     measure(catalog, "narrow-loads")
-    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    approve(catalog, "narrow-loads", actor="ann", reason="measured")
     with pytest.raises(Conflict, match="nothing to restore"):
-        lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="why not")
-    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="superseded")
-    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="it was not")
+        restore(catalog, "narrow-loads", actor="ann", reason="why not")
+    retire(catalog, "narrow-loads", actor="ann", reason="superseded")
+    restore(catalog, "narrow-loads", actor="ann", reason="it was not")
     assert state(catalog, "narrow-loads") == "active"
-    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="reads like an attack")
+    quarantine(catalog, "narrow-loads", actor="ann", reason="reads like an attack")
     with pytest.raises(Conflict, match="in one step"):
-        lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="hurry")
-    lifecycle.restore(catalog, "narrow-loads", actor="bob", reason="it is none")
+        approve(catalog, "narrow-loads", actor="ann", reason="hurry")
+    restore(catalog, "narrow-loads", actor="bob", reason="it is none")
     assert state(catalog, "narrow-loads") == "candidate"
 
 
@@ -100,36 +113,36 @@ def test_a_step_that_the_state_does_not_allow_names_those_that_it_does(catalog: 
             step(catalog, "narrow-loads", actor="ann", reason="again")
         return error.value
 
-    restoring = refused(lifecycle.restore)
+    restoring = refused(restore)
     assert (
         "skills approve narrow-loads" in restoring.hint and "skills restore" not in restoring.hint
     )
-    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
-    for step in (lifecycle.approve, lifecycle.restore):
+    approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    for step in (approve, restore):
         error = refused(step)
         assert "is active already" in error.message
         assert "restore" not in error.hint and "approve" not in error.hint
-    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
-    error = refused(lifecycle.quarantine)
+    quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
+    error = refused(quarantine)
     assert error.message == "narrow-loads is quarantined already"
     assert "skills restore narrow-loads" in error.hint and "skills approve" not in error.hint
-    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
-    assert refused(lifecycle.retire).message == "narrow-loads is retired already"
-    assert "in one step" in refused(lifecycle.approve).message
+    retire(catalog, "narrow-loads", actor="ann", reason="no")
+    assert refused(retire).message == "narrow-loads is retired already"
+    assert "in one step" in refused(approve).message
 
 
 def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
-    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
-    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    retire(catalog, "narrow-loads", actor="ann", reason="no")
+    restore(catalog, "narrow-loads", actor="ann", reason="yes")
     assert state(catalog, "narrow-loads") == "candidate"
     put(catalog, "by-hand", "curated")
-    lifecycle.approve(catalog, "by-hand", actor="ann", reason="sourced")
-    lifecycle.retire(catalog, "by-hand", actor="ann", reason="no")
-    lifecycle.restore(catalog, "by-hand", actor="ann", reason="yes")
+    approve(catalog, "by-hand", actor="ann", reason="sourced")
+    retire(catalog, "by-hand", actor="ann", reason="no")
+    restore(catalog, "by-hand", actor="ann", reason="yes")
     assert state(catalog, "by-hand") == "active"
-    lifecycle.quarantine(catalog, "by-hand", actor="ann", reason="a slip")
-    lifecycle.restore(catalog, "by-hand", actor="ann", reason="it was a slip")
+    quarantine(catalog, "by-hand", actor="ann", reason="a slip")
+    restore(catalog, "by-hand", actor="ann", reason="it was a slip")
     assert state(catalog, "by-hand") == "active"
 
 
@@ -137,13 +150,13 @@ def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
 def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: Tier) -> None:
     put(catalog, "narrow-loads", tier)
     measure(catalog, "narrow-loads")
-    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
-    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    retire(catalog, "narrow-loads", actor="ann", reason="no")
+    restore(catalog, "narrow-loads", actor="ann", reason="yes")
     assert state(catalog, "narrow-loads") == "candidate"
-    lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="measured")
-    lifecycle.quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
-    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
-    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    approve(catalog, "narrow-loads", actor="ann", reason="measured")
+    quarantine(catalog, "narrow-loads", actor="ann", reason="doubtful")
+    retire(catalog, "narrow-loads", actor="ann", reason="no")
+    restore(catalog, "narrow-loads", actor="ann", reason="yes")
     assert state(catalog, "narrow-loads") == "candidate"
 
 
@@ -152,26 +165,26 @@ def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: P
     distil(planted.trajectory(planted.tuned()), catalog, roles=planted.ROLES)
     with catalog.read() as connection:
         (name,) = store.names(connection)
-    lifecycle.retire(catalog, name, actor="ann", reason="no")
-    lifecycle.restore(catalog, name, actor="ann", reason="yes")
+    retire(catalog, name, actor="ann", reason="no")
+    restore(catalog, name, actor="ann", reason="yes")
     assert state(catalog, name) == "candidate"
     with pytest.raises(Conflict, match="no measurement here") as refused:
-        lifecycle.approve(catalog, name, actor="ann", reason="it was fast once")
+        approve(catalog, name, actor="ann", reason="it was fast once")
     assert f"skills verify {name}" in refused.value.hint
     measure(catalog, name)
-    lifecycle.approve(catalog, name, actor="ann", reason="measured")
+    approve(catalog, name, actor="ann", reason="measured")
     catalog.close()
 
 
 def test_a_persons_own_word_is_marked_and_does_not_outlive_retiring(catalog: Catalog) -> None:
     put(catalog, "narrow-loads")
-    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
+    event = approve(catalog, "narrow-loads", actor="ann", reason="I know it", force=True)
     assert event.to_state == "active" and event.details == {"approved_without_measurement": True}
-    lifecycle.retire(catalog, "narrow-loads", actor="ann", reason="no")
-    lifecycle.restore(catalog, "narrow-loads", actor="ann", reason="yes")
+    retire(catalog, "narrow-loads", actor="ann", reason="no")
+    restore(catalog, "narrow-loads", actor="ann", reason="yes")
     assert state(catalog, "narrow-loads") == "candidate"
     measure(catalog, "narrow-loads")
-    event = lifecycle.approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
+    event = approve(catalog, "narrow-loads", actor="ann", reason="known", force=True)
     assert event.details == {}  # there was nothing to override
 
 
@@ -183,20 +196,21 @@ def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Cat
     ):
         put(catalog, name, "curated" if tier == "curated" else "learned")
         measure(catalog, name, OLD, hardware)
-        lifecycle.approve(catalog, name, actor="ann", reason="measured")
+        approve(catalog, name, actor="ann", reason="measured")
     put(catalog, "in-cpp")
     measure(catalog, "in-cpp", "cpp g++ 13.2.0")
-    lifecycle.approve(catalog, "in-cpp", actor="ann", reason="measured")
+    approve(catalog, "in-cpp", actor="ann", reason="measured")
 
     assert lifecycle.note_toolchain(catalog, "h100", OLD) == []
     assert lifecycle.note_toolchain(catalog, "h100", NEW) == ["on-h100"]
     assert lifecycle.note_toolchain(catalog, "h100", NEW) == []
-    (queued,) = lifecycle.queue(catalog)
-    assert (queued.name, queued.hardware, queued.was, queued.now) == ("on-h100", "h100", OLD, NEW)
-    assert OLD in queued.reason
+    assert lifecycle.queue(catalog) == ["on-h100"]
+    with catalog.read() as connection:
+        last = store.events(connection, store.get(connection, "on-h100").id)[-1]
+    assert last.details == {"hardware": "h100", "was": OLD, "now": NEW} and OLD in last.reason
 
     measure(catalog, "on-h100", NEW)
-    lifecycle.approve(catalog, "on-h100", actor="verifier", reason="it still helps")
+    approve(catalog, "on-h100", actor="verifier", reason="it still helps")
     assert lifecycle.queue(catalog) == []
     assert [state(catalog, name) for name in ("on-a100", "by-hand", "in-cpp")] == ["active"] * 3
 
@@ -204,5 +218,5 @@ def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Cat
 def test_a_toolchain_that_was_never_seen_here_is_compared_too(catalog: Catalog) -> None:
     put(catalog, "on-h100")
     measure(catalog, "on-h100", OLD)
-    lifecycle.approve(catalog, "on-h100", actor="ann", reason="measured")
+    approve(catalog, "on-h100", actor="ann", reason="measured")
     assert lifecycle.note_toolchain(catalog, "h100", NEW) == ["on-h100"]

@@ -27,6 +27,7 @@ from skills.uses import (
     UseRecord,
     assess_uses,
     log_e_value,
+    outside,
     parts_of,
     record_of,
 )
@@ -175,9 +176,10 @@ def test_fewer_than_eight_uses_say_nothing() -> None:
 def test_losses_in_one_part_narrow_to_the_other(
     losing: dict[str, Any], winning: dict[str, Any], part: ScopePart
 ) -> None:
-    finding = assess_uses([*uses_of(0, 9, **losing), *uses_of(8, 1, **winning)])
+    trials = [*uses_of(0, 9, **losing), *uses_of(8, 1, **winning)]
+    finding = assess_uses(trials)
     assert (finding.action, finding.part) == ("narrow", part)
-    assert finding.kept == UseRecord(8, 1)
+    assert record_of(outside(trials, part)) == UseRecord(8, 1)
 
 
 def test_several_operators_of_a_family_go_together() -> None:

@@ -14,8 +14,9 @@ from kb.catalog import skills as store
 from kb.errors import Conflict, Forbidden, InvalidKnowledge, UnknownSignal
 from kb.scope import AccessScope
 from skills.format.skillfile import write_skill
-from skills.lifecycle import approve, retire
+from skills.lifecycle import change_state
 from skills.skill_library import Revision, SkillLibrary
+from tests.skills.states import set_state
 from tests.skills.test_library import LEARNED, SHIPPED, bring, measure, stocked
 
 pytestmark = pytest.mark.slow(seconds=4)
@@ -37,7 +38,7 @@ def library(catalog: Catalog, tmp_path: Path) -> SkillLibrary:
     library = SkillLibrary(catalog)
     bring(library, tmp_path)
     measure(catalog, NAME)
-    library.set_state(NAME, "active", actor="ann", reason="measured")
+    set_state(library, NAME, "active", actor="ann", reason="measured")
     return library
 
 
@@ -65,9 +66,9 @@ def test_a_measured_revision_takes_the_place(
     old = library.show(NAME)
     bring(library, tmp_path, replace(LEARNED, body="Another step."))
     with pytest.raises(Conflict, match="no measurement"):  # those of the old text do not count
-        approve(catalog, REVISION, **ANN)
+        change_state(catalog, REVISION, "active", **ANN)
     measure(catalog, REVISION)
-    event = approve(catalog, REVISION, **ANN)
+    event = change_state(catalog, REVISION, "active", **ANN)
     assert (event.event, event.from_state, event.to_state) == ("revised", "active", "active")
     assert event.details["before"]["body"] == old.body
     new = library.show(NAME)
@@ -88,7 +89,7 @@ def test_a_revision_approved_by_force_needs_a_measurement_later(
 ) -> None:
     stored = library.revise(NAME, Revision(predicate="problem.product_rows >= 32"), **ANN)
     assert stored.name == REVISION
-    event = approve(catalog, REVISION, force=True, **ANN)
+    event = change_state(catalog, REVISION, "active", force=True, **ANN)
     assert event.details["approved_without_measurement"]
     assert library.show(NAME).predicate == "problem.product_rows >= 32"
     assert library.show(NAME).origin == "person"
@@ -117,9 +118,9 @@ def test_what_cannot_be_revised_says_why(library: SkillLibrary, catalog: Catalog
     with pytest.raises(UnknownSignal):
         library.revise(NAME, Revision(predicate="signals.memory_bund"), **ANN)
     library.revise(NAME, Revision(body="Another step."), **ANN)
-    library.set_state(NAME, "quarantined", actor="ann", reason="wrong")
+    set_state(library, NAME, "quarantined", actor="ann", reason="wrong")
     with pytest.raises(Conflict, match="quarantined"):
-        approve(catalog, REVISION, force=True, **ANN)
+        change_state(catalog, REVISION, "active", force=True, **ANN)
     assert library.show(REVISION).summary.state == "candidate"
     with pytest.raises(Conflict, match="quarantined"):
         library.revise(NAME, Revision(body="Another."), **ANN)
@@ -127,7 +128,7 @@ def test_what_cannot_be_revised_says_why(library: SkillLibrary, catalog: Catalog
 
 def test_a_refused_revision_leaves_the_skill(library: SkillLibrary, catalog: Catalog) -> None:
     library.revise(NAME, Revision(body="Another step."), **ANN)
-    retire(catalog, REVISION, **ANN)
+    change_state(catalog, REVISION, "retired", **ANN)
     assert library.show(NAME).revision is None
     assert library.show(NAME).summary.state == "active"
     again = library.revise(NAME, Revision(body="A third step."), **ANN)

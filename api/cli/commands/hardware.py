@@ -359,7 +359,7 @@ def _removed_lines(answer: Json) -> Iterator[str]:
 def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
     """List the devices of this machine as hardware."""
     from ingestion.builtin import builtin_hardware
-    from kb.hardware.detection import probe
+    from kb.hardware.detection import detect_devices
     from kb.hardware.lineage import find
 
     settings = read_settings(data_dir)
@@ -369,7 +369,7 @@ def detect(data_dir: DataDir = None, as_json: AsJson = False) -> None:
         from kb.catalog.hardware import HardwareRegistry
 
         known |= HardwareRegistry(open_catalog(settings.data_dir, settings.catalog)).all()
-    probed = probe(lambda name: find(name, known))
+    probed = detect_devices(lambda name: find(name, known))
     for remark in probed.notes:
         note(remark)
     show(

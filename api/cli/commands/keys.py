@@ -101,9 +101,9 @@ def audit(
 
 
 def _audit(services: Any, action: str, key_id: str) -> None:
-    from kb.audit import Entry
+    from kb.audit import AuditEntry
 
-    services.audit.append(Entry(f"local:{actor()}", action, "done", (key_id,)))
+    services.audit.append(AuditEntry(f"local:{actor()}", action, "done", (key_id,)))
 
 
 def _described(key: Any) -> dict[str, Any]:

@@ -29,7 +29,7 @@ from api.cli.output import note, show
 
 if TYPE_CHECKING:
     from api.cli.backends.local import LocalTarget
-    from optimizer.search.runs.optimize import Finished
+    from optimizer.search.runs.optimize import FinishedRun
 
 Target = Annotated[
     str | None,
@@ -226,7 +226,7 @@ def named_synthesizers(text: str) -> tuple[str, ...]:
     return names
 
 
-def _search(local: LocalTarget, problem: str, asked: Asked, quiet: bool) -> tuple[Finished, int]:
+def _search(local: LocalTarget, problem: str, asked: Asked, quiet: bool) -> tuple[FinishedRun, int]:
     """The run, and the exit code: that of an interrupted one says so."""
     from optimizer.evaluation.problem.load import load_problem
 

@@ -352,7 +352,7 @@ def propose(
     with opened(data_dir) as local:
         from api.cli.progress import remarks
         from optimizer.search.runs.models import models_to_go_on
-        from optimizer.search.runs.rounds import propose_round
+        from optimizer.search.runs.portable import propose_round
 
         runs = _runs_of(local, targets, hardware, goal)
         asked = next((run.asked for run in runs if run.asked), {})
@@ -372,7 +372,7 @@ def _runs_of(
     local: LocalTarget, targets: list[str], hardware: str | None, goal: Goal
 ) -> list[RunRow]:
     """The stored runs among the targets, and a new one for each problem."""
-    from optimizer.search.runs.rounds import begin_runs, runs_to_continue
+    from optimizer.search.runs.portable import begin_runs, runs_to_continue
 
     known = [target for target in targets if target.startswith(("run_", "session_"))]
     fresh = [Path(target) for target in targets if target not in known]

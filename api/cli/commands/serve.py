@@ -19,7 +19,7 @@ import typer
 from api.cli.backends import read_settings, send_logs_to_stderr
 from api.cli.options import DataDir
 from kb.addresses import from_elsewhere, from_here, is_loopback
-from kb.data_dir import open_to_others, private_files
+from kb.data_dir import access_of_others, private_files
 from kb.errors import Conflict
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def serve(
             keys = _check(settings)
             address = f"{from_elsewhere(settings.host)}:{settings.port}"
             print(greeting(address, settings.data_dir, keys), flush=True)
-            if (wide := open_to_others(settings.data_dir)) is not None:
+            if (wide := access_of_others(settings.data_dir)) is not None:
                 print(f"Warning: {wide}.", file=sys.stderr, flush=True)
             if not is_loopback(settings.host):
                 where = settings.host or "every address"
@@ -86,7 +86,7 @@ def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, InvalidKnowledge where there is
     no built-in knowledge or no skill, before anything heavy is loaded.
     """
-    from ingestion.knowledge_folder import check_knowledge_folder
+    from ingestion.builtin import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
     from skills.importing import shipped_folders

@@ -159,5 +159,5 @@ def report_outcome(
         note=body.note,
         access_scope=access,
     )
-    parts.skills.observed(body.used)
+    parts.report_skill_use(body.used)
     return {"retrieval_id": retrieval_id, "outcome_id": outcome}

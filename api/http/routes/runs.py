@@ -19,12 +19,12 @@ from api.http.openapi import json_request
 from api.http.routes.evaluations import from_this_machine
 from api.services import RUN_COMMAND
 from kb.errors import NotFound
-from optimizer.search.runs.processes import RunProcesses
+from optimizer.search.runs.processes import ServiceRuns
 
 
-def _processes(request: Request, parts: Parts) -> RunProcesses:
+def _processes(request: Request, parts: Parts) -> ServiceRuns:
     """Raises NotFound where the request is about a run that its caller may not see."""
-    runs: RunProcesses = request.app.state.runs
+    runs: ServiceRuns = request.app.state.runs
     run_id = request.path_params.get("run_id")
     if run_id is not None and parts.access.restricted:
         from optimizer.search.runs.run_store import run_store
@@ -36,7 +36,7 @@ def _processes(request: Request, parts: Parts) -> RunProcesses:
 @asynccontextmanager
 async def lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Within that of the application: the services are open, and are closed afterwards."""
-    app.state.runs = RunProcesses(app.state.services, RUN_COMMAND)
+    app.state.runs = ServiceRuns(app.state.services, RUN_COMMAND)
     try:
         yield
     finally:
@@ -44,7 +44,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 router = api_router("runs")
-Processes = Annotated[RunProcesses, Depends(_processes)]
+Processes = Annotated[ServiceRuns, Depends(_processes)]
 
 
 @router.get("/runs", summary="List runs, newest first")

@@ -76,7 +76,7 @@ def list_skills(
     ] = None,
 ) -> dict[str, Any]:
     """Skills by name; with `q`, those first that contain most of its words."""
-    skills = parts.skills.find(
+    skills = parts.skills.list(
         states=_listed(state),
         tier=tier,
         hardware=hardware,
@@ -118,7 +118,7 @@ def patch_skill(
     entry is then in. The answer has the new entry of the history, and `warnings` about the scopes
     of a skill that is active now."""
     event = change_state(
-        parts,
+        parts.catalog,
         name,
         body.state,
         actor=body.actor,

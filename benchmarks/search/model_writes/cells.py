@@ -21,10 +21,10 @@ from kb.prompt_tokens import count_tokens
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.evaluate import evaluate_files
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, KnowledgeSource, Query
+from optimizer.search.knowledge import Knowledge, KnowledgeSource
 from optimizer.search.records import Node
 from optimizer.search.runs.knowledge import ServiceKnowledge
-from optimizer.search.runs.optimize import Finished, optimize
+from optimizer.search.runs.optimize import FinishedRun, optimize
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import Tree
@@ -205,7 +205,7 @@ def _prompts(folder: Path) -> dict[int, str]:
     return prompts
 
 
-def _attempts(finished: Finished, prompts: Mapping[int, str], names: list[str]) -> list[Attempt]:
+def _attempts(finished: FinishedRun, prompts: Mapping[int, str], names: list[str]) -> list[Attempt]:
     attempts = []
     shown: set[str] = set()
     for node in finished.tree.nodes[1:]:
@@ -301,7 +301,7 @@ class Fixed:
 
     text: str
 
-    def consult(self, query: Query) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> Knowledge:
         """The text."""
         return Knowledge(target=self.text)
 
@@ -316,15 +316,17 @@ class Passages:
     base: KnowledgeBase
     _shown: dict[str, str] = field(default_factory=dict)
 
-    def consult(self, query: Query) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> Knowledge:
         """The passages for the operator and language, the same in each attempt."""
-        key = query.op
+        key = request.op or ""
         if key not in self._shown:
-            words = f"write a {query.language or ''} kernel for {query.op.replace('_', ' ')}"
-            request = RetrieveRequest(query=words, hardware=query.hardware, task="ask", k=PASSAGES)
+            words = f"write a {request.language or ''} kernel for {key.replace('_', ' ')}"
+            passages = RetrieveRequest(
+                query=words, hardware=request.hardware, task="ask", k=PASSAGES
+            )
             parts: list[str] = []
-            room = query.max_tokens
-            for excerpt in self.base.retriever.retrieve(request).excerpts:
+            room = request.max_tokens
+            for excerpt in self.base.retriever.retrieve(passages).excerpts:
                 cost = count_tokens(excerpt.text) + 1
                 if cost <= room:
                     parts.append(excerpt.text)
@@ -343,10 +345,12 @@ class Unadapted:
     inner: ServiceKnowledge
     _first: Knowledge | None = None
 
-    def consult(self, query: Query) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> Knowledge:
         """The answer to the first request."""
         if self._first is None:
-            self._first = self.inner.consult(replace(query, task="write", log="", draft=""))
+            self._first = self.inner.consult(
+                replace(request, task="write", query=None, log=None, draft=None)
+            )
         return self._first
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None:

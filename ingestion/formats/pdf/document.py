@@ -1,38 +1,52 @@
-"""PDF: text layer, outline and geometry through pdfium to elements with page, label and box.
+"""PDF files to elements with page, label and box: lines become blocks (paragraphs, lists, listings,
+headings, tables), and blocks that a page break divides are joined.
 
-Pages that hold only an image are reported as failures, never skipped in silence. Running heads,
-page numbers and tables of contents are left out; everything else that pdfium reads ends up in
-exactly one element.
-
-It does not recognise text in images and knows nothing about passages. pdfium is not safe in several
-threads: one process reads one document at a time.
+Pages with only an image are reported as failures; text in images is not recognised. Running heads,
+page numbers and tables of contents are left out. All other text that pdfium reads is in exactly one
+element. pdfium is not thread-safe: a process reads one document at a time.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import pypdfium2
 import pypdfium2.raw as pdfium
 
-from ingestion.elements import Box, Element, PageFailure, ParsedDocument
-from ingestion.formats.pdf.blocks import (
-    Block,
-    Typography,
-    block_text,
-    blocks_of_page,
-    continues_text,
-    line_pitches,
+from ingestion.elements import (
+    Box,
+    Element,
+    ElementKind,
+    PageFailure,
+    ParsedDocument,
+    Table,
+    metadata_title,
+    render_table,
 )
-from ingestion.formats.pdf.furniture import Content, normalised, without_furniture
-from ingestion.formats.pdf.headings import Bookmark, body_of, headings_of, outline_of
-from ingestion.formats.pdf.lines import Line, lines_of_page
+from ingestion.formats.pdf.headings import (
+    BodyStyle,
+    Bookmark,
+    Content,
+    PageHeading,
+    body_of,
+    headings_of,
+    normalised,
+    outline_of,
+    without_furniture,
+)
+from ingestion.formats.pdf.page import (
+    LINE_END_HYPHEN,
+    PageText,
+    TextLine,
+    join_lines,
+    lines_of_page,
+    read_page,
+)
 from ingestion.formats.pdf.tables import PlacedTable, continues, joined, tables_of_page
-from ingestion.formats.pdf.text import PageText, read_page
-from ingestion.formats.tables import render_table
-from ingestion.formats.titles import given_title
 from kb.errors import ParseFailed
 
 _SCANNED = "scanned: no text layer, only an image; run OCR on the file and upload it again"
@@ -42,17 +56,15 @@ _EMPTIED = "the file is truncated: nothing is left of this page"
 _TRUNCATED = "the end of the file is missing: pages may be incomplete; download it again"
 _END, _END_WITHIN = b"%%EOF", 2048
 _IMAGE_SHARE, _UNREADABLE_SHARE = 0.2, 0.4
-_FLOATS = (
-    8  # how many figures, tables and footnotes a paragraph may pass on its way to the next page
-)
+_FLOATS = 8  # figures, tables and footnotes between the two parts of a divided paragraph, at most
 _TOKEN = re.compile(r"[^\W\d_]+(?:-[^\W\d_]+)*")
 
 
 @dataclass(frozen=True)
-class _Read:
-    """What the first pass keeps of a document: lines and tables, not words."""
+class _PageContents:
+    """The pages of a document as lines and tables, without the words."""
 
-    lines: tuple[tuple[Line, ...], ...]
+    lines: tuple[tuple[TextLine, ...], ...]
     tables: tuple[tuple[PlacedTable, ...], ...]
     heights: tuple[float, ...]
     labels: tuple[str | None, ...]
@@ -70,9 +82,8 @@ def parse_pdf(data: bytes) -> ParsedDocument:
         title = document.get_metadata_value("Title")
     finally:
         document.close()
-    if len(read.failures) == len(read.lines) and all(
-        f.reason in (_UNLOADABLE, _EMPTIED) for f in read.failures
-    ):
+    damaged = [f for f in read.failures if f.reason in (_UNLOADABLE, _EMPTIED)]
+    if len(damaged) == len(read.lines):
         raise ParseFailed(
             "no page of this PDF can be read: the file is truncated or damaged",
             hint="Download or export the file again and upload it anew.",
@@ -103,15 +114,15 @@ def _open(data: bytes) -> pypdfium2.PdfDocument:
         ) from error
 
 
-def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _Read:
-    lines: list[tuple[Line, ...]] = []
+def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _PageContents:
+    lines: list[tuple[TextLine, ...]] = []
     tables: list[tuple[PlacedTable, ...]] = []
     heights: list[float] = []
     labels: list[str | None] = []
     failures: list[PageFailure] = []
     vocabulary: set[str] = set()
     for index in range(len(document)):
-        page_lines: list[Line] = []
+        page_lines: list[TextLine] = []
         page_tables: list[PlacedTable] = []
         try:
             page = read_page(document, index)
@@ -131,7 +142,7 @@ def _read_pages(document: pypdfium2.PdfDocument, truncated: bool) -> _Read:
         tables.append(tuple(replace(t, words=()) for t in page_tables))
         heights.append(page.height if page else 0.0)
         labels.append(label)
-    return _Read(
+    return _PageContents(
         tuple(lines),
         tuple(tables),
         tuple(heights),
@@ -149,16 +160,18 @@ def _failure(page: PageText, truncated: bool) -> str | None:
     return _UNMAPPED if page.unreadable_share > _UNREADABLE_SHARE else None
 
 
-def _assemble(read: _Read, outline: Sequence[Bookmark], title: str | None) -> ParsedDocument:
+def _assemble(
+    read: _PageContents, outline: Sequence[Bookmark], title: str | None
+) -> ParsedDocument:
     content = without_furniture(
         read.lines, read.heights, read.labels, {normalised(mark.title) for mark in outline}
     )
     body = body_of(content.pages)
-    style = Typography(body, line_pitches(content.pages), read.vocabulary)
+    style = _Typography(body, _line_pitches(content.pages))
     headings = headings_of(content.pages, outline, read.heights, body, style.pitches)
-    blocks: list[Block] = []
+    blocks: list[PageBlock] = []
     for page, lines in enumerate(content.pages):
-        added = blocks_of_page(page, lines, headings, read.tables[page], style)
+        added = _blocks_of_page(page, lines, headings, read.tables[page], style)
         blocks = _appended(blocks, added, body.size)
     labels = [label or content.printed.get(i) for i, label in enumerate(read.labels)]
     elements = tuple(_element(block, labels, read.vocabulary) for block in blocks)
@@ -179,12 +192,10 @@ def _warnings(content: Content, labels: Sequence[str | None]) -> tuple[str, ...]
 
 
 def _title(
-    metadata: str | None, elements: Sequence[Element], body_size: float, blocks: Sequence[Block]
+    metadata: str | None, elements: Sequence[Element], body_size: float, blocks: Sequence[PageBlock]
 ) -> str | None:
-    """The title in the metadata unless that is a file name or what a program writes for want of
-    one, else the largest heading up front.
-    """
-    if (given := given_title(metadata)) is not None:
+    """The title in the metadata, else the largest heading of the first two pages."""
+    if (given := metadata_title(metadata)) is not None:
         return given
     early = [
         (block.first.size, element.text)
@@ -194,45 +205,40 @@ def _title(
     return max(early, key=lambda pair: pair[0])[1] if early else None
 
 
-def _appended(blocks: list[Block], added: list[Block], body_size: float) -> list[Block]:
-    """The blocks of the next page after all others; what the page break divided is whole again."""
+def _appended(blocks: list[PageBlock], added: list[PageBlock], body_size: float) -> list[PageBlock]:
+    """`blocks` with those of the next page; blocks that the page break divides are joined."""
     for block in added:
-        column_break = (
-            blocks
-            and block.pages
-            and blocks[-1].pages
-            and _new_column(blocks[-1].last, block.first)
-        )
-        if column_break and continues_text(blocks[-1], block):
+        last = blocks[-1] if blocks and blocks[-1].pages and block.pages else None
+        column_break = last is not None and _new_column(last.last, block.first)
+        if column_break and _continues_text(blocks[-1], block):
             blocks[-1] = replace(blocks[-1], pages=blocks[-1].pages + block.pages)
-        elif block is added[0] and _table_goes_on(blocks, block):
+        elif block is added[0] and _continues_table(blocks, block):
             before, rest = blocks[-1], block.placed[0]
             assert before.table is not None
-            blocks[-1] = replace(
-                before, placed=(*before.placed, rest), table=joined(before.table, rest)
-            )
-        elif block.kind == "text" and (home := _home(blocks, block, body_size)) is not None:
-            blocks[home] = replace(blocks[home], pages=blocks[home].pages + block.pages)
+            table = joined(before.table, rest)
+            blocks[-1] = replace(before, placed=(*before.placed, rest), table=table)
+        elif (
+            block.kind == "text" and (index := _continued_by(blocks, block, body_size)) is not None
+        ):
+            blocks[index] = replace(blocks[index], pages=blocks[index].pages + block.pages)
         else:
             blocks.append(block)
     return blocks
 
 
-def _new_column(last: Line, line: Line) -> bool:
+def _new_column(last: TextLine, line: TextLine) -> bool:
     return (last.page, last.column) != (line.page, line.column)
 
 
-def _table_goes_on(blocks: Sequence[Block], block: Block) -> bool:
+def _continues_table(blocks: Sequence[PageBlock], block: PageBlock) -> bool:
     if not blocks or block.kind != "table" or blocks[-1].kind != "table" or block.pages:
         return False
-    return (
-        continues(blocks[-1].placed[-1], block.placed[0])
-        and blocks[-1].placed[-1].page + 1 == block.placed[0].page
-    )
+    first, second = blocks[-1].placed[-1], block.placed[0]
+    return first.page + 1 == second.page and continues(first, second)
 
 
-def _home(blocks: Sequence[Block], block: Block, body_size: float) -> int | None:
-    """The paragraph that this block goes on with, past floats and footnotes in between."""
+def _continued_by(blocks: Sequence[PageBlock], block: PageBlock, body_size: float) -> int | None:
+    """The index of the paragraph that this block continues, past floats and footnotes."""
     here = (block.first.page, block.first.column)
     for index in range(len(blocks) - 1, max(-1, len(blocks) - _FLOATS), -1):
         other = blocks[index]
@@ -240,22 +246,21 @@ def _home(blocks: Sequence[Block], block: Block, body_size: float) -> int | None
             continue
         if (other.last.page, other.last.column) == here or block.first.page - other.last.page > 1:
             return None
-        if continues_text(other, block):
+        if _continues_text(other, block):
             return index
-        footnote = other.kind in ("text", "list") and other.last.size < 0.93 * body_size
-        if not footnote:
-            return None
+        if other.kind not in ("text", "list") or other.last.size >= 0.93 * body_size:
+            return None  # no footnote
     return None
 
 
-def _element(block: Block, labels: Sequence[str | None], vocabulary: frozenset[str]) -> Element:
+def _element(block: PageBlock, labels: Sequence[str | None], vocabulary: frozenset[str]) -> Element:
     boxes = _boxes(block, labels)
     if block.kind == "table" and block.table is not None:
         return Element("table", render_table(block.table), table=block.table, boxes=boxes)
-    return Element(block.kind, block_text(block, vocabulary), level=block.level, boxes=boxes)
+    return Element(block.kind, _block_text(block, vocabulary), level=block.level, boxes=boxes)
 
 
-def _boxes(block: Block, labels: Sequence[str | None]) -> tuple[Box, ...]:
+def _boxes(block: PageBlock, labels: Sequence[str | None]) -> tuple[Box, ...]:
     places: list[tuple[int, int, float, float, float, float]] = [
         (line.page, line.column, line.x0, line.y0, line.x1, line.y1)
         for part in block.pages
@@ -271,3 +276,280 @@ def _boxes(block: Block, labels: Sequence[str | None]) -> tuple[Box, ...]:
         x1, y1 = max(p[4] for p in part), max(p[5] for p in part)
         boxes.append(Box(page, labels[page], *(round(v, 1) for v in (x0, y0, x1, y1))))
     return tuple(boxes)
+
+
+# -- from lines to blocks
+
+_BULLET = re.compile(r"^([•◦▪▫‣●○■□❑➢➤✓·∙*]|[-\u2013](?=\s)|o(?=\s))\s*")
+_ENUMERATED = re.compile(r"^(?:\(?\d{1,2}[.)]|\([a-z]\)|[a-z]\)|\(?[ivx]{1,4}\))\s+(?=\S)")
+_CAPTION = re.compile(r"^(?:table|figure|fig\.|tab\.|listing|algorithm)\s+[A-Z]?[\d.\-]*\d", re.I)
+_CAPTION_MARK = re.compile(
+    r"^(?:table|figure|fig\.|tab\.|listing|algorithm)\s+[A-Z]?[\d.\-]*\d\s*[:.|\u2013\u2014-]\s",
+    re.I,
+)
+_TERMINAL = re.compile(r"[.!?:;][\"'\u201d\u2019)\]]*$")
+_MAX_CAPTION = 400
+
+
+@dataclass(frozen=True)
+class PageBlock:
+    """An element with its lines: `pages` has one tuple for each page or column that it touches."""
+
+    kind: ElementKind
+    pages: tuple[tuple[TextLine, ...], ...]
+    level: int | None = None
+    placed: tuple[PlacedTable, ...] = ()
+    table: Table | None = None
+
+    @property
+    def first(self) -> TextLine:
+        """Its first line."""
+        return self.pages[0][0]
+
+    @property
+    def last(self) -> TextLine:
+        """Its last line."""
+        return self.pages[-1][-1]
+
+
+@dataclass(frozen=True)
+class _Typography:
+    """The look of running text, and the usual distance in points of two lines of each size."""
+
+    body: BodyStyle
+    pitches: Mapping[float, float]
+
+    def pitch(self, size: float) -> float:
+        return self.pitches.get(size, 1.25 * size)
+
+
+def _line_pitches(pages: Sequence[Sequence[TextLine]]) -> dict[float, float]:
+    """The most frequent distance of two lines, for each font size."""
+    counts: dict[float, Counter[float]] = {}
+    for lines in pages:
+        for first, second in pairwise(lines):
+            distance = second.base - first.base
+            if first.size == second.size and 0.8 * first.size < distance < 2.5 * first.size:
+                counts.setdefault(first.size, Counter())[round(distance * 4) / 4] += 1
+    return {size: min(c, key=lambda d: (-c[d], d)) for size, c in counts.items()}
+
+
+def _blocks_of_page(
+    page: int,
+    lines: Sequence[TextLine],
+    headings: Mapping[tuple[int, int], PageHeading],
+    tables: Sequence[PlacedTable],
+    style: _Typography,
+) -> list[PageBlock]:
+    """The blocks of one page in reading order."""
+    pending = sorted(tables, key=lambda t: (t.y0, t.x0))
+    one_column = len({line.column for line in lines}) == 1
+    blocks: list[PageBlock] = []
+    current: list[TextLine] = []
+    index = 0
+    while index < len(lines):
+        line = lines[index]
+        due = [t for t in pending if _comes_before(t, line, one_column)]
+        heading = headings.get((page, index))
+        if due or heading or (current and _starts_block(current, line, style)):
+            blocks += _finish(current, style)
+            current = []
+        for table in due:
+            blocks.append(PageBlock("table", (), placed=(table,), table=table.table))
+            pending.remove(table)
+        if heading:
+            title = tuple(lines[index : index + heading.count])
+            blocks.append(PageBlock("title", (title,), heading.level))
+            index += heading.count
+            continue
+        current.append(line)
+        index += 1
+    blocks += _finish(current, style)
+    blocks += [PageBlock("table", (), placed=(t,), table=t.table) for t in pending]
+    return _with_captions(_merged_lists(blocks))
+
+
+def _comes_before(table: PlacedTable, line: TextLine, one_column: bool) -> bool:
+    """Whether the table is above the line, and in its column if the page has several. (Not in one:
+    a short heading can end left of a centred table.)
+    """
+    return line.base > table.y1 - 2 and (one_column or (line.x0 < table.x1 and line.x1 > table.x0))
+
+
+def _is_item(line: TextLine) -> bool:
+    """Whether a line begins an item of a list."""
+    return bool(_BULLET.match(line.text) or _ENUMERATED.match(line.text))
+
+
+def _starts_block(block: Sequence[TextLine], line: TextLine, style: _Typography) -> bool:
+    last, first = block[-1], block[0]
+    if line.column != last.column or line.upright != last.upright:
+        return True
+    if line.mono != first.mono and not _inline_code(block, line, style):
+        return True
+    distance = line.base - last.base
+    if line.mono and first.mono:
+        return abs(line.size - last.size) > 0.6 or not 0 < distance < 3.2 * style.pitch(line.size)
+    usual = block[1].base - first.base if len(block) > 1 else style.pitch(min(line.size, last.size))
+    usual = max(usual, style.pitch(line.size)) if len(block) == 2 else usual
+    apart = not 0 < distance <= 1.28 * max(usual, line.size)
+    if apart or abs(line.size - last.size) > 0.12 * last.size or _is_item(line):
+        return True
+    if line.bold and not last.bold and _TERMINAL.search(last.text):
+        return True
+    if first.bold and not line.bold and len(block) == 1 and _TERMINAL.search(first.text) is None:
+        return True
+    return _indented_start(block, line)
+
+
+def _inline_code(block: Sequence[TextLine], line: TextLine, style: _Typography) -> bool:
+    """Whether a line continues a sentence although only one of the two is monospaced."""
+    last, first = block[-1], block[0]
+    if first.mono and len(block) > 1:
+        return False
+    left = first.hang if _is_item(first) else last.x0
+    near = 0 < line.base - last.base <= 1.1 * style.pitch(style.body.size)
+    return near and abs(line.x0 - left) < 2 and not _TERMINAL.search(last.text)
+
+
+def _indented_start(block: Sequence[TextLine], line: TextLine) -> bool:
+    """A first-line indent after a full stop; in a list, a line left of the item's text."""
+    last, first = block[-1], block[0]
+    if _is_item(first):
+        return line.x0 < first.hang - 0.8 * line.size and line.x0 < first.x0 + 0.5 * line.size
+    left = min(each.x0 for each in block[1:]) if len(block) > 1 else last.x0
+    indent = line.x0 - left
+    ended = _TERMINAL.search(last.text) is not None and line.column == last.column
+    return ended and 0.8 * line.size < indent < 4 * line.size
+
+
+def _finish(lines: Sequence[TextLine], style: _Typography) -> list[PageBlock]:
+    if not lines:
+        return []
+    first = lines[0]
+    kind: ElementKind = "text"
+    if all(line.mono for line in lines):
+        kind = "code"
+    elif _is_item(first):
+        kind = "list"
+    elif _is_caption(lines, style):
+        kind = "caption"
+    return [PageBlock(kind, (tuple(lines),))]
+
+
+def _is_caption(lines: Sequence[TextLine], style: _Typography) -> bool:
+    first = lines[0]
+    if sum(len(line.text) for line in lines) > _MAX_CAPTION or not _CAPTION.match(first.text):
+        return False
+    resized = abs(first.size - style.body.size) > 0.05 * first.size
+    return first.italic or first.bold or resized or bool(_CAPTION_MARK.match(first.text))
+
+
+def _merged_lists(blocks: Sequence[PageBlock]) -> list[PageBlock]:
+    """Blocks with items in a row joined to one list."""
+    merged: list[PageBlock] = []
+    for block in blocks:
+        last = merged[-1] if merged and merged[-1].kind == "list" else None
+        if last is not None and _continues_list(last, block):
+            merged[-1] = replace(last, pages=((*last.pages[0], *block.pages[0]),))
+        else:
+            merged.append(block)
+    return merged
+
+
+def _continues_list(items: PageBlock, block: PageBlock) -> bool:
+    """Whether a block is the next item, or a second paragraph of the last: text under its text,
+    closer than a paragraph away.
+    """
+    if block.kind not in ("list", "text") or block.first.column != items.last.column:
+        return False
+    if block.kind == "list":
+        return True
+    item = next(line for line in reversed(items.pages[0]) if _is_item(line))
+    near = block.first.base - items.last.base < 2.2 * block.first.size
+    aligned = abs(block.first.x0 - item.hang) < 0.5 * block.first.size
+    return near and aligned and item.hang > item.x0 + 2
+
+
+def _with_captions(blocks: Sequence[PageBlock]) -> list[PageBlock]:
+    """A caption right before or after a table becomes the table's."""
+    out: list[PageBlock] = []
+    waiting = list(reversed(blocks))
+    while waiting:
+        block = waiting.pop()
+        if block.table is not None and block.table.caption is None:
+            before_or_after = out if out and _is_table_caption(out[-1]) else waiting
+            if before_or_after and _is_table_caption(before_or_after[-1]):
+                caption = before_or_after.pop()
+                text = join_lines(line.text for line in caption.pages[0])
+                table = replace(block.table, caption=text)
+                block = replace(block, pages=caption.pages, table=table)
+        out.append(block)
+    return out
+
+
+def _is_table_caption(block: PageBlock) -> bool:
+    return block.kind == "caption" and block.first.text.lower().startswith("tab")
+
+
+def _continues_text(last: PageBlock, following: PageBlock) -> bool:
+    """Whether a block is clearly the rest of the last one of the page or column before."""
+    if last.kind == "code":
+        return following.kind == "code" and abs(following.first.size - last.last.size) < 0.3
+    if last.kind not in ("text", "list") or following.kind != "text":
+        return False
+    if abs(last.last.size - following.first.size) > 0.3 or _is_item(following.first):
+        return False
+    end, start = last.last.text, following.first.text
+    if end.endswith((LINE_END_HYPHEN, "-")):
+        return True
+    if _TERMINAL.search(end):
+        return False
+    right = max((line.x1 for line in last.pages[-1][:-1]), default=float("inf"))
+    return not start[:1].isupper() or last.last.x1 > right - 3 * last.last.size
+
+
+def _block_text(block: PageBlock, vocabulary: Collection[str]) -> str:
+    """The text of a block; listings keep their layout, each item of a list is a line."""
+    lines = [line for page in block.pages for line in page]
+    if block.kind == "code":
+        return "\n".join(_listing(page) for page in block.pages)
+    if block.kind == "list":
+        return "\n".join(_items(lines, vocabulary))
+    return join_lines((line.text for line in lines), vocabulary)
+
+
+def _items(lines: Sequence[TextLine], vocabulary: Collection[str]) -> list[str]:
+    groups: list[list[TextLine]] = []
+    for line in lines:
+        if _is_item(line) or not groups:
+            groups.append([line])
+        else:
+            groups[-1].append(line)
+    lefts = sorted({round(g[0].x0) for g in groups})
+    steps = [x for i, x in enumerate(lefts) if i == 0 or x - lefts[i - 1] > 4]
+    items = []
+    for group in groups:
+        depth = max(sum(x <= group[0].x0 + 2 for x in steps) - 1, 0)
+        text = join_lines((line.text for line in group), vocabulary)
+        items.append("  " * depth + _BULLET.sub("- ", text, count=1))
+    return items
+
+
+def _listing(lines: Sequence[TextLine]) -> str:
+    """The text of monospaced lines with their indentation, columns and empty lines."""
+    left = min(line.x0 for line in lines)
+    width = sorted(line.pitch for line in lines)[len(lines) // 2] or 6.0
+    steps = [b.base - a.base for a, b in pairwise(lines)]
+    counts = Counter(round(step * 2) / 2 for step in steps if step > 0.5 * lines[0].size)
+    pitch = min(counts, key=lambda step: (-counts[step], step), default=lines[0].size * 1.2)
+    out: list[str] = []
+    for i, line in enumerate(lines):
+        if i:
+            out += [""] * max(0, min(2, round(steps[i - 1] / pitch) - 1))
+        text = ""
+        for x, piece in line.pieces:
+            column = round((x - left) / width)
+            text += " " * max(column - len(text), 1 if text else 0) + piece
+        out.append(text.replace(LINE_END_HYPHEN, "-"))
+    return "\n".join(out)

@@ -1,14 +1,15 @@
 """Ruled tables of a PDF page, as cells.
 
-pdfplumber's table algorithm builds the lattice from the rules that pdfium saw, so a page is never
-parsed twice, and a page without rules costs nothing. Text of a cell comes from the same words as
-the rest of the page. It does not know captions or what stands on the next page.
+pdfplumber's table algorithm gets the rules that pdfium found: no page is parsed twice, and a page
+without rules costs nothing. Cells get the words of the page. Does not know captions or the next
+page.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 
 from pdfplumber.table import (
     cells_to_tables,
@@ -17,23 +18,19 @@ from pdfplumber.table import (
     merge_edges,
 )
 
-from ingestion.elements import Table
-from ingestion.formats.pdf.lines import in_one_column, join_lines
-from ingestion.formats.pdf.text import PageText, PathBox, Word
-from ingestion.formats.tables import make_table
+from ingestion.elements import Table, make_table
+from ingestion.formats.pdf.page import PageText, PathBox, Word, in_one_column, join_lines
 
 MAX_HEADER_ROWS = 3
 _THIN, _SHORT, _SNAP = 2.5, 3.0, 3.0
 _MAX_EDGES, _MAX_COLUMNS = 4000, 40
-_STACKED = 3  # as many lines at equal heights in every column are rows, not wrapped text
+_STACKED = 3  # lines at equal heights in all columns that are rows and not wrapped text
 
 
 @dataclass(frozen=True)
 class PlacedTable:
-    """A table and where it stands. `columns` are the x of its column edges.
-
-    header_sure: the header differs visibly from the body; otherwise the first row was taken for
-    want of better.
+    """A table and its place. `columns` are the x of its column edges. `header_sure`: the header
+    looks different from the body; otherwise it is the first row.
     """
 
     table: Table
@@ -49,7 +46,7 @@ class PlacedTable:
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell on the grid: row and column where it begins, and how many of each it spans."""
+    """A cell of the grid: its first row and column, and how many of each it spans."""
 
     row: int
     column: int
@@ -152,10 +149,8 @@ def _placed_table(
     header_count, sure = _header_rows(cells, len(ys) - 1)
     grid = _grid(cells, len(ys) - 1, len(kept_columns), header_count)
     body = []
-    for row, cells_of_row in zip(
-        grid[header_count:], range(header_count, len(ys) - 1), strict=True
-    ):
-        body += _unstacked([c for c in cells if c.row == cells_of_row], len(kept_columns)) or [row]
+    for number, row in enumerate(grid[header_count:], header_count):
+        body += _unstacked([c for c in cells if c.row == number], len(kept_columns)) or [row]
     table = make_table(grid[:header_count], body)
     edges = (*(xs[c] for c in kept_columns), xs[-1])
     return PlacedTable(table, page.index, xs[0], ys[0], xs[-1], ys[-1], edges, sure, tuple(used))
@@ -189,7 +184,7 @@ def _cell(
 
 
 def _unsplit(group: Sequence[Box4], words: Sequence[Word]) -> list[Box4]:
-    """Cells of one row with a word printed across the rule between them are one cell."""
+    """Join cells of one row if a word is printed across the rule between them."""
     out: list[Box4] = []
     for box in sorted(group, key=lambda b: (b[1], b[3], b[0])):
         last = out[-1] if out else None
@@ -208,13 +203,12 @@ def _crossed(box: Box4, words: Sequence[Word]) -> bool:
 
 
 def _rewrapped(lines: Sequence[str], vocabulary: Collection[str]) -> list[str]:
-    """A narrow column breaks inside words without a hyphen: "Addres", "s"."""
+    """Join words that a narrow column breaks without a hyphen: "Addres", "s"."""
     out: list[str] = []
     for line in lines:
-        word = (out[-1].split()[-1:] or [""])[0] + line if out else ""
-        tail = not any(ch.isalnum() for ch in line) or (
-            len(line) <= 2 and word.lower() in vocabulary
-        )
+        word = "".join(out[-1].split()[-1:]) + line if out else ""
+        known = len(line) <= 2 and word.lower() in vocabulary
+        tail = known or not any(ch.isalnum() for ch in line)
         if out and tail and " " not in out[-1] and not out[-1].endswith("-"):
             out[-1] += line
         else:
@@ -223,51 +217,42 @@ def _rewrapped(lines: Sequence[str], vocabulary: Collection[str]) -> list[str]:
 
 
 def _without_empty_columns(cells: Sequence[Cell], count: int) -> tuple[list[Cell], list[int]]:
-    """Drop the sliver columns that double rules leave: no cell with text begins in them."""
+    """Drop columns in which no cell with text begins, such as those between double rules."""
     kept = sorted({c.column for c in cells if c.text})
     place = {column: i for i, column in enumerate(kept)}
     moved = []
     for cell in cells:
-        covered = [
-            place[c]
-            for c in range(cell.column, min(count, cell.column + cell.columns))
-            if c in place
-        ]
+        columns = range(cell.column, min(count, cell.column + cell.columns))
+        covered = [place[c] for c in columns if c in place]
         if covered:
             moved.append(replace(cell, column=covered[0], columns=len(covered)))
     return moved, kept
 
 
 def _header_rows(cells: Sequence[Cell], row_count: int) -> tuple[int, bool]:
-    """How many rows at the top are header, and whether they look different from the body."""
+    """The number of header rows, and whether they look different from the body."""
     rows = [[c for c in cells if c.row == r] for r in range(row_count)]
-    styled = 0
-    body_fonts = frozenset[str]().union(
-        *(c.fonts for c in cells if c.row >= min(MAX_HEADER_ROWS, row_count - 1))
-    )
-    body_bold = sum(c.bold for c in cells if c.row >= 1) > 0.5 * sum(
-        bool(c.text) for c in cells if c.row >= 1
-    )
-    for row in rows[: min(MAX_HEADER_ROWS, row_count - 1)]:
+    most = min(MAX_HEADER_ROWS, row_count - 1)
+    body_fonts = frozenset[str]().union(*(c.fonts for c in cells if c.row >= most))
+    below = [c for c in cells if c.row >= 1]
+    body_bold = sum(c.bold for c in below) > 0.5 * sum(bool(c.text) for c in below)
+
+    def is_header(row: Sequence[Cell]) -> bool:
         filled = [c for c in row if c.text]
-        if not filled or not all(
-            (c.bold and not body_bold) or not (c.fonts & body_fonts) for c in filled
-        ):
-            break
-        styled += 1
-    spanned = _spanned_depth(rows, row_count)
-    count = max(styled, spanned)
+        same = [c for c in filled if (body_bold or not c.bold) and c.fonts & body_fonts]
+        return bool(filled) and not same
+
+    styled = sum(1 for _ in takewhile(is_header, rows[:most]))
+    count = max(styled, _spanned_depth(rows, row_count))
     if count:
-        return min(count, MAX_HEADER_ROWS, row_count - 1), True
+        return min(count, most), True
     first = [c.text for c in rows[0] if c.text]
-    looks_like_names = first and sum(
-        any(ch.isalpha() for ch in text) for text in first
-    ) > 0.5 * len(first)
-    return (1 if looks_like_names else 0), False
+    named = sum(any(ch.isalpha() for ch in text) for text in first)
+    return int(named > 0.5 * len(first)), False
 
 
 def _spanned_depth(rows: Sequence[Sequence[Cell]], row_count: int) -> int:
-    """A first row whose cells span columns names groups: the rows under it name the columns."""
+    """The number of header rows if cells of the first row span columns: the next rows name them."""
     if len(rows[0]) < 2 or not any(c.columns > 1 and c.column > 0 and c.text for c in rows[0]):
         return 0
     depth = max(c.rows for c in rows[0])
@@ -279,7 +264,7 @@ def _spanned_depth(rows: Sequence[Sequence[Cell]], row_count: int) -> int:
 
 
 def _grid(cells: Sequence[Cell], rows: int, columns: int, header: int) -> list[list[str]]:
-    """A full grid: a spanning header names each column under it, a body cell each row it covers."""
+    """A full grid: a header cell repeats in each column that it spans, a body cell in each row."""
     grid = [[""] * columns for _ in range(rows)]
     for cell in cells:
         across = range(cell.column, min(columns, cell.column + cell.columns))
@@ -293,7 +278,7 @@ def _grid(cells: Sequence[Cell], rows: int, columns: int, header: int) -> list[l
 
 
 def _unstacked(cells: Sequence[Cell], columns: int) -> list[list[str]]:
-    """The rows of a band with rules between columns only; empty when its lines are wrapped text."""
+    """The rows of a band with rules only between columns; empty if its lines are wrapped text."""
     counts = {len(c.lines) for c in cells}
     if len(cells) != columns or len(counts) != 1 or counts.pop() < _STACKED:
         return []
@@ -303,15 +288,15 @@ def _unstacked(cells: Sequence[Cell], columns: int) -> list[list[str]]:
 
 
 def continues(first: PlacedTable, second: PlacedTable) -> bool:
-    """Whether the second table has the columns of the first and could be its rest."""
-    same = len(first.columns) == len(second.columns)
-    return same and all(
-        abs(a - b) <= 4.0 for a, b in zip(first.columns, second.columns, strict=True)
-    )
+    """Whether the second table has the columns of the first, as its rest would."""
+    if len(first.columns) != len(second.columns):
+        return False
+    edges = zip(first.columns, second.columns, strict=True)
+    return all(abs(a - b) <= 4.0 for a, b in edges)
 
 
 def joined(first: Table, second: PlacedTable) -> Table:
-    """The rows of both; a repeated header is dropped, a guessed one becomes a row."""
+    """The rows of both tables; a repeated header is dropped, a guessed one becomes a row."""
     header = second.table.header
     rows = second.table.rows
     if header and header != first.header and not (second.header_sure and first.header):

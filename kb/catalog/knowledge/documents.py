@@ -19,7 +19,7 @@ from kb.blobs import Blobs
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.engine import Catalog
-from kb.catalog.facts import Withdrawn, left_behind, withdraw
+from kb.catalog.facts import Withdrawn, documents_gone, withdraw_facts
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import embeddings, lexical
 from kb.catalog.knowledge.versions import check_document, deactivate
@@ -237,7 +237,7 @@ class Documents:
             ).scalars()
             embedded = list(texts)
             deactivate(connection, document_id)
-            withdrawn = withdraw(connection, document_id)
+            withdrawn = withdraw_facts(connection, document_id)
             connection.execute(t.work.delete().where(t.work.c.subject_id == document_id))
             connection.execute(t.documents.delete().where(t.documents.c.id == document_id))
             embeddings.delete_unused(connection, embedded)
@@ -299,7 +299,7 @@ def _complete(
             row.title,
             row.category,
             row.origin,
-            access.named(tuple(scopes.get((row.id, "hardware"), ()))),
+            access.visible_hardware(tuple(scopes.get((row.id, "hardware"), ()))),
             tuple(scopes.get((row.id, "language"), ())),
             row.created_at,
             row.updated_at,
@@ -312,7 +312,7 @@ def _complete(
 
 
 def _named(hardware: list[str] | None, access: AccessScope) -> tuple[str, ...] | None:
-    return None if hardware is None else access.named(tuple(hardware))
+    return None if hardware is None else access.visible_hardware(tuple(hardware))
 
 
 def _newest_versions(connection: Connection, ids: list[str]) -> dict[str, Version]:
@@ -463,11 +463,11 @@ def remove_orphan_facts(catalog: Catalog) -> int:
     accepted ones, with a quotation; `erase_deleted` then removes them from the files.
     """
     with catalog.read() as connection:
-        if not left_behind(connection):  # the usual case, which needs no write lock
+        if not documents_gone(connection):  # the usual case, which needs no write lock
             return 0
     with catalog.write() as connection:
-        gone = left_behind(connection)
+        gone = documents_gone(connection)
         for document_id in gone:
-            withdraw(connection, document_id)
+            withdraw_facts(connection, document_id)
         owe_erasure(connection, ())
     return len(gone)

@@ -1,5 +1,4 @@
-"""Vectors by text: the same text is embedded once per model, whatever document or revision it
-stands in.
+"""Vectors by text: the same text is embedded once per model, in whatever documents it occurs.
 
 Stored as little-endian float32 of unit length. Knows nothing about models or nearest neighbours.
 """
@@ -20,23 +19,15 @@ from kb import clock
 from kb.catalog import dialect
 from kb.catalog import tables as t
 from kb.catalog.kept import revision_of, seen_by
-from kb.catalog.rows import portions
+from kb.catalog.rows import portions, select_in
 from kb.embedding import embedding_text
 from kb.scope import ALL_ACCESS, AccessScope
 
 Vector = NDArray[np.float32]
 
 
-@dataclass(frozen=True)
-class MissingText:
-    """A text to embed, as the embedder is to read it, with its SHA-256."""
-
-    sha256: str
-    text: str
-
-
 def put(connection: Connection, model: str, vectors: Mapping[str, Vector]) -> None:
-    """Keep vectors by the SHA-256 of their text; one already there stays."""
+    """Store vectors by the SHA-256 of their text; one that exists already stays."""
     rows = [
         {
             "text_sha256": sha,
@@ -82,10 +73,21 @@ def of_active(connection: Connection, model: str) -> dict[str, Vector]:
     return {sha: np.frombuffer(vector, "<f4") for sha, vector in rows}
 
 
+# -- texts without a vector
+
+
+@dataclass(frozen=True)
+class MissingText:
+    """A text to embed, as the embedder reads it, with its SHA-256."""
+
+    sha256: str
+    text: str
+
+
 @dataclass(frozen=True)
 class Pending:
-    """What of a document has no vector yet: distinct texts, the passages that have them, and the
-    number of the first of these.
+    """The part of a document that has no vector yet: distinct texts, the passages that have them,
+    and the number of the first of these.
     """
 
     texts: int
@@ -94,117 +96,66 @@ class Pending:
 
 
 def pending(connection: Connection, model: str) -> dict[str, Pending]:
-    """What has no vector of this model yet, by document id."""
+    """The parts without a vector of this model, by document id."""
+    of = t.passages.c
+    counted = (sa.func.count(of.embed_sha256.distinct()), sa.func.count(), sa.func.min(of.seq))
     rows = connection.execute(
-        _without_vector(
-            sa.select(
-                t.passages.c.document_id,
-                sa.func.count(t.passages.c.embed_sha256.distinct()),
-                sa.func.count(),
-                sa.func.min(t.passages.c.seq),
-            ),
-            model,
-        ).group_by(t.passages.c.document_id)
+        _without_vector(sa.select(of.document_id, *counted), model).group_by(of.document_id)
     )
-    return {document_id: Pending(*counted) for document_id, *counted in rows}
+    return {document_id: Pending(*counts) for document_id, *counts in rows}
 
 
-def missing(
-    connection: Connection, model: str, limit: int | Mapping[str, int]
-) -> list[MissingText]:
-    """Texts of active passages without a vector of this model, each once, oldest first. `limit` is
-    the most of each document: a number for all documents, or one by document id.
+def missing(connection: Connection, model: str, limits: Mapping[str, int]) -> list[MissingText]:
+    """Texts of active passages of these documents without a vector of this model, each once, oldest
+    first; of each document at most the limit by its id.
     """
-    first = sa.func.min(t.passages.c.seq)
-    texts = _without_vector(
-        sa.select(
-            t.passages.c.document_id,
-            first.label("seq"),
-            sa.func.row_number()
-            .over(partition_by=t.passages.c.document_id, order_by=first)
-            .label("turn"),
-        ),
-        model,
-    ).group_by(t.passages.c.document_id, t.passages.c.embed_sha256)
-    if isinstance(limit, int):
-        return _texts(connection, texts, {}, limit)
-    listed = [
-        text
-        for part in portions(list(limit))
-        for text in _texts(connection, texts.where(t.passages.c.document_id.in_(part)), limit, 0)
-    ]
-    return list({text.sha256: text for text in listed}.values())
-
-
-def _texts(
-    connection: Connection, texts: sa.Select[Any], limits: Mapping[str, int], otherwise: int
-) -> list[MissingText]:
-    ranked = texts.subquery()
-    rows = connection.execute(
-        sa.select(
-            ranked.c.document_id,
-            ranked.c.turn,
-            t.passages.c.embed_sha256,
-            t.sections.c.path,
-            t.passages.c.lead,
-            t.passages.c.text,
-        )
-        .join(t.passages, t.passages.c.seq == ranked.c.seq)
-        .join(t.sections, t.sections.c.id == t.passages.c.section_id)
-        .where(ranked.c.turn <= max(limits.values(), default=otherwise))
-        .order_by(ranked.c.seq)
-    )
+    document, first = t.passages.c.document_id, sa.func.min(t.passages.c.seq)
+    turn = sa.func.row_number().over(partition_by=document, order_by=first).label("turn")
+    texts = _without_vector(sa.select(document, first.label("seq"), turn), model)
+    texts = texts.group_by(document, t.passages.c.embed_sha256)
     by_sha: dict[str, MissingText] = {}
-    for document_id, turn, sha, path, lead, text in rows:
-        if turn <= limits.get(document_id, otherwise):
-            by_sha.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
+    for part in portions(list(limits)):
+        ranked = texts.where(document.in_(part)).subquery()
+        rows = connection.execute(
+            sa.select(ranked.c.document_id, ranked.c.turn, t.passages.c.embed_sha256)
+            .add_columns(t.sections.c.path, t.passages.c.lead, t.passages.c.text)
+            .join(t.passages, t.passages.c.seq == ranked.c.seq)
+            .join(t.sections, t.sections.c.id == t.passages.c.section_id)
+            .where(ranked.c.turn <= max(limits.values()))
+            .order_by(ranked.c.seq)
+        )
+        for document_id, place, sha, path, lead, text in rows:
+            if place <= limits[document_id]:
+                by_sha.setdefault(sha, MissingText(sha, embedding_text(path, lead, text)))
     return list(by_sha.values())
+
+
+def _with_vector(model: str) -> sa.ColumnElement[bool]:
+    """The vector of a passage by this model."""
+    return sa.and_(
+        t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
+        t.embeddings.c.model_fingerprint == model,
+    )
 
 
 def _without_vector(select: sa.Select[Any], model: str) -> sa.Select[Any]:
     """Of active passages, those whose text has no vector of this model."""
-    return select.outerjoin(
-        t.embeddings,
-        sa.and_(
-            t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
-            t.embeddings.c.model_fingerprint == model,
-        ),
-    ).where(t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None))
+    return select.outerjoin(t.embeddings, _with_vector(model)).where(
+        t.passages.c.active.is_(True), t.embeddings.c.text_sha256.is_(None)
+    )
 
 
 def counts(connection: Connection, model: str) -> tuple[int, int]:
     """(embedded, all) active passages of the store."""
-    join = t.passages.outerjoin(
-        t.embeddings,
-        sa.and_(
-            t.embeddings.c.text_sha256 == t.passages.c.embed_sha256,
-            t.embeddings.c.model_fingerprint == model,
-        ),
-    )
     embedded, total = connection.execute(
         sa.select(sa.func.count(t.embeddings.c.text_sha256), sa.func.count())
-        .select_from(join)
+        .select_from(t.passages.outerjoin(t.embeddings, _with_vector(model)))
         .where(t.passages.c.active.is_(True))
     ).one()
     return int(embedded), int(total)
 
 
-def by_sequence(connection: Connection, model: str, seqs: Iterable[int]) -> dict[int, Vector]:
-    """Vectors of passages by their number; passages not embedded yet are left out."""
-    wanted = list(seqs)
-    vectors: dict[int, Vector] = {}
-    for part in portions(wanted):
-        rows = connection.execute(
-            sa.select(t.passages.c.seq, t.embeddings.c.vector)
-            .join(t.embeddings, t.embeddings.c.text_sha256 == t.passages.c.embed_sha256)
-            .where(
-                t.passages.c.seq.in_(part),
-                t.embeddings.c.model_fingerprint == model,
-            )
-        )
-        for seq, vector in rows:
-            vectors[seq] = np.frombuffer(vector, "<f4")
-    return vectors
+# -- by hardware scope
 
 
 @dataclass(frozen=True)
@@ -227,67 +178,55 @@ def of_scope(
     connection: Connection, model: str, hardware_id: str, access_scope: AccessScope
 ) -> ScopeVectors:
     """Vectors of the active passages of exactly this scope, in the order of their numbers."""
-    rows = list(
-        connection.execute(
-            sa.select(t.passages.c.id, t.passages.c.seq, t.embeddings.c.vector)
-            .join(t.embeddings, t.embeddings.c.text_sha256 == t.passages.c.embed_sha256)
-            .join(t.passage_hardware, t.passage_hardware.c.passage_id == t.passages.c.id)
-            .where(
-                t.passage_hardware.c.hardware_id == hardware_id,
-                t.passages.c.active.is_(True),
-                t.passages.c.access_scope == access_scope.owner,
-                t.embeddings.c.model_fingerprint == model,
-            )
-            .order_by(t.passages.c.seq)
+    rows = connection.execute(
+        sa.select(t.passages.c.id, t.passages.c.seq, t.embeddings.c.vector)
+        .join(t.embeddings, _with_vector(model))
+        .join(t.passage_hardware, t.passage_hardware.c.passage_id == t.passages.c.id)
+        .where(
+            t.passage_hardware.c.hardware_id == hardware_id,
+            t.passages.c.active.is_(True),
+            t.passages.c.access_scope == access_scope.owner,
         )
-    )
+        .order_by(t.passages.c.seq)
+    ).all()
     if not rows:
         return ScopeVectors((), (), np.zeros((0, 0), np.float32))
     matrix = np.frombuffer(b"".join(row.vector for row in rows), "<f4").reshape(len(rows), -1)
     return ScopeVectors(tuple(r.id for r in rows), tuple(r.seq for r in rows), matrix)
 
 
+def _scopes() -> sa.Select[Any]:
+    """The hardware scopes of active passages."""
+    return (
+        sa.select(t.passage_hardware.c.hardware_id)
+        .distinct()
+        .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
+        .where(t.passages.c.active.is_(True))
+    )
+
+
 def hardware_scopes(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """Every scope that has active passages."""
-    return list(
-        connection.execute(
-            sa.select(t.passage_hardware.c.hardware_id)
-            .distinct()
-            .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
-            .where(t.passages.c.active.is_(True), t.passages.c.access_scope == access_scope.owner)
-            .order_by(t.passage_hardware.c.hardware_id)
-        ).scalars()
-    )
+    mine = _scopes().where(t.passages.c.access_scope == access_scope.owner)
+    ordered = mine.order_by(t.passage_hardware.c.hardware_id)
+    return list(connection.execute(ordered).scalars())
 
 
 def text_scopes(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:
     """Hardware scopes of the active passages that have one of these texts."""
-    scopes: set[str] = set()
-    for part in portions(text_sha256s):
-        scopes |= set(
-            connection.execute(
-                sa.select(t.passage_hardware.c.hardware_id)
-                .distinct()
-                .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
-                .where(t.passages.c.embed_sha256.in_(part), t.passages.c.active.is_(True))
-            ).scalars()
-        )
-    return scopes
+    return _scopes_with(connection, t.passages.c.embed_sha256, text_sha256s)
 
 
 def document_scopes(connection: Connection, document_ids: Sequence[str]) -> set[str]:
     """Hardware scopes of the active passages of some documents."""
-    scopes: set[str] = set()
-    for part in portions(document_ids):
-        scopes |= set(
-            connection.execute(
-                sa.select(t.passage_hardware.c.hardware_id)
-                .distinct()
-                .join(t.passages, t.passages.c.id == t.passage_hardware.c.passage_id)
-                .where(t.passages.c.document_id.in_(part), t.passages.c.active.is_(True))
-            ).scalars()
-        )
-    return scopes
+    return _scopes_with(connection, t.passages.c.document_id, document_ids)
+
+
+def _scopes_with(connection: Connection, column: sa.Column[str], values: Iterable[str]) -> set[str]:
+    return {row.hardware_id for row in select_in(connection, _scopes(), column, values)}
+
+
+# -- changes
 
 
 def index_state(connection: Connection) -> tuple[int, int]:
@@ -296,8 +235,8 @@ def index_state(connection: Connection) -> tuple[int, int]:
 
 
 def newest(connection: Connection) -> int:
-    """The number of the newest vector, or on PostgreSQL of who wrote one last; 0 without one. A
-    transaction reads it once.
+    """The number of the newest vector, or on PostgreSQL of the last transaction that wrote one; 0
+    without a vector. A transaction reads it once.
     """
 
     def read() -> int:

@@ -75,7 +75,7 @@ def candidates(
         for move in _accepted(connection, scope.access_scope)
         if not (move.signals and wanted.isdisjoint(move.signals))
         and not (move.hardware and places.isdisjoint(move.hardware))
-        and scope.speaks(move.languages)
+        and scope.admits_languages(move.languages)
     ]
 
 
@@ -101,7 +101,7 @@ def of_document(
         ).order_by(t.moves.c.name)
     )
     moves = (_move(row) for row in rows if access_scope.sees(row.hardware))
-    return [replace(move, hardware=access_scope.named(move.hardware)) for move in moves]
+    return [replace(move, hardware=access_scope.visible_hardware(move.hardware)) for move in moves]
 
 
 def _move(row: sa.Row[Any]) -> StoredMove:

@@ -97,7 +97,7 @@ class About(NamedTuple):
             return False
         if access.restricted and not access.sees(self.document_hardware):
             return False
-        if not scope.speaks(self.languages):
+        if not scope.admits_languages(self.languages):
             return False
         return scope.hardware is None or any(place in scope.hardware for place in self.hardware)
 
@@ -146,7 +146,7 @@ def _as_seen(passage: Passage, access: AccessScope) -> Passage:
     """Without the names of other chips that it is about."""
     if not access.restricted:
         return passage
-    return passage._replace(hardware=access.named(passage.hardware))
+    return passage._replace(hardware=access.visible_hardware(passage.hardware))
 
 
 def _read(connection: Connection, seqs: Sequence[int]) -> dict[int, Live | None]:

@@ -129,7 +129,7 @@ _SELECT = (
 def _read(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[Sample]:
     query = _SELECT.where(t.samples.c.active.is_(True), visible.read_from(t.samples, access_scope))
     return [
-        replace(sample, hardware=access_scope.named(sample.hardware))
+        replace(sample, hardware=access_scope.visible_hardware(sample.hardware))
         for sample in map(_sample, connection.execute(query))
         if access_scope.sees(sample.hardware)
     ]
@@ -311,7 +311,7 @@ def list_recipes(
         record_of(
             StoredRecipe,
             row,
-            hardware=access_scope.named(tuple(row.hardware)),
+            hardware=access_scope.visible_hardware(tuple(row.hardware)),
             section=tuple(row.body.get("section", ())),
         )
         for row in rows

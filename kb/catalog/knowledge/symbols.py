@@ -208,7 +208,7 @@ def get(connection: Connection, symbol_id: str, access_scope: AccessScope = ALL_
 
 
 def _as_seen(symbol: Symbol, access: AccessScope) -> Symbol:
-    return replace(symbol, hardware=access.named(symbol.hardware))
+    return replace(symbol, hardware=access.visible_hardware(symbol.hardware))
 
 
 def _symbol(row: sa.Row[Any]) -> Symbol:

@@ -1,8 +1,13 @@
-"""Measurements that back or contradict a skill, and the toolchains that they were taken with.
+"""Measurements that support or contradict a skill, and whether they support its claim: that a
+change helps, or, for a skill that advises to avoid something, that it does harm.
 
 Measurements are added, never changed or removed. A toolchain is named as the harness names it: its
 name, then its versions (`cpp g++ 13.2.0`). A skill carries the toolchain of its newest evidence;
 where that differs from the one in use on the hardware, the evidence is about another compiler.
+
+Only trials with and without the skill count, on problems that it was not distilled from; the pairs
+that it was distilled from are the origin of the claim and prove nothing. A speed-up is the time
+without over the time with the change, so for a skill to avoid a figure below 1 is support.
 """
 
 from __future__ import annotations
@@ -18,7 +23,7 @@ from sqlalchemy import Connection
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.kept import look_up
-from kb.catalog.rows import portions
+from kb.catalog.rows import columns_of, record_of, select_in
 from kb.catalog.skills.reading import EvidenceRow, SkillHead
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -42,8 +47,8 @@ def present_toolchains(connection: Connection) -> Mapping[str, Mapping[str, str]
 
 
 NOT_MEASURED = "not measured here"
-_COLUMNS = [t.evidence.c[name] for name in EvidenceRow.__dataclass_fields__]
-_FIGURES = [column for column in _COLUMNS if column.name != "details"]
+_COLUMNS = columns_of(t.evidence, EvidenceRow)
+_FIGURES = columns_of(t.evidence, EvidenceRow, "details")
 
 
 def evidence_of(
@@ -62,22 +67,16 @@ def evidence_for(
 ) -> dict[str, list[EvidenceRow]]:
     """The measurements of some skills, oldest first; `details` False leaves their details out."""
     columns = _COLUMNS if details else [*_FIGURES, sa.literal(None).label("details")]
-    rows_by_skill: dict[str, list[EvidenceRow]] = {}
-    for part in portions(list(skill_ids)):
-        rows = connection.execute(
-            sa.select(t.evidence.c.subject_id, *columns)
-            .where(
-                t.evidence.c.subject_kind == "skill",
-                t.evidence.c.subject_id.in_(part),
-                visible.evidence(access_scope),
-            )
-            .order_by(t.evidence.c.created_at, t.evidence.c.id)
-        )
-        for row in rows:
-            values = dict(row._mapping)
-            values["details"] = values["details"] or {}
-            rows_by_skill.setdefault(values.pop("subject_id"), []).append(EvidenceRow(**values))
-    return rows_by_skill
+    query = (
+        sa.select(t.evidence.c.subject_id, *columns)
+        .where(t.evidence.c.subject_kind == "skill", visible.evidence(access_scope))
+        .order_by(t.evidence.c.created_at, t.evidence.c.id)
+    )
+    by_skill: dict[str, list[EvidenceRow]] = {}
+    for row in select_in(connection, query, t.evidence.c.subject_id, skill_ids):
+        record = record_of(EvidenceRow, row, details=row.details or {})
+        by_skill.setdefault(row.subject_id, []).append(record)
+    return by_skill
 
 
 def evidence_line(evidence: Sequence[EvidenceRow]) -> str:
@@ -100,13 +99,13 @@ def evidence_lines(
 ) -> dict[str, str]:
     """`evidence_line` for every id, counted by the database."""
     lines = dict.fromkeys(skill_ids, NOT_MEASURED)
-    for part in portions(list(skill_ids)):
-        for identity, *figures in connection.execute(_line_query(part, access_scope)):
-            lines[identity] = _line(*figures)
+    query = _line_query(access_scope)
+    for identity, *figures in select_in(connection, query, t.evidence.c.subject_id, skill_ids):
+        lines[identity] = _line(*figures)
     return lines
 
 
-def _line_query(skill_ids: Sequence[str], access_scope: AccessScope) -> sa.Select[Any]:
+def _line_query(access_scope: AccessScope) -> sa.Select[Any]:
     e = t.evidence.c
     clocked = e.kind != "simulator"
 
@@ -122,11 +121,7 @@ def _line_query(skill_ids: Sequence[str], access_scope: AccessScope) -> sa.Selec
             distinct(e.evaluation_id),
             sa.func.count(sa.case((~clocked, 1))),
         )
-        .where(
-            e.subject_kind == "skill",
-            e.subject_id.in_(skill_ids),
-            visible.evidence(access_scope),
-        )
+        .where(e.subject_kind == "skill", visible.evidence(access_scope))
         .group_by(e.subject_id)
     )
 
@@ -140,7 +135,7 @@ def _line(n: int, low: float | None, shapes: int, runs: int, simulated: int) -> 
     return ";".join([f"n={n}", *bound, f"shapes={shapes}", f"runs={runs}", *simulations])
 
 
-# -- support: Whether measurements bear out what a skill claims: that a change helps, or, for a sk
+# -- support of a skill's claim
 
 Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
 
@@ -167,8 +162,8 @@ def wilson(wins: int, trials: int) -> Bounds:
 
 
 TRIALS = ("ablation", "lift")
-# Ends of a kernel that was tried and cannot be used. They have no figure, and are what an advice to
-# avoid something may rest on.
+# Outcomes of a kernel that cannot be used. They have no figure, and may support an advice to avoid
+# something.
 FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
 AVOID = "avoid"
 
@@ -197,22 +192,19 @@ def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple
             else_=0,
         )
     )
-    counts: dict[str, tuple[int, int]] = {}
-    for part in portions(list(skill_ids)):
-        rows = connection.execute(
-            sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
-            .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
-            .where(
-                t.evidence.c.subject_kind == "skill",
-                t.evidence.c.subject_id.in_(part),
-                t.evidence.c.kind.in_(TRIALS),
-                t.evidence.c.speedup.is_not(None),
-                t.evidence.c.created_at >= t.skills.c.written_at,
-            )
-            .group_by(t.evidence.c.subject_id)
+    query = (
+        sa.select(t.evidence.c.subject_id, sa.func.count(), wins)
+        .join(t.skills, t.skills.c.id == t.evidence.c.subject_id)
+        .where(
+            t.evidence.c.subject_kind == "skill",
+            t.evidence.c.kind.in_(TRIALS),
+            t.evidence.c.speedup.is_not(None),
+            t.evidence.c.created_at >= t.skills.c.written_at,
         )
-        counts |= {identity: (int(known), int(won)) for identity, known, won in rows}
-    return counts
+        .group_by(t.evidence.c.subject_id)
+    )
+    rows = select_in(connection, query, t.evidence.c.subject_id, skill_ids)
+    return {identity: (int(known), int(won)) for identity, known, won in rows}
 
 
 def measured(connection: Connection, skill: SkillHead) -> bool:

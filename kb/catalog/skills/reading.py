@@ -1,5 +1,5 @@
-"""Look-up of skills: by name, by scope, by words. `SkillHead`s where many are read; whole rows only
-where the texts are needed.
+"""Skills as records, the states that may follow each other, and look-up by name, scope and words.
+`SkillHead`s where many are read; whole rows only where the texts are needed.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.dialect import json_text
 from kb.catalog.kept import look_up
-from kb.catalog.rows import portions
+from kb.catalog.rows import columns_of, portions, record_of, select_in
 from kb.catalog.tables import document_scopes, hardware
 from kb.errors import InvalidRequest, NotFound, nearest
 from kb.ids import SkillId
 from kb.problem_terms import canonical_dtype, canonical_op, op_family
 from kb.scope import ALL_ACCESS, ANY, AccessScope
 
-# -- rows: Rows of skills as data, and which state may follow which.
+# -- records
 
 Tier = Literal["curated", "learned"]
 State = Literal["candidate", "active", "suspect", "retired", "quarantined"]
@@ -40,8 +40,8 @@ ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
 REVISES = "revises"  # in the metadata of a revision: the name of the skill whose text it would be
 REVISES_VERSION = "revises_version"  # the version of that skill which it was made from
 REVISES_SHA256 = "revises_sha256"  # its digest under that name
-AVOIDING = "Avoid: "  # before what a warning warns of
-WRITTEN = ("created", "revised")  # events that change what a skill says
+AVOIDING = "Avoid: "  # begins the description of a warning
+WRITTEN = ("created", "revised")  # events that change a skill's text
 TRANSITIONS: Mapping[str, frozenset[str]] = {
     "candidate": frozenset({"active", "retired", "quarantined"}),
     "active": frozenset({"suspect", "retired", "quarantined"}),
@@ -60,7 +60,7 @@ SCOPE_KINDS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class SkillScopes:
-    """What a skill is about; an empty tuple restricts nothing."""
+    """The situations of a skill; an empty tuple restricts nothing."""
 
     hardware: tuple[str, ...] = ()
     languages: tuple[str, ...] = ()
@@ -198,7 +198,7 @@ class NewUse:
     """The use of a skill in one answer.
 
     `helped` is 1, 0 or None (not known). `gain` is the time before over the time after. `situation`
-    is what the request was about: op, dtype, hardware, language, quantities.
+    describes the request: op, dtype, hardware, language, quantities.
     """
 
     retrieval_id: str
@@ -267,19 +267,12 @@ def one_of(value: str, known: Sequence[str], what: str) -> None:
         raise InvalidRequest(f"{value!r} is no {what}", hint=f"Use one of {', '.join(known)}.")
 
 
-_EVENT_COLUMNS = [t.skill_events.c[name] for name in SkillEvent.__dataclass_fields__]
-_HEAD = [name for name in SkillHead.__dataclass_fields__ if name not in ("id", "scopes")]
-_LONG = [
-    name
-    for name in SkillRow.__dataclass_fields__
-    if name not in (*_HEAD, "id", "scopes", "moves", "sources")
-]
-# In the order of SkillHead's fields, of which the scopes are the last.
-_HEAD_COLUMNS = [t.skills.c.id, *(t.skills.c[name] for name in _HEAD)]
+# In the order of SkillHead's fields; the scopes are the last field.
+_HEAD_COLUMNS = columns_of(t.skills, SkillHead, "scopes")
 MEND = "mend-"  # how the transformation of a debugging skill begins
 NAME_WEIGHT = 3  # a word in the name says more than one in the description
 MAX_WORDS = 12
-MOST_ASKED = 60  # requests whose skills are kept, of up to some MB each
+MOST_ASKED = 60  # cached requests, of up to some MB each
 
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
@@ -342,25 +335,15 @@ def about(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
     ).scalars()
     ops = [op for op in known if op_family(op) == family]
-    ids = _ids(connection, _admits("op", ops), access_scope)
-    for part in portions(sorted(set(named))):
-        chosen = sa.or_(t.skills.c.name.in_(part), t.skills.c.id.in_(part))
-        ids |= _ids(connection, chosen, access_scope)
+    seen = sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope))
+    ids = set(connection.execute(seen.where(_admits("op", ops))).scalars())
+    for column in (t.skills.c.name, t.skills.c.id):
+        ids |= {row.id for row in select_in(connection, seen, column, sorted(set(named)))}
     return [
         row
         for part in portions(sorted(ids))
         for row in _rows(connection, _whole(access_scope).where(t.skills.c.id.in_(part)))
     ]
-
-
-def _ids(
-    connection: Connection, where: sa.ColumnElement[bool], access_scope: AccessScope
-) -> set[SkillId]:
-    return set(
-        connection.execute(
-            sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope), where)
-        ).scalars()
-    )
 
 
 def heads_of(
@@ -379,12 +362,12 @@ def events(
 ) -> list[SkillEvent]:
     """The whole history, oldest first."""
     rows = connection.execute(
-        sa.select(*_EVENT_COLUMNS)
+        sa.select(*columns_of(t.skill_events, SkillEvent))
         .join(t.skills, t.skills.c.id == t.skill_events.c.skill_id)
         .where(t.skill_events.c.skill_id == skill_id, visible.in_skills(t.skills, access_scope))
         .order_by(t.skill_events.c.sequence)
     )
-    return [SkillEvent(**row._mapping) for row in rows]
+    return [record_of(SkillEvent, row) for row in rows]
 
 
 def candidate_skills(
@@ -402,10 +385,10 @@ def candidate_skills(
     """Skills that may apply, sorted by name: each scope that they state admits the request.
 
     Without `signals`, skills of any signal. `hardware_scopes` is the lineage; None admits every
-    chip. What the request leaves open (op, languages, dtype None) excludes nothing. With `begins`,
-    only skills that name the operator and have a recipe, which is what a search begins with.
-    Predicates and ranking are left to the caller. What applies is read once for each revision of
-    the catalog; the counters of uses, which change without a new revision, are read anew.
+    chip. Fields that the request leaves open (op, languages, dtype None) exclude nothing. With
+    `begins`, only skills that name the operator and have a recipe: a search begins with those.
+    Predicates and ranking are left to the caller. The answer is read once for each revision of the
+    catalog; the counters of uses, which change without a new revision, are read anew.
     """
     asked = (tuple(signals), _tuple(hardware_scopes), op, _tuple(languages), dtype, tuple(states))
 
@@ -497,7 +480,7 @@ def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
 
     `states`, `tier`, `origin` and `transformation` keep only skills with these values,
     `hardware_scopes` those that hold for one of the scopes, `signal` those that name the signal.
-    `languages` has sets of languages, of each of which the skills must name one, or none at all.
+    `languages` has sets of languages: the skills must name one of each set, or none at all.
     """
     scope = narrowing.get("access_scope", ALL_ACCESS)
     return _rows(connection, _narrowed(_whole(scope), **narrowing))
@@ -608,29 +591,16 @@ def _heads(connection: Connection, query: sa.Select[Any]) -> list[SkillHead]:
 def _rows(connection: Connection, query: sa.Select[Any]) -> list[SkillRow]:
     rows = list(connection.execute(query.order_by(t.skills.c.name)))
     scopes = _scopes(connection, [row.id for row in rows])
-    return [
-        SkillRow(
-            id=SkillId(row.id),
-            scopes=scopes[row.id],
-            moves=tuple(row.moves),
-            sources=tuple(row.sources),
-            **{name: row._mapping[name] for name in (*_HEAD, *_LONG)},
-        )
-        for row in rows
-    ]
+    return [record_of(SkillRow, row, scopes=scopes[row.id]) for row in rows]
 
 
 def _scopes(connection: Connection, ids: Sequence[str]) -> dict[str, SkillScopes]:
-    """Read one row per skill, not per scope: a quarter of the rows where there are thousands."""
+    """One row per skill, not per scope: a quarter of the rows of thousands of skills."""
     scopes = dict.fromkeys(ids, _parse_scopes(""))
     pair = t.skill_scopes.c.kind.concat(_IS).concat(t.skill_scopes.c.value)
-    for part in portions(list(ids)):
-        rows = connection.execute(
-            sa.select(t.skill_scopes.c.skill_id, sa.func.aggregate_strings(pair, _NEXT))
-            .where(t.skill_scopes.c.skill_id.in_(part))
-            .group_by(t.skill_scopes.c.skill_id)
-        ).all()  # fetched at once: listing thousands is a tenth faster
-        scopes |= {identity: _parse_scopes(pairs) for identity, pairs in rows}
+    skill_id = t.skill_scopes.c.skill_id
+    query = sa.select(skill_id, sa.func.aggregate_strings(pair, _NEXT)).group_by(skill_id)
+    scopes |= {row[0]: _parse_scopes(row[1]) for row in select_in(connection, query, skill_id, ids)}
     return scopes
 
 
@@ -643,12 +613,12 @@ def _parse_scopes(pairs: str) -> SkillScopes:
     return SkillScopes(**{name: tuple(kinds.get(kind, ())) for name, kind in SCOPE_KINDS.items()})
 
 
-# -- languages: Languages of kernels as skills name them: those known here, and those of several v
+# -- languages
 
 
 def shared_languages(connection: Connection) -> tuple[str, ...]:
-    """Languages that chips of more than one vendor are described with, sorted. What is written in
-    another one holds for one vendor's chips alone. Read once for each revision of the catalog.
+    """Languages of chips of more than one vendor, sorted. A kernel in another language runs on one
+    vendor's chips alone. Read once for each revision of the catalog.
     """
 
     def read(keys: Sequence[str]) -> dict[str, tuple[str, ...]]:

@@ -17,6 +17,7 @@ from kb import clock
 from kb.catalog import meta, visible
 from kb.catalog import tables as t
 from kb.catalog.meta import bump_skills
+from kb.catalog.rows import columns_of, record_of
 from kb.catalog.skills.evidence import (
     _TOOLCHAINS,
     AVOID,
@@ -59,7 +60,7 @@ from kb.errors import Conflict, InvalidRequest
 from kb.ids import SkillId, derived_id, new_id
 from kb.scope import ALL_ACCESS, AccessScope
 
-# What a skill keeps when a revision takes the place of its text.
+# Columns of a skill that stay when a revision replaces its text.
 _OF_THE_SKILL = frozenset(
     {"id", "name", "version", "state", "created_at", "written_at", "updated_at", "last_used_at"}
     | {"scopes", "origin_run_id"}
@@ -125,8 +126,8 @@ def put(
 
 
 def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) -> SkillRow | None:
-    """The stored skill of this name. Raises Forbidden and Conflict where the caller may not put
-    the draft in its place.
+    """The stored skill of this name. Raises Forbidden and Conflict where the caller may not replace
+    it by the draft.
     """
     if not access.restricted:
         return find(connection, draft.name, access)
@@ -155,10 +156,10 @@ def set_state(
     A revision that becomes active takes the place of the skill that it revises, and is retired: the
     event is that skill's then.
 
-    With `force`, a person makes a learned skill active that no trial bears out; the event's details
-    say so (`approved_without_measurement`). A skill that comes back from retired or
-    quarantined is counted anew: whoever brings it back knows its record. Raises Conflict for a step
-    that the states do not allow, and for a learned skill without a measurement.
+    With `force`, a person makes a learned skill active that no trial supports; the event's details
+    record that (`approved_without_measurement`). The uses of a skill that comes back from retired
+    or quarantined are counted anew: the person who restores it knows its record. Raises Conflict
+    for a step that the states do not allow, and for a learned skill without a measurement.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -198,7 +199,7 @@ def _take_place(
     access_scope: AccessScope,
 ) -> SkillEvent:
     """The skill that this one revises gets its text, scopes and measurements as a new version, and
-    is active; what it said before is kept in its history. The measurements count from now on: they
+    is active; its earlier text stays in its history. The measurements count from now on: they
     are newer than the text.
     """
     skill = get(connection, str(revision.revises), access_scope)
@@ -206,7 +207,7 @@ def _take_place(
     if skill.state == "quarantined" or skill.tier != revision.tier:
         raise Conflict(
             f"{revision.name} revises {skill.name}, which is {skill.tier} and {skill.state}",
-            hint=f"Restore {skill.name} first, or import the text under a name of its own.",
+            hint=f"Restore {skill.name} first, or import the text under another name.",
         )
     version = skill.version + 1
     _replace_text(connection, skill, revision)
@@ -262,7 +263,7 @@ def _replace_text(connection: Connection, skill: SkillRow, revision: SkillRow) -
 
 
 def _copy_evidence(connection: Connection, revision: SkillRow, skill_id: str, moment: str) -> None:
-    """What was measured of a revision backs the skill; the revision's own history keeps its."""
+    """Copy the measurements of a revision to the skill; the revision keeps its own."""
     rows = connection.execute(
         sa.select(t.evidence)
         .where(t.evidence.c.subject_kind == "skill", t.evidence.c.subject_id == revision.id)
@@ -290,8 +291,8 @@ def narrow(
 ) -> Stored:
     """Store a new version that claims less: other scopes and preconditions, the same texts.
 
-    State and evidence stay, because the measurements lie in the part that is kept. `counted` is
-    (trials, wins) of the uses in that part.
+    State and evidence stay, because the measurements were made within the remaining part. `counted`
+    is (trials, wins) of the uses in that part.
     """
     _signed(actor, reason)
     skill = get(connection, name, access_scope)
@@ -346,7 +347,7 @@ def append_event(
 
 
 def _unmeasured(skill: SkillRow) -> Conflict:
-    """The error for a skill without a measurement; it says how to get one."""
+    """The error for a skill without a measurement, with the way to get one."""
     if skill.polarity == AVOID:
         hint = (
             "It can be approved once what it warns of failed, or was certainly slower, on another"
@@ -422,9 +423,9 @@ def link(
     reason: str,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> bool:
-    """Store that two skills stand in this relation, which holds both ways.
+    """Store a relation of two skills, which holds both ways.
 
-    Both get an event. Returns False, and nothing changes, where the relation is stored already.
+    Both get an event. Returns False, and nothing changes, if the relation is stored already.
     """
     one_of(kind, LINK_KINDS, "kind of link")
     if source == target:
@@ -477,12 +478,10 @@ def links_of(
         )
         .order_by(t.skill_links.c.created_at, source.c.name, target.c.name)
     )
-    return [Link(**row._mapping) for row in rows]
+    return [record_of(Link, row) for row in rows]
 
 
-# -- uses: Uses of skills in answers: shown, used or withheld, and whether that helped.
-
-_COLUMNS = [t.skill_uses.c[name] for name in UseRow.__dataclass_fields__]
+# -- uses
 
 
 def record_uses(
@@ -535,7 +534,7 @@ def uses_of(
 ) -> list[UseRow]:
     """Uses of a skill, oldest first."""
     query = (
-        sa.select(*_COLUMNS)
+        sa.select(*columns_of(t.skill_uses, UseRow))
         .join(t.skills, t.skills.c.id == t.skill_uses.c.skill_id)
         .where(t.skill_uses.c.skill_id == skill_id, visible.in_skills(t.skills, access_scope))
         .order_by(t.skill_uses.c.created_at, t.skill_uses.c.id)
@@ -544,15 +543,15 @@ def uses_of(
         query = query.where(t.skill_uses.c.role == role)
     if since is not None:
         query = query.where(t.skill_uses.c.created_at >= since)
-    return [UseRow(**row._mapping) for row in connection.execute(query)]
+    return [record_of(UseRow, row) for row in connection.execute(query)]
 
 
 def lift_of(connection: Connection, skill_id: str) -> Lift:
-    """Outcomes with a known effect of answers that showed the skill, beside those that would have
-    shown it and withheld it: the difference of the two rates is what showing it is worth.
+    """Outcomes with a known effect of answers that showed the skill, and of answers that would have
+    shown it and withheld it: the difference of the two rates is the value of showing it.
 
-    Only answers to runs count, because chance decided of those alone which of the two it was, and
-    only those since the present text was written.
+    Only answers to runs count, because only for those chance decided which of the two it was, and
+    only answers since the present text was written.
     """
     rows = connection.execute(
         sa.select(
@@ -583,7 +582,7 @@ def nth_last_retrieval(
 ) -> str | None:
     """The time of the n-th last retrieval for any of these chips (None counts all retrievals).
 
-    None where there are fewer.
+    None if there are fewer.
     """
     query = (
         sa.select(retrievals.c.created_at)

@@ -159,7 +159,7 @@ def _tried(command: Sequence[str]) -> tuple[bool, str]:
 def identify(kind: DeviceKind = "cpu") -> DeviceIdentity:
     """The first device of this kind; the CPU if there is no GPU."""
     wanted = "gpu" if kind == "cuda" else "cpu"
-    present = [device for device in detect_devices() if device.kind == wanted]
+    present = [device for device in detect_devices().devices if device.kind == wanted]
     if not present:
         return _cpu(None)
     return _gpu(present[0]) if kind == "cuda" else _cpu(present[0])

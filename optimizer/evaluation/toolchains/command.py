@@ -27,7 +27,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from kb.errors import InvalidRequest
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
-from kb.hardware.toolchains import ScalarFormula, compile_scalar, named
+from kb.hardware.toolchains import ScalarFormula, argument_name, compile_scalar
 from kb.plain import plain
 from optimizer.evaluation.abi import Role, Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
@@ -386,7 +386,7 @@ def argument_names(signature: Signature, toolchain: ToolchainSpec) -> tuple[str,
     for role, index, tensor, count in _by_role(signature):
         pattern = patterns.get(f"single_{role}") if count == 1 else None
         pattern = pattern or patterns.get(role)
-        names.append(named(pattern, index, tensor.name) if pattern else tensor.name)
+        names.append(argument_name(pattern, index, tensor.name) if pattern else tensor.name)
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise InvalidRequest(

@@ -134,7 +134,7 @@ def _policy(policy: ProblemPolicy) -> dict[str, str]:
 
 
 @dataclass(frozen=True)
-class Place:
+class TargetToolchain:
     """Where candidates in one language are built and run."""
 
     target: EvaluationTarget
@@ -152,7 +152,7 @@ class LocalBench:
     """
 
     problem: Problem
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     settings: EvaluationSettings
     journal: EvaluationJournal = field(default_factory=NoJournal)
     ceilings: Ceilings | None = None

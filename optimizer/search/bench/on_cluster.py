@@ -7,23 +7,35 @@ begun and whether that node measures as the others of the run do; one that does 
 
 from __future__ import annotations
 
+import os
+import socket
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from kb.cluster import Cluster, Sent, Slots, WorkLost
-from kb.errors import InvalidRequest, Unavailable
+import torch
+
+from kb.cluster import Cluster, SentTask, Slots, WorkLost
+from kb.errors import InvalidRequest, KernloreError, Unavailable
+from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
+from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.evaluator import MeasuringPlace, evaluation_key
+from optimizer.evaluation.isolation.levels import level_for
+from optimizer.evaluation.isolation.machine import processor, usable_processors
 from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.evaluation.targets import facts_of
 from optimizer.evaluation.toolchains.base import (
     Availability,
     CompileCase,
@@ -31,20 +43,11 @@ from optimizer.evaluation.toolchains.base import (
     EvaluationTarget,
 )
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.search.bench.local import Place
-from optimizer.search.bench.on_node import (
-    Answer,
-    Differs,
-    Environment,
-    Failed,
-    Setting,
-    Started,
-    Work,
-    compile_draft,
-    measure,
-)
-from optimizer.search.bench.simulated import GOLDENS, SimulatedBench
+from optimizer.evaluation.toolchains.registry import usable_toolchain
+from optimizer.search.bench.local import LocalBench, TargetToolchain
+from optimizer.search.bench.simulated import GOLDENS, SimulatedBench, by_commands
 from optimizer.search.records import Proposal
+from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
 LOOK_SECONDS = 2.0  # between two looks at the cluster while work is waited for
 NO_NODE_SECONDS = 60.0  # without a node that could do the work, after which it is given up
@@ -150,7 +153,7 @@ class Nodes:
         self._log = log
         self.measured_on: Callable[[Ceilings], None] = lambda ceilings: None
 
-    def measure(self, work: Work, name: str, tries: int = 1) -> Evaluation:
+    def measure(self, work: NodeWork, name: str, tries: int = 1) -> Evaluation:
         """The evaluation of a piece of work. Raises WorkLost where a node was lost at the last of
         `tries`, InvalidRequest and Unavailable for what the work itself raised."""
         lost = 0
@@ -185,7 +188,7 @@ class Nodes:
             self._wait(sent, time.monotonic() + LONGEST_SECONDS)
             answer = sent.next()
         finally:
-            self._cluster.forget(sent)
+            self._cluster.finish(sent)
         if isinstance(answer, Failed):
             answer.raise_it()
         assert isinstance(answer, Compiled)
@@ -195,7 +198,7 @@ class Nodes:
         with self._changing:
             return set(self._without)
 
-    def _answer(self, work: Work, name: str) -> Answer | None:
+    def _answer(self, work: NodeWork, name: str) -> NodeEvaluation | None:
         """The answer of a node; None where it was none of the run's, and is not asked again."""
         sent = self._cluster.send(
             measure,
@@ -210,18 +213,18 @@ class Nodes:
             with self._counted(None, "waiting"):
                 self._wait(sent, None)
                 started = sent.next()
-            assert isinstance(started, Started)
+            assert isinstance(started, WorkStarted)
             with self._counted(started.host, "evaluating"):
                 self._wait(sent, time.monotonic() + LONGEST_SECONDS)
                 answer = sent.next()
         finally:
-            self._cluster.forget(sent)
+            self._cluster.finish(sent)
         if isinstance(answer, Differs):
             self._leave_out(started, answer.environment)
             return None
         if isinstance(answer, Failed):
             answer.raise_it()
-        assert isinstance(answer, Answer)
+        assert isinstance(answer, NodeEvaluation)
         self.activity.count(started.host, "evaluated", 1)
         return answer
 
@@ -233,11 +236,11 @@ class Nodes:
         finally:
             self.activity.count(host, what, -1)
 
-    def _wait(self, sent: Sent, until: float | None) -> None:
+    def _wait(self, sent: SentTask, until: float | None) -> None:
         """Wait for the next value of the work, by `until` if it has begun; without one, as long as
         there is a node that could do it. Raises Unavailable."""
         seen = time.monotonic()
-        while not sent.answered(LOOK_SECONDS):
+        while not sent.wait_for_value(LOOK_SECONDS):
             self.activity.show()
             now = time.monotonic()
             if self._cluster.closed:
@@ -260,7 +263,7 @@ class Nodes:
         without = self._excluded()
         return any(n.id not in without and self.slots.has(n) for n in self._cluster.nodes())
 
-    def _leave_out(self, node: Started, environment: Environment) -> None:
+    def _leave_out(self, node: WorkStarted, environment: Environment) -> None:
         why = environment.difference(self.environment)
         with self._changing:
             known = node.node in self._without
@@ -363,7 +366,7 @@ class ClusterBench:
     context manager; leaving it changes nothing on the nodes."""
 
     problem: Problem
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     nodes: Nodes
     journal: EvaluationJournal
 
@@ -395,19 +398,19 @@ class ClusterBench:
         opened = OpenCase(self.problem, timed[0], shapes_only=True)
         files = {"reference.py": opened.source}
         bundle = Bundle(files, "reference.py", "torch", "Model", {}, "external")
-        work, name = Work("reference"), f"{self.problem.name}: the reference"
+        work, name = NodeWork("reference"), f"{self.problem.name}: the reference"
         return self._stored(bundle, timed[:1], work, name, TRIES)
 
     def evaluate(self, proposal: Proposal) -> Evaluation:
         """As that of a single machine. Raises WorkLost where its node was lost."""
         self._check(proposal)
-        work = Work("evaluate", proposal)
+        work = NodeWork("evaluate", proposal)
         return self._stored(proposal.bundle, self.cases(proposal), work, self._name(proposal), 1)
 
     def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
         """As that of a single machine; not stored."""
         self._check(proposal)
-        work = Work("confirm", proposal, held_out)
+        work = NodeWork("confirm", proposal, held_out)
         return self.nodes.measure(work, f"{self._name(proposal)}, again", TRIES)
 
     def cases(self, proposal: Proposal | None) -> list[Case]:
@@ -430,7 +433,7 @@ class ClusterBench:
             )
 
     def _stored(
-        self, bundle: Bundle, cases: Sequence[Case], work: Work, name: str, tries: int
+        self, bundle: Bundle, cases: Sequence[Case], work: NodeWork, name: str, tries: int
     ) -> Evaluation:
         place = self.places[bundle.language]
         by = measured_by(place, self.device, self.nodes.environment)
@@ -444,7 +447,7 @@ class ClusterBench:
         )
 
 
-def measured_by(place: Place, device: str, environment: Environment) -> MeasuringPlace:
+def measured_by(place: TargetToolchain, device: str, environment: Environment) -> MeasuringPlace:
     """By what nodes of this environment evaluate."""
     chain = place.toolchain
     return MeasuringPlace(
@@ -471,7 +474,7 @@ class SimulatedOnCluster(SimulatedBench):
                 f"no commands of the nodes run {bundle.language!r}",
                 hint=f"Propose one of {', '.join(self.places)}.",
             )
-        work = Work("run", bundle=bundle, cases=tuple(cases), fresh=fresh)
+        work = NodeWork("run", bundle=bundle, cases=tuple(cases), fresh=fresh)
         name = f"{self.problem.name}: {bundle.sha256[:8]}"
         if fresh:
             return self.nodes.measure(work, f"{name}, again", TRIES)
@@ -485,3 +488,295 @@ class SimulatedOnCluster(SimulatedBench):
             # Before there is a baseline, nobody tries the run's first candidate again.
             lambda: self.nodes.measure(work, name, 1 if self._baseline else TRIES),
         )
+
+
+# -- on node: What runs on a node of a cluster: it says how the node measures, and measures with t
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Offered:
+    """A language as the catalog describes it for a hardware: the target, whose device and own facts
+    only a node knows, and the built-in toolchain that its hardware.toml names."""
+
+    target: EvaluationTarget
+    builtin: str | None
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What all candidates of a run have in common. `device` is the kind that they are measured on,
+    None where a chip's own commands run them. `settings` are without the number of threads, which
+    is the node's."""
+
+    offered: Mapping[str, Offered]
+    device: DeviceKind | None
+    problem: Problem | None = None
+    settings: EvaluationSettings = field(default_factory=EvaluationSettings)
+    signatures: Sequence[SignatureSpec] = ()
+    rules: OwnRules = NO_RULES
+
+
+@dataclass(frozen=True)
+class NodeWork:
+    """One piece of work: the reference, a candidate on the searched cases, a candidate on fresh
+    values, or (`run`) a bundle through a chip's own commands on these cases."""
+
+    kind: Literal["reference", "evaluate", "confirm", "run"]
+    proposal: Proposal | None = None
+    held_out: bool = False
+    bundle: Bundle | None = None
+    cases: tuple[Case, ...] = ()
+    fresh: bool = False
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What decides a figure beside the candidate. Evaluations that are compared with one another
+    come from nodes that have this in common. `versions` are those of the toolchains by language,
+    `device` the name and the driver of what is measured on."""
+
+    versions: tuple[tuple[str, str], ...]
+    device: str
+    processor: str
+    settings: str
+    isolation: str
+
+    def difference(self, other: Environment) -> str:
+        """In what this differs from another, in words."""
+        before, after = dict(other.versions), dict(self.versions)
+        parts = [
+            f"{name} {after.get(name, 'missing')} instead of {before.get(name, 'missing')}"
+            for name in sorted({*before, *after})
+            if before.get(name) != after.get(name)
+        ]
+        for name in ("device", "processor", "settings", "isolation"):
+            if getattr(self, name) != getattr(other, name):
+                parts.append(f"{name} {getattr(self, name)} instead of {getattr(other, name)}")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """How a node measures. `refused` says why a language cannot be used there, `facts` are what its
+    device reports of itself."""
+
+    node: str
+    host: str
+    environment: Environment
+    refused: Mapping[str, str]
+    facts: Mapping[str, float | str]
+    identity: DeviceIdentity | None
+
+
+@dataclass(frozen=True)
+class WorkStarted:
+    """The work has begun on this node."""
+
+    node: str
+    host: str
+
+
+@dataclass(frozen=True)
+class Differs:
+    """The node measures otherwise than the run's other nodes; nothing was measured."""
+
+    environment: Environment
+
+
+@dataclass(frozen=True)
+class Failed:
+    """The work could not be carried out, for a reason that the user can act on."""
+
+    code: str
+    message: str
+    hint: str
+
+    def raise_it(self) -> None:
+        """Raise it where the work is waited for."""
+        kind = InvalidRequest if self.code.startswith("invalid") else Unavailable
+        raise kind(self.message, hint=self.hint)
+
+
+@dataclass(frozen=True)
+class NodeEvaluation:
+    """An evaluation, and the ceilings of the device that it was measured on."""
+
+    evaluation: Evaluation
+    ceilings: Ceilings | None
+
+
+def node_folder() -> Path:
+    """Where a node keeps the ceilings of its devices from one run to the next."""
+    return Path(tempfile.gettempdir()) / f"kernlore-node-{os.getuid()}"
+
+
+def survey(setting: Setting) -> Iterator[Surveyed]:
+    """How this node measures; the device need not be free."""
+    if os.environ.get(VISIBLE) == "":  # of a task that takes no GPU
+        del os.environ[VISIBLE]
+    yield _surveyed(setting)
+
+
+def compile_draft(
+    setting: Setting, bundle: Bundle, cases: tuple[CompileCase, ...]
+) -> Iterator[Compiled | Failed]:
+    """Compile a candidate and run nothing of it."""
+    try:
+        place = _places(setting)[0][bundle.language]
+        with tempfile.TemporaryDirectory(prefix="kernlore-draft-") as folder:
+            compiled = place.toolchain.compile(bundle, place.target, Path(folder), cases)
+        yield replace(compiled, loader=None)
+    except KeyError:
+        yield Failed("unavailable", f"{bundle.language} cannot be used on this node", "")
+    except KernloreError as error:
+        yield _failed(error)
+
+
+def measure(
+    setting: Setting, expected: Environment, work: NodeWork
+) -> Iterator[WorkStarted | Differs | Failed | NodeEvaluation]:
+    """Carry out one piece of work. First yields that it has begun, then what came of it."""
+    node, host = _where()
+    yield WorkStarted(node, host)
+    try:
+        here = _surveyed(setting).environment
+        if here != expected:
+            yield Differs(here)
+            return
+        bench = _bench_of(setting)
+        evaluation = _carried_out(bench, work)
+        yield NodeEvaluation(evaluation, bench.ceilings if isinstance(bench, LocalBench) else None)
+    except KernloreError as error:
+        yield _failed(error)
+    except (OSError, MemoryError) as error:
+        yield Failed("unavailable", f"{host}: {type(error).__name__}: {error}", "Try it again.")
+
+
+def _failed(error: KernloreError) -> Failed:
+    return Failed(error.code, error.message, error.hint)
+
+
+def _carried_out(bench: LocalBench | SimulatedBench, work: NodeWork) -> Evaluation:
+    if work.kind == "reference":
+        return bench.reference()
+    if work.kind == "run":
+        assert isinstance(bench, SimulatedBench) and work.bundle is not None
+        return bench.measure(work.bundle, work.cases, work.fresh)
+    assert work.proposal is not None
+    if work.kind == "confirm":
+        return bench.confirm(work.proposal, work.held_out)
+    return bench.evaluate(work.proposal)
+
+
+# -- how this node measures
+
+
+def _where() -> tuple[str, str]:
+    import ray
+
+    node = ray.get_runtime_context().get_node_id()
+    return node, f"{socket.gethostname()}/{node[:6]}"
+
+
+@cache
+def _identity(device: DeviceKind) -> DeviceIdentity:
+    return identify(device)
+
+
+def _settings(setting: Setting) -> EvaluationSettings:
+    return replace(setting.settings, threads=usable_processors())
+
+
+def _places(setting: Setting) -> tuple[dict[str, TargetToolchain], dict[str, str]]:
+    """The languages that can be used here, and why others cannot."""
+    own = facts_of(_identity(setting.device)) if setting.device is not None else {}
+    places, refused = {}, {}
+    for language, offered in setting.offered.items():
+        facts = {**offered.target.facts, **own}
+        target = replace(offered.target, device=setting.device, facts=facts)
+        try:
+            toolchain = usable_toolchain(language, target, offered.builtin)
+        except (InvalidRequest, Unavailable) as problem:
+            refused[language] = problem.message
+            continue
+        places[language] = TargetToolchain(target, toolchain)
+    return places, refused
+
+
+def _surveyed(setting: Setting) -> Surveyed:
+    node, host = _where()
+    places, refused = _places(setting)
+    identity = _identity(setting.device) if setting.device is not None else None
+    settings = _settings(setting)
+    device = f"{identity.name} {identity.driver or ''}".strip() if identity is not None else ""
+    versions = tuple(
+        (name, f"{place.toolchain.name} {place.toolchain.version()}")
+        for name, place in sorted(places.items())
+    )
+    environment = Environment(
+        versions,
+        device,
+        processor(),
+        settings.fingerprint,
+        level_for(settings.isolation, setting.device or GOLDENS),
+    )
+    facts = facts_of(identity) if identity is not None else {}
+    return Surveyed(node, host, environment, refused, facts, identity)
+
+
+# -- the bench of this process
+
+
+@dataclass
+class _Kept:
+    """The bench that this process has open."""
+
+    key: Any
+    bench: LocalBench | SimulatedBench
+    folder: tempfile.TemporaryDirectory[str]
+
+
+_KEPT: list[_Kept] = []
+
+
+def _bench_of(setting: Setting) -> LocalBench | SimulatedBench:
+    """The bench of a run: the one that is open, or a new one in its place."""
+    assert setting.problem is not None
+    key = (setting.problem.sha256, setting.device, setting.settings, tuple(setting.offered))
+    if _KEPT and _KEPT[0].key == key:
+        return _KEPT[0].bench
+    while _KEPT:
+        old = _KEPT.pop()
+        old.bench.close()
+        old.folder.cleanup()
+    # Ray lets a task see as many threads as it takes processors.
+    torch.set_num_threads(usable_processors())
+    folder = tempfile.TemporaryDirectory(prefix="kernlore-node-")
+    file = Path(folder.name) / setting.problem.path.name
+    file.write_text(setting.problem.source, encoding="utf-8")
+    bench = _opened(setting, replace(setting.problem, path=file))
+    _KEPT.append(_Kept(key, bench, folder))
+    return bench
+
+
+def _opened(setting: Setting, problem: Problem) -> LocalBench | SimulatedBench:
+    places, refused = _places(setting)
+    if not places:
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in refused.items())
+        raise Unavailable(f"nothing can be run on this node ({reasons})", hint="Install it there.")
+    settings = _settings(setting)
+    if all(by_commands(place.toolchain) for place in places.values()):
+        return SimulatedBench(
+            problem, places, settings, signatures=setting.signatures, rules=setting.rules
+        )
+    assert setting.device is not None
+    return LocalBench(
+        problem,
+        places,
+        settings,
+        ceilings=DeviceStore(node_folder()).ensure(setting.device, settings.threads),
+        signatures=setting.signatures,
+        rules=setting.rules,
+    )

@@ -33,7 +33,7 @@ from optimizer.evaluation.settings import HARNESS, EvaluationSettings
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.search.bench.local import Place
+from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.records import Proposal
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 
@@ -92,7 +92,7 @@ class SimulatedBench:
     """
 
     problem: Problem
-    places: Mapping[str, Place]
+    places: Mapping[str, TargetToolchain]
     settings: EvaluationSettings
     journal: EvaluationJournal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()

@@ -11,18 +11,19 @@ from typing import Any
 
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
-from optimizer.search.confirm import Outcome
+from optimizer.search.confirm import RunOutcome
 from optimizer.search.records import Node, Proposal, best_of
-from optimizer.search.rough import rough_best, rough_of
 from optimizer.search.store import RunRow
-from optimizer.search.tree import Tree
+from optimizer.search.tree import Tree, rough_best, rough_of
 
 FORMAT = 1
 
 
-def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict[str, Any]:
+def account(run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem) -> dict[str, Any]:
     """The report of a run as JSON, without the plots."""
-    from optimizer.search.output.cases import wins  # loads torch, which the rest here does not need
+    from optimizer.search.output.module import (
+        wins,  # loads torch, which the rest here does not need
+    )
 
     device = next((n.evaluation.device for n in tree if n.evaluation is not None), "not known")
     return {
@@ -44,7 +45,7 @@ def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict
         "started_at": run.started_at,
         "seconds": run.seconds,
         "baseline": tree.baseline_text.removeprefix("baseline: "),
-        "result": _result(tree, outcome),
+        "result": _result_data(tree, outcome),
         "cases": [
             {
                 "case": figure.case,
@@ -54,10 +55,10 @@ def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict
             }
             for figure in outcome.figures
         ],
-        "verdicts": _verdicts(tree),
-        "candidates": _candidates(tree),
-        "path": _path(tree, outcome.node),
-        "models": _models(tree),
+        "verdicts": _verdicts_data(tree),
+        "candidates": _candidates_data(tree),
+        "path": _path_data(tree, outcome.node),
+        "models": _models_data(tree),
         "not_measured": _not_measured(tree, outcome, problem, device),
     }
 
@@ -65,7 +66,7 @@ def account(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem) -> dict
 # -- the result
 
 
-def _result(tree: Tree, outcome: Outcome) -> dict[str, Any]:
+def _result_data(tree: Tree, outcome: RunOutcome) -> dict[str, Any]:
     """The gain and what it is over, and how much of it the run started with."""
     inherited = outcome.inherited
     return {
@@ -82,7 +83,7 @@ def _result(tree: Tree, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _new(tree: Tree, outcome: Outcome) -> Interval | None:
+def _new(tree: Tree, outcome: RunOutcome) -> Interval | None:
     """Gain over what was inherited; the two measurements are independent. None where the winner is
     itself inherited or there is none."""
     gain, before = outcome.gain, outcome.inherited
@@ -103,7 +104,7 @@ def _told(interval: Interval | None) -> dict[str, Any] | None:
 # -- candidates
 
 
-def _verdicts(tree: Tree) -> dict[str, dict[str, int]]:
+def _verdicts_data(tree: Tree) -> dict[str, dict[str, int]]:
     """Counts of the candidates' outcomes and of their leading signals, without the reference."""
     nodes = tree.nodes[1:]
     return {
@@ -112,7 +113,7 @@ def _verdicts(tree: Tree) -> dict[str, dict[str, int]]:
     }
 
 
-def _candidates(tree: Tree) -> list[dict[str, Any]]:
+def _candidates_data(tree: Tree) -> list[dict[str, Any]]:
     """Counts and the best speed-up by origin, synthesizer and recipe."""
     groups: dict[tuple[str, str, str], list[Node]] = {}
     for node in tree:
@@ -147,7 +148,7 @@ def _counts(nodes: Sequence[Node], tree: Tree) -> dict[str, Any]:
     }
 
 
-def _models(tree: Tree) -> list[dict[str, Any]]:
+def _models_data(tree: Tree) -> list[dict[str, Any]]:
     """Cost and counts of each model. `usd` is the known cost in USD; `usd_unknown` counts unpriced
     proposals."""
     groups: dict[str, list[Node]] = {}
@@ -180,12 +181,12 @@ def path_to(tree: Tree, number: int | None) -> list[Node]:
     return [*reversed(tree.ancestors(number)), tree[number]]
 
 
-def _path(tree: Tree, winner: int | None) -> list[dict[str, Any]]:
+def _path_data(tree: Tree, winner: int | None) -> list[dict[str, Any]]:
     nodes = path_to(tree, winner)
-    return [_step(before, after) for before, after in pairwise(nodes)]
+    return [_step_data(before, after) for before, after in pairwise(nodes)]
 
 
-def _step(before: Node, after: Node) -> dict[str, Any]:
+def _step_data(before: Node, after: Node) -> dict[str, Any]:
     proposal = after.proposal
     assert proposal is not None
     return {
@@ -223,7 +224,7 @@ def _values(proposal: Proposal | None) -> dict[str, Any]:
 # -- what is not known
 
 
-def _not_measured(tree: Tree, outcome: Outcome, problem: Problem, device: str) -> list[str]:
+def _not_measured(tree: Tree, outcome: RunOutcome, problem: Problem, device: str) -> list[str]:
     lines = list(outcome.notes)
     for node in tree:
         lines += _unknown(node)

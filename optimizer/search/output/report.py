@@ -15,7 +15,7 @@ from typing import Any
 
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.confirm import Outcome
+from optimizer.search.confirm import RunOutcome
 from optimizer.search.output.account import account
 from optimizer.search.output.plots import write_plots
 from optimizer.search.records import Node
@@ -126,7 +126,9 @@ def _interval(node: Node) -> Mapping[str, Any] | None:
     return asdict(node.speedup) if node.speedup is not None else None
 
 
-def write_report(run: RunRow, tree: Tree, outcome: Outcome, problem: Problem, folder: Path) -> Path:
+def write_report(
+    run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem, folder: Path
+) -> Path:
     """Write report.md, report.json, trajectory.jsonl and plots/ into `folder`; returns the path of
     report.md."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -37,14 +37,13 @@ sys.path.insert(0, sys.argv[1])
 from kb.memory import collect_rarely
 
 collect_rarely()
-from optimizer.search.portable.problem_process import search
-from optimizer.search.portable.session import prepare
+from optimizer.search.portable.session import prepare, search
 
 prepare(sys.argv[2])
 line = sys.stdin.readline()
 raise SystemExit(search([sys.argv[1], *json.loads(line)]) if line else 0)
 """
-_FORKED = "optimizer.search.portable.problem_process:search"
+_FORKED = "optimizer.search.portable.session:search"
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row

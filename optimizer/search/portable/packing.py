@@ -17,8 +17,8 @@ from typing import Any
 from kb.cluster import ROOT, source_files
 from optimizer.evaluation.problem.load import SHIPPED
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.search.knowledge import KnowledgeSnapshot
 from optimizer.search.portable.launch import SESSION
-from optimizer.search.portable.snapshot import Snapshot
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 
@@ -72,7 +72,7 @@ def write_session(
     target: Mapping[str, Any],
     problems: Sequence[Problem] = (),
     drafted: Sequence[Drafted] = (),
-    knowledge: Snapshot,
+    knowledge: KnowledgeSnapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
     """Write the session to `path`, whole or not at all: `problems` are searched there, candidates

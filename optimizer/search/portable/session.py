@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -32,11 +33,11 @@ from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.python import prepare as prepare_triton
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
-from optimizer.search.bench.local import LocalBench, Place, problem_view
+from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.goal import Goal, goal_from_json
-from optimizer.search.loop import Search
-from optimizer.search.portable.drafts import evaluate_drafts
+from optimizer.search.knowledge import SnapshotKnowledge
+from optimizer.search.loop import Listener, Search, evaluate_all, why_untried
 from optimizer.search.portable.launch import (
     CEILINGS,
     FAILED,
@@ -46,8 +47,7 @@ from optimizer.search.portable.launch import (
     read_arguments,
     run_id,
 )
-from optimizer.search.portable.snapshot import SnapshotKnowledge
-from optimizer.search.records import Node
+from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, node_from_json
 from optimizer.search.store import FileStore, RunRow, run_from_json
 from optimizer.search.synthesizers.base import Asking, HardwareView, Synthesizer
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
@@ -55,7 +55,7 @@ from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.synthesizers.traced.synthesizer import LANGUAGES, TracedSynthesizer
 from optimizer.search.tree import Tree
-from optimizer.search.untried import why_untried
+from retrieval.diagnose.linear_patterns import trust_patterns
 
 
 class Lines:
@@ -239,7 +239,7 @@ def _search(
     store.update(replace(ended, result=outcome.as_json()))
 
 
-def _places(session: Mapping[str, Any]) -> dict[str, Place]:
+def _places(session: Mapping[str, Any]) -> dict[str, TargetToolchain]:
     target = session["target"]
     places = {}
     for language, builtin in {**target["languages"], **EVERYWHERE}.items():
@@ -250,14 +250,14 @@ def _places(session: Mapping[str, Any]) -> dict[str, Place]:
             target["device"],
             target["facts"],
         )
-        places[language] = Place(here, usable_toolchain(language, here, builtin))
+        places[language] = TargetToolchain(here, usable_toolchain(language, here, builtin))
     return places
 
 
 def _synthesizers(
     session: Mapping[str, Any],
     goal: Goal,
-    places: Mapping[str, Place],
+    places: Mapping[str, TargetToolchain],
     log: Callable[[str], None],
 ) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
@@ -281,3 +281,73 @@ def _recipes(session: Mapping[str, Any]) -> list[Recipe]:
         if recipe is not None:
             recipes.append(recipe)
     return recipes
+
+
+# -- drafts: Candidates that were proposed on another machine are evaluated here, and the best so
+
+MEASURED = "the drafts were measured"
+
+
+def evaluate_drafts(
+    store: FileStore,
+    run: RunRow,
+    rows: Sequence[Mapping[str, Any]],
+    bench: LocalBench,
+    listener: Listener,
+    most: int,
+) -> None:
+    """Evaluate the nodes of `rows` that are in flight, and the reference where that was not done;
+    each is stored when it is done, and those that are stored already are not evaluated again. At
+    most `most` finalists are measured again in the end.
+    """
+    if not (store.folder / run.id / "run.json").exists():
+        store.begin(run)
+    tree = Tree(store.nodes(run.id))
+    began = time.monotonic()
+    waiting = [node_from_json(row) for row in rows[len(tree) :]]
+
+    def clock() -> float:
+        return run.seconds + time.monotonic() - began
+
+    def add(node: Node) -> None:
+        store.add(run.id, node)
+        tree.add(node)
+        listener.node(node, tree)
+
+    while waiting:
+        if _in_flight(waiting[0]):
+            batch = list(takewhile(_in_flight, waiting[: bench.at_once]))
+            nodes = evaluate_all(bench, batch, listener.log, clock)
+        else:
+            nodes = [_with_reference(waiting[0], bench)]
+        for node in nodes:
+            add(node)
+        del waiting[: len(nodes)]
+    outcome = confirm(tree, bench, most=most)
+    ended = replace(run, state="finished", ended=MEASURED, seconds=round(clock(), 3))
+    store.update(replace(ended, result=outcome.as_json()))
+    listener.log(f"{outcome.gain or outcome.reason} ({MEASURED})")
+
+
+def _in_flight(node: Node) -> bool:
+    return node.state == IN_FLIGHT
+
+
+def _with_reference(node: Node, bench: LocalBench) -> Node:
+    """The node; the reference with its evaluation where it had none."""
+    if node.number != REFERENCE or node.evaluation is not None:
+        return node
+    return replace(node, evaluation=bench.reference(), problem="")
+
+
+# -- problem process: The search of one packed problem in a process that was started or forked for
+
+trust_patterns()
+
+
+def search(arguments: Sequence[str]) -> int:
+    """Search the problem that the arguments name, after the folder of the unpacked session; the
+    exit code.
+    """
+    folder, *options = arguments
+    return search_alone(Path(folder), options)

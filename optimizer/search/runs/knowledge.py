@@ -1,4 +1,6 @@
-"""The retriever as the search's source of knowledge, and the library's recipes."""
+"""Knowledge of this process for a search: answers of the retriever, and the moves and recipes of
+skills. Imports nothing that runs kernels.
+"""
 
 from __future__ import annotations
 
@@ -7,27 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import skills as rows
+from kb.catalog.skills import SkillHead, SkillRow
+from kb.catalog.skills.evidence import AVOID
 from kb.hardware.table_reader import Problems
-from kb.problem_terms import guide_words
+from kb.moves_vocabulary import changes_named
 from kb.scope import ALL_ACCESS
-from optimizer.search.knowledge import (
-    Excerpt,
-    Knowledge,
-    Move,
-    Query,
-    ShownSkill,
-    applicable_moves,
-)
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill, applicable_moves
 from optimizer.search.records import Node, Value
-from optimizer.search.runs.skill_moves import remedies_of, skill_of
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
+from optimizer.search.synthesizers.recipe.steps import DIRECTIONS, Knob, avoiding
 from retrieval.answer import Answer
+from retrieval.answer import Excerpt as AnsweredExcerpt
 from retrieval.answer import Move as AnsweredMove
 from retrieval.knowledge_base import KnowledgeBase
 from retrieval.request import RetrieveRequest
 
-EXCERPTS = 8
 USABLE = ("active",)
+MARK = "#"  # between a skill's name and the number of its move
 
 
 @dataclass(frozen=True)
@@ -44,36 +42,34 @@ class RecipeSource:
 
 
 class ServiceKnowledge:
-    """Knowledge from the retriever of this process. A skill keeps the text that it was first shown
-    with, so that a run sees one version of it.
-    """
+    """Knowledge from the retriever of this process. A run sees a skill as it was when it was first
+    shown."""
 
     def __init__(self, base: KnowledgeBase) -> None:
         self._base = base
         self._skills: dict[str, rows.SkillRow] = {}  # by name
 
-    def consult(self, query: Query) -> Knowledge:
-        """What is known about a candidate; without a signal or a log, about its operator."""
-        return self._knowledge(self._base.retriever.retrieve(_request(query)), query)
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        """The whole answer."""
+        return self._knowledge(self._base.retriever.retrieve(request), request)
 
-    def remedies(self, query: Query) -> Knowledge:
+    def remedies(self, request: RetrieveRequest) -> Knowledge:
         """Moves, skills and facts without excerpts, in a tenth of the time of `consult`."""
-        return self._knowledge(self._base.retriever.moves_and_skills(_request(query)), query)
+        return self._knowledge(self._base.retriever.moves_and_skills(request), request)
 
-    def _knowledge(self, answer: Answer, query: Query) -> Knowledge:
-        """What was measured here says more than a move that holds in general, and comes first."""
-        facts = self._base.registry.values(query.hardware)
+    def _knowledge(self, answer: Answer, request: RetrieveRequest) -> Knowledge:
+        """The answer as the search reads it. Moves of skills that were measured on this chip come
+        before the general moves of the answer, those of other skills after them."""
+        assert request.hardware is not None
+        facts = self._base.registry.values(request.hardware)
         measured, others = list[Move](), list[Move]()
         for skill in answer.skills:
-            place = others if skill.evidence is None else measured
-            place += applicable_moves(remedies_of(self._skill(skill.name)), query, facts)
+            moves = others if skill.evidence is None else measured
+            moves += applicable_moves(remedies_of(self._skill(skill.name)), request, facts)
         return Knowledge(
             retrieval_id=answer.retrieval_id,
-            excerpts=tuple(
-                Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
-                for e in answer.excerpts
-            ),
-            moves=(*measured, *(_move(move) for move in answer.moves), *others),
+            excerpts=tuple(map(excerpt_of, answer.excerpts)),
+            moves=(*measured, *map(_move, answer.moves), *others),
             skills=tuple(
                 ShownSkill(
                     skill.name,
@@ -96,48 +92,25 @@ class ServiceKnowledge:
         return self._skills[name]
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
-        """Report the outcome of an answer; only ids that it showed count."""
+        """Report the outcome of an answer; ids that it did not show are left out."""
         shown = {*node.shown.excerpts, *node.shown.moves, *node.shown.skills}
         speedup = node.speedup
-        # A skill's move is credited to the skill, which is what the answer showed.
+        # A skill's move is credited to the skill, since the answer shows the skill.
         named = (skill_of(name) if skill_of(name) in node.shown.skills else name for name in used)
-        kept = list(dict.fromkeys(name for name in named if name in shown))
+        credited = list(dict.fromkeys(name for name in named if name in shown))
         self._base.retriever.report_outcome(
             retrieval_id,
-            used=kept,
+            used=credited,
             correct=node.correct if node.evaluation is not None else None,
             speedup=speedup.value if speedup is not None and speedup.value > 0 else None,
         )
-        self._base.report_skill_use(kept)
+        self._base.report_skill_use(credited)
 
 
-def _request(query: Query) -> RetrieveRequest:
-    return RetrieveRequest(
-        signals=query.signals,
-        log=query.log or None,
-        metrics=query.metrics or None,
-        query=None if query.signals or query.log or query.task == "write" else _words(query),
-        hardware=query.hardware,
-        op=query.op or None,
-        language=query.language,
-        dtype=query.dtype,
-        problem=query.problem or None,
-        roles=query.roles,
-        task=query.task,
-        draft=query.draft or None,
-        k=EXCERPTS,
-        max_tokens=query.max_tokens,
-        run_id=query.run_id or None,
-        node_id=str(query.node),
-        operators=query.operators,
-        dtypes=query.dtypes,
-        lacks=query.lacks,
-    )
-
-
-def _words(query: Query) -> str:
-    """What to look for where nothing is known to be wrong."""
-    return " ".join(filter(None, ("faster", guide_words(query.op), query.language, "kernel")))
+def excerpt_of(answered: AnsweredExcerpt) -> Excerpt:
+    """An excerpt of an answer as proposers read it."""
+    title = f"{answered.document.title}: {answered.section}"
+    return Excerpt(answered.id, title, answered.text, answered.citation)
 
 
 def _move(move: AnsweredMove) -> Move:
@@ -157,19 +130,21 @@ def _move(move: AnsweredMove) -> Move:
 
 
 def library_recipes(base: KnowledgeBase) -> list[Recipe]:
-    """The recipes of active skills. Raises InvalidKnowledge for one that cannot be read."""
-    recipes = []
-    for name, source in library_sources(base).items():
-        problems = Problems(f"skill {name}")
-        recipe = parse_recipe(name, source.body, source.files, problems)
-        problems.raise_if_any()
-        if recipe is not None:
-            recipes.append(recipe)
-    return recipes
+    """The recipes of active skills. Raises InvalidKnowledge."""
+    sources = library_sources(base).items()
+    return [_parsed(name, source.body, source.files) for name, source in sources]
+
+
+def _parsed(name: str, body: Mapping[str, Any], files: Mapping[str, str]) -> Recipe:
+    problems = Problems(f"skill {name}")
+    recipe = parse_recipe(name, body, files, problems)
+    problems.raise_if_any()
+    assert recipe is not None
+    return recipe
 
 
 def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
-    """Recipes of active skills as they are stored, by name."""
+    """Stored recipes of active skills, by name."""
     with base.catalog.read() as connection:
         skills = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
@@ -177,3 +152,65 @@ def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
         for row in skills
         if row.recipe is not None
     }
+
+
+# -- moves of skills
+
+
+def remedies_of(skill: SkillRow) -> tuple[Move, ...]:
+    """The moves of a skill; `skill_of` reads its name from their ids. A skill that warns of a
+    transformation has one move, which a proposer puts last."""
+    if skill.polarity == AVOID:
+        warning = warning_of(skill, f"{skill.name}{MARK}0")
+        return () if warning is None else (warning,)
+    return tuple(
+        Move(
+            id=f"{skill.name}{MARK}{number}",
+            name=str(move.get("id") or skill.name),
+            change=dict(move["change"]),
+            limit=None,
+            limit_name=None,
+            why=str(move.get("why", "")),
+            applies=None,
+            when=str(move.get("when", "")),
+        )
+        for number, move in enumerate(skill.moves)
+    )
+
+
+def skill_of(identity: str) -> str:
+    """The name of the skill in the id of one of its moves; any other id unchanged."""
+    return identity.partition(MARK)[0]
+
+
+def recipe_of(skill: SkillRow) -> Recipe | None:
+    """The recipe of a skill, if it has one. Raises InvalidKnowledge."""
+    if skill.recipe is None:
+        return None
+    return _parsed(skill.name, skill.recipe, skill.metadata.get("files", {}))
+
+
+def knobs_of(skill: SkillHead) -> tuple[Knob, ...]:
+    """The changes that a warning names; empty if the skill does not warn or a change has no
+    direction."""
+    changes = changes_named(skill.transformation) if skill.polarity == AVOID else ()
+    if any(direction not in DIRECTIONS for _, direction in changes):
+        return ()
+    return tuple(Knob(role, direction) for role, direction in changes)
+
+
+def warning_of(skill: SkillRow, identity: str) -> Move | None:
+    """A skill's warning as a move; None if the skill names no knob."""
+    knobs = knobs_of(skill)
+    if not knobs:
+        return None
+    return Move(
+        id=identity,
+        name=f"avoid-{skill.transformation}",
+        change=avoiding(knobs),
+        limit=None,
+        limit_name=None,
+        why=skill.description,
+        applies=None,
+        when=skill.predicate or "",
+    )

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from kb.data_dir import private_file, private_folder
 from kb.hardware.extensions import extensions_of, lacking
-from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.ceilings import Ceilings, from_file
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
 from optimizer.evaluation.isolation.machine import processor, usable_processors
 from optimizer.evaluation.settings import EvaluationSettings
+from optimizer.search.portable.launch import CEILINGS
 from optimizer.search.synthesizers.base import MachineView, RatesView
+from retrieval.knowledge_base import KnowledgeBase
 
 HIGHEST = Path("/sys/devices/system/cpu/cpu0/cpufreq/cpuinfo_max_freq")  # in kHz
 CPUINFO = Path("/proc/cpuinfo")
@@ -79,3 +83,26 @@ def clock() -> float | None:
         now = [float(line.partition(":")[2]) for line in lines if line.startswith("cpu MHz")]
         return max(now, default=None)
     return None
+
+
+# -- rates: The rates of a device that is elsewhere: they come back with the results of a session,
+
+
+def keep_rates(base: KnowledgeBase, run_id: str, results: Path) -> None:
+    """Keep those of a results folder with the run; those of an earlier session give way."""
+    ceilings = from_file(results / CEILINGS)
+    if ceilings is None:
+        return
+    kept = _file(base, run_id)
+    private_folder(kept.parent)
+    private_file(kept)
+    kept.write_text(json.dumps(ceilings.as_json()), encoding="utf-8")
+
+
+def kept_rates(base: KnowledgeBase, run_id: str) -> RatesView | None:
+    """Those that came with the run's last results; None before, and where none were measured."""
+    return rates_of(from_file(_file(base, run_id)))
+
+
+def _file(base: KnowledgeBase, run_id: str) -> Path:
+    return base.settings.data_dir.absolute() / "runs" / run_id / CEILINGS

@@ -2,23 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
+from sqlalchemy import Connection
+
+from kb.catalog.knowledge import passages
+from kb.catalog.knowledge.section_texts import whole_sections
 from kb.errors import InvalidRequest, NotFound
+from kb.scope import ALL_ACCESS, ANY, ScopeFilter
+from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.toolchains.base import CompileCase
+from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.goal import Goal
+from optimizer.search.knowledge import Excerpt
 from optimizer.search.loop import Listener
-from optimizer.search.runs.model_tools import ModelTools
 from optimizer.search.runs.run_store import run_store
-from optimizer.search.synthesizers.base import Synthesizer
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.llm.settings import (
     LlmSettings,
     ModelOptions,
     Redaction,
     models_from,
 )
+from retrieval.card_blocks import symbol_line
+from retrieval.diagnose.log_digest import digest
+from retrieval.excerpts import citation
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.layout import load_layout
+from retrieval.request import RetrieveRequest
+from retrieval.request_scope import own_toolchain
+from retrieval.symbols import search_symbols, unknown_line, unknown_names
+from retrieval.target_context import (
+    Target,
+    language_documents,
+    of_language,
+    texts_of,
+    usable_symbols,
+)
 
 
 def check_keys(models: str, options: ModelOptions) -> None:
@@ -93,8 +118,7 @@ def language_models(
     run. Raises Unavailable without litellm.
     """
     from optimizer.search.synthesizers.llm.asker import price_known, takes_tools
-    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
-    from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+    from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 
     named = models_from(models)
     with_tools = options.tools
@@ -127,3 +151,131 @@ def _cancelled(base: KnowledgeBase, run: str) -> bool:
         return run_store(base).cancelled(run)
     except NotFound:
         return False
+
+
+# -- model tools: What a model may call before it answers: the cards of names, the manuals, whole
+
+SYMBOLS = 6  # of one look-up
+EXCERPTS = 5  # of one search
+MAX_DRAFTS = 8  # compiled for one candidate
+LOG_CHARS = 4_000
+
+
+class ModelTools:
+    """The tools of one run; see `conversation.Tools`."""
+
+    def __init__(
+        self,
+        base: KnowledgeBase,
+        hardware: HardwareView,
+        problem: ProblemView,
+        places: Mapping[str, TargetToolchain],
+    ) -> None:
+        self._base = base
+        self._hardware = hardware
+        self._problem = problem
+        self._places = places
+        self._drafts: dict[int, int] = {}  # compiled, by step
+        self._about: Mapping[str, float] | None = None
+        self._embed = lru_cache(maxsize=4096)(base.embedder.encode_query)
+
+    def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
+        """The cards that a name or a few words mean, best first."""
+        language = self._hardware.languages[0]
+        with self._base.catalog.read() as connection:
+            cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
+        return [
+            Excerpt(
+                card.id,
+                f"{card.document_title}: {' > '.join(card.path)}",
+                symbol_line(card),
+            )
+            for card in search_symbols(
+                name, cards, self._embed if self._base.dense_ready else None, SYMBOLS
+            )
+        ]
+
+    def unknown_names(self, source: str) -> str:
+        """The names in a draft that the chip's documents do not define, with the nearest that they
+        do, as lines; empty where there is none or too little is known to tell."""
+        language = self._hardware.languages[0]
+        if language in load_layout().known_languages:
+            return ""
+        with self._base.catalog.read() as connection:
+            about = self._about_language(connection)
+            cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
+            cards = of_language(cards, about)
+            spoken = texts_of(connection, self._hardware.id, ALL_ACCESS, about)
+        embed = self._embed if self._base.dense_ready else None
+        return "\n".join(map(unknown_line, unknown_names(source, cards, embed, spoken)))
+
+    def _about_language(self, connection: Connection) -> Mapping[str, float]:
+        """How much each document of the chip is about the language; nothing where the chip has no
+        toolchain of its own."""
+        if self._about is None:
+            language, lineage = self._hardware.languages[0], self._hardware.lineage
+            specs = self._base.registry.all()
+            own = own_toolchain(language, lineage, specs, load_layout())
+            self._about = {}
+            if own is not None:
+                spec = specs[self._hardware.id]
+                target = Target(spec, lineage, language, own[1], None, ALL_ACCESS, None)
+                scope = ScopeFilter((spec.id,), ("hardware",))
+                self._about = language_documents(connection, target, scope)
+        return self._about
+
+    def search_manual(self, query: str) -> Sequence[Excerpt]:
+        """Excerpts of the manuals and guides that answer a query."""
+        request = RetrieveRequest(
+            query=query,
+            hardware=self._hardware.id,
+            language=self._hardware.languages[0],
+            task="ask",
+            k=EXCERPTS,
+            max_tokens=1,
+        )
+        answer = self._base.retriever.retrieve(request)
+        return [
+            Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
+            for e in answer.excerpts
+        ]
+
+    def read_section(self, id: str) -> Excerpt:
+        """The whole section that an excerpt was taken from. Raises NotFound."""
+        with self._base.catalog.read() as connection:
+            passage = passages.get(connection, id, ALL_ACCESS)
+            scope = ScopeFilter((*self._hardware.lineage, ANY))
+            section = whole_sections(connection, [passage.section_id], scope).get(
+                passage.section_id
+            )
+        if section is None:
+            raise NotFound(
+                f"{id} is not about this hardware", hint="Take an id from search_manual."
+            )
+        title = f"{passage.document_title}: {' > '.join(passage.path)}"
+        return Excerpt(id, title, section.text, citation(passage))
+
+    def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
+        """The compiler's messages for a draft; empty when there are none. Raises InvalidRequest for
+        what is no draft and where a step has compiled enough of them."""
+        if self._drafts.get(step, 0) >= MAX_DRAFTS:
+            raise InvalidRequest(
+                f"{MAX_DRAFTS} drafts were compiled for this candidate", hint="Answer now."
+            )
+        self._drafts[step] = self._drafts.get(step, 0) + 1
+        language = self._hardware.languages[0]
+        place = self._places[language]
+        if not files:
+            raise InvalidRequest("the draft has no file", hint='Give files: {"name": "source"}.')
+        main = next(iter(files))
+        template = getattr(place.toolchain, "template", None)
+        entry = getattr(template, "entry", "") or (
+            "ModelNew" if main.endswith(".py") else "kernlore_run"
+        )
+        bundle = Bundle(dict(files), main, language, entry, origin="llm")
+        cases = tuple(CompileCase(case.signature) for case in self._problem.cases)
+        with tempfile.TemporaryDirectory(prefix="kernlore-draft-") as folder:
+            compiled = place.toolchain.compile(bundle, place.target, Path(folder), cases)
+        if compiled.ok:
+            return ""
+        return digest(compiled.log, LOG_CHARS) or "it does not compile, and nothing was printed"

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from kb import telemetry
+from kb.catalog.knowledge import samples
+from kb.catalog.knowledge.samples import VerifiedKernel
 from kb.catalog.runs import Runs
 from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
+from kb.scope import ALL_ACCESS
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.isolation.machine import too_busy
 from optimizer.evaluation.problem.load import load_problem
@@ -23,35 +26,31 @@ from optimizer.evaluation.records import BRIEFLY, Evaluation
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandToolchain, argument_names, scalar_values
 from optimizer.search.attribution import Attribution, attribution
-from optimizer.search.bench.catalog_store import CatalogStore
-from optimizer.search.bench.local import LocalBench, Place, problem_view
+from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.bench.on_cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.simulated import SimulatedBench, clock_of
-from optimizer.search.confirm import Outcome, best_so_far, confirm, not_confirmed
+from optimizer.search.confirm import RunOutcome, best_so_far, confirm, not_confirmed
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import KnowledgeSource
-from optimizer.search.loop import INTERRUPTED, Listener, Search
-from optimizer.search.propose import Task
-from optimizer.search.records import REFERENCE, Cost, Proposal
-from optimizer.search.rough import rough_gain
-from optimizer.search.runs.archive import keep_right_kernels
-from optimizer.search.runs.cluster_places import ClusterPlaces
+from optimizer.search.loop import INTERRUPTED, Listener, Search, Stages, UnusedProposer, why_untried
+from optimizer.search.propose import SearchTask
+from optimizer.search.records import REFERENCE, Cost, Node, Proposal
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
 from optimizer.search.runs.machine import machine_here, rates_of
-from optimizer.search.runs.model_tools import ModelTools
-from optimizer.search.runs.models import asked_models, check_keys, language_models
-from optimizer.search.runs.places import bench_for, places_for, target_of
-from optimizer.search.runs.proposers import builtin, left_out
+from optimizer.search.runs.models import ModelTools, asked_models, check_keys, language_models
+from optimizer.search.runs.places import ClusterPlaces, bench_for, places_for, target_of
+from optimizer.search.runs.proposers import builtin, compared_with, left_out
 from optimizer.search.runs.run_lock import RunLock
-from optimizer.search.runs.run_store import run_store
-from optimizer.search.runs.samples import compared_with
+from optimizer.search.runs.run_store import CatalogStore, run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.synthesizer import adapt_winner
-from optimizer.search.tree import Tree
-from optimizer.search.untried import LeftOut, Stages, why_untried
+from optimizer.search.tree import Tree, rough_gain
 from retrieval.knowledge_base import KnowledgeBase
+from retrieval.layout import load_layout
+from retrieval.symbols import names_in
+from retrieval.target_context import own_symbols
 
 INHERITED = 3
 LOOKED_AT = 60  # stored winners, of which those that fit are inherited
@@ -63,19 +62,19 @@ RunBench = LocalBench | SimulatedBench | ClusterBench
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run and what it came to."""
 
     run: RunRow
     tree: Tree
-    outcome: Outcome
+    outcome: RunOutcome
     problem: Problem
 
 
 class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C or SIGTERM ended a run; `finished` is what there is of it by then, stored already."""
 
-    def __init__(self, finished: Finished) -> None:
+    def __init__(self, finished: FinishedRun) -> None:
         super().__init__(finished.run.ended)
         self.finished = finished
 
@@ -95,7 +94,7 @@ def optimize(
     resume: str | None = None,
     run_id: str | None = None,
     elsewhere: ClusterPlaces | None = None,
-) -> Finished:
+) -> FinishedRun:
     """Search until the goal is reached or its budget is spent, then measure the winner again.
 
     `hardware` is an id, name or alias, or `auto`. `proposers` replace the built-in ones. `models`
@@ -144,7 +143,7 @@ def optimize(
 
 
 def _views(
-    problem: Problem, bench: RunBench, places: dict[str, Place], goal: Goal
+    problem: Problem, bench: RunBench, places: dict[str, TargetToolchain], goal: Goal
 ) -> tuple[ProblemView, HardwareView]:
     """Problem and hardware as proposers see them. Raises InvalidRequest, see `check_launch`."""
     view = problem_view(problem, bench.device, _is_elsewhere(bench))
@@ -157,7 +156,7 @@ def _views(
 
 def _places(
     base: KnowledgeBase, hardware: str, goal: Goal, elsewhere: ClusterPlaces | None
-) -> dict[str, Place]:
+) -> dict[str, TargetToolchain]:
     if elsewhere is None:
         return places_for(base, hardware, goal.language)
     return dict(elsewhere.places)
@@ -166,7 +165,7 @@ def _places(
 def _bench(
     base: KnowledgeBase,
     problem: Problem,
-    places: dict[str, Place],
+    places: dict[str, TargetToolchain],
     elsewhere: ClusterPlaces | None,
     listener: Listener,
 ) -> RunBench:
@@ -222,8 +221,8 @@ def _carried_out(
     over: str,
     problem: Problem,
     stages: Stages,
-    others: Callable[[], Sequence[LeftOut]],
-) -> Finished:
+    others: Callable[[], Sequence[UnusedProposer]],
+) -> FinishedRun:
     """Search, then measure the winner again; what came of it is stored. `stages` and `others` serve
     to say why nothing was tried. Raises RunInterrupted."""
     tree, store = search.tree, search.store
@@ -244,11 +243,11 @@ def _carried_out(
         store.update(ended)
         if isinstance(interrupt, SystemExit):
             raise
-        raise RunInterrupted(Finished(ended, tree, outcome, problem)) from interrupt
+        raise RunInterrupted(FinishedRun(ended, tree, outcome, problem)) from interrupt
     outcome = _with_clock(outcome, bench, over)
     ended = replace(ended, result=outcome.as_json())
     store.update(ended)
-    return Finished(ended, tree, outcome, problem)
+    return FinishedRun(ended, tree, outcome, problem)
 
 
 def _compared_with(
@@ -286,7 +285,7 @@ def _resumed(
     return run
 
 
-def _with_clock(outcome: Outcome, bench: RunBench, over: str) -> Outcome:
+def _with_clock(outcome: RunOutcome, bench: RunBench, over: str) -> RunOutcome:
     """The outcome with the clock that its figures are by."""
     if not isinstance(bench, SimulatedBench):
         return outcome
@@ -313,7 +312,7 @@ def _check_models(goal: Goal, models: str, options: ModelOptions) -> None:
 
 def hardware_view_of(
     target: EvaluationTarget,
-    places: Mapping[str, Place],
+    places: Mapping[str, TargetToolchain],
     language: str | None = None,
     here: bool = True,
     ceilings: Ceilings | None = None,
@@ -365,7 +364,7 @@ def attributed(base: KnowledgeBase, run_id: str) -> list[Attribution]:
     places = places_for(base, row.hardware, row.goal.language)
     target = target_of(places)
     view = problem_view(problem, target.device or "cpu")
-    task = Task(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
+    task = SearchTask(run_id, row.goal, view, hardware_view_of(target, places, row.goal.language))
     proposers = builtin(base, row.goal, places)
     return attribution(Tree(store.nodes(run_id)), task, proposers, ServiceKnowledge(base))
 
@@ -440,7 +439,7 @@ def _inherited(
     problem: Problem,
     view: ProblemView,
     hardware: HardwareView,
-    places: dict[str, Place],
+    places: dict[str, TargetToolchain],
 ) -> list[Proposal]:
     """The best stored candidates of the same op family, dtype and lineage that fit this problem
     and can be built here. Whether one is right for it is for its evaluation to say. Where none of
@@ -470,3 +469,65 @@ def _measured_again(stored: Proposal) -> Proposal:
     return replace(
         stored, synthesizer="inherited", parent=REFERENCE, plan=plan, cost=Cost(), model=None
     )
+
+
+# -- archive: Right kernels of a run, kept as samples of their chip: the next problem starts from
+
+
+def keep_right_kernels(
+    base: KnowledgeBase,
+    tree: Tree,
+    problem: ProblemView,
+    hardware: HardwareView,
+    run_id: str,
+) -> list[str]:
+    """Store the best right kernel of each of the chip's own languages; returns the samples' ids."""
+    known = load_layout().known_languages
+    kept = []
+    for language in hardware.languages:
+        best = _best(tree, language)
+        if language not in known and best is not None:
+            kept.append(_keep(base, best, problem, hardware, language, run_id))
+    return kept
+
+
+def _best(tree: Tree, language: str) -> Node | None:
+    """The fastest right node in a language; of unmeasured ones the first."""
+    right = [
+        node
+        for node in tree.nodes[1:]
+        if node.correct and node.proposal is not None and node.proposal.bundle.language == language
+    ]
+    return max(right, key=lambda node: (node.merit, -node.number), default=None)
+
+
+def _keep(
+    base: KnowledgeBase,
+    node: Node,
+    problem: ProblemView,
+    hardware: HardwareView,
+    language: str,
+    run_id: str,
+) -> str:
+    assert node.proposal is not None and node.evaluation is not None
+    source = node.proposal.bundle.source
+    case = problem.main
+    shapes = tuple(f"{t.name} {t.dtype} {list(t.shape)}" for t in case.signature.tensors)
+    cycles = [t.cycles for t in node.evaluation.timings if t.cycles is not None]
+    took = f", {cycles[0]} cycles in the simulator" if cycles else ""
+    with base.catalog.write() as connection:
+        cards = own_symbols(connection, hardware.lineage, language, ALL_ACCESS)
+        return samples.add_verified(
+            connection,
+            VerifiedKernel(
+                title=f"{problem.name}: {problem.summary or problem.op}",
+                operator=problem.op,
+                language=language,
+                hardware=hardware.id,
+                shapes=shapes,
+                symbols=tuple(names_in(source, {card.name for card in cards})),
+                code=source,
+                evidence=f"right in every case of {problem.name}{took}",
+                run_id=run_id,
+            ),
+        )

@@ -4,12 +4,26 @@ language, and the bench over them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from kb.catalog.evaluations import Evaluations
-from kb.errors import InvalidRequest, KernloreError, Unavailable
-from kb.hardware.detection import probe
-from optimizer.evaluation.catalog_journal import CatalogJournal
+from kb.cluster import (
+    NODE_ID,
+    Cluster,
+    ClusterNode,
+    SentTask,
+    Slots,
+    WorkLost,
+    only_hardware,
+    slots_for,
+)
+from kb.errors import InternalError, InvalidRequest, KernloreError, Unavailable, UnknownHardware
+from kb.hardware.detection import detect_devices
+from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
+from optimizer.evaluation.collectors.ceilings import Ceilings
+from optimizer.evaluation.collectors.probe import DeviceKind
 from optimizer.evaluation.evaluate import (
     choose_target,
     known_ceilings,
@@ -19,10 +33,24 @@ from optimizer.evaluation.evaluate import (
 )
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.targets import AUTO
-from optimizer.evaluation.toolchains.base import EvaluationTarget
-from optimizer.evaluation.toolchains.registry import usable_toolchain
-from optimizer.search.bench.local import LocalBench, Place
+from optimizer.evaluation.targets import AUTO, target_for
+from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
+from optimizer.evaluation.toolchains.registry import toolchain_for, usable_toolchain
+from optimizer.search.bench.local import LocalBench, TargetToolchain
+from optimizer.search.bench.on_cluster import (
+    LOOK_SECONDS,
+    TRIES,
+    Activity,
+    ClusterBench,
+    CommandsThere,
+    Nodes,
+    Offered,
+    Setting,
+    SimulatedOnCluster,
+    Surveyed,
+    ToolchainThere,
+    survey,
+)
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -30,7 +58,7 @@ LANGUAGES = ("torch", "triton", "cpp", "cuda")
 
 
 def bench_for(
-    base: KnowledgeBase, problem: Problem, places: dict[str, Place]
+    base: KnowledgeBase, problem: Problem, places: dict[str, TargetToolchain]
 ) -> LocalBench | SimulatedBench:
     """What evaluates candidates in these places: this machine's devices, or a chip's own
     commands."""
@@ -45,14 +73,16 @@ def bench_for(
     return LocalBench(problem, places, settings, journal, ceilings, signatures, rules)
 
 
-def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Place]:
+def places_for(
+    base: KnowledgeBase, hardware: str, language: str | None
+) -> dict[str, TargetToolchain]:
     """Where candidates of each language are built and run: target and toolchain by language.
 
     With `language`, that one and torch, in which the reference is written; else every language that
     works here. Languages whose times come from a chip's own program or simulator are never mixed
     with others: their times do not compare. Raises Unavailable with what is missing.
     """
-    places: dict[str, Place] = {}
+    places: dict[str, TargetToolchain] = {}
     problems: dict[str, KernloreError] = {}
     own = own_languages(base, hardware)
     known = (*LANGUAGES, *own)
@@ -66,7 +96,7 @@ def places_for(base: KnowledgeBase, hardware: str, language: str | None) -> dict
             problems[name] = problem
             continue
         if chosen.target.device is not None or by_commands(toolchain):
-            places[name] = Place(chosen.target, toolchain)
+            places[name] = TargetToolchain(chosen.target, toolchain)
     places = of_one_clock(places, language)
     if not places:
         raise _nothing_runs(hardware, {n: p for n, p in problems.items() if n in own} or problems)
@@ -92,17 +122,19 @@ def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> N
     if hardware == AUTO:
         return
     identity = base.registry.resolve(hardware)
-    devices = probe(resolver(base)).devices
+    devices = detect_devices(resolver(base)).devices
     if all(device.hardware_id_hint != identity for device in devices):
         places_for(base, hardware, language)
 
 
-def target_of(places: Mapping[str, Place]) -> EvaluationTarget:
+def target_of(places: Mapping[str, TargetToolchain]) -> EvaluationTarget:
     """The hardware of these places, which they have in common."""
     return next(iter(places.values())).target
 
 
-def of_one_clock(places: Mapping[str, Place], language: str | None) -> dict[str, Place]:
+def of_one_clock(
+    places: Mapping[str, TargetToolchain], language: str | None
+) -> dict[str, TargetToolchain]:
     """The languages whose times compare: of what this harness times itself, unless a language of
     another clock is asked for."""
     clocks = {name: clock_of(place.toolchain) for name, place in places.items()}
@@ -119,3 +151,267 @@ def own_languages(base: KnowledgeBase, hardware: str) -> list[str]:
     specs = registry.all()
     lineage = registry.lineage(registry.resolve(hardware))
     return [name for place in lineage if place in specs for name in specs[place].toolchains]
+
+
+# -- cluster places: Where the candidates of a run are measured on a cluster: nodes that declare t
+
+# What nodes import of this program.
+PACKAGES = ("kb", "retrieval", "optimizer")
+CUDA_VENDORS = ("nvidia", "amd")
+SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
+
+
+@dataclass(frozen=True)
+class ClusterPlaces:
+    """The nodes of a run. `places` are by language; `slots` are those nodes that have `chosen` in
+    common; `others` are ids of nodes that measure otherwise, `activity` is for one run."""
+
+    hardware: str
+    cluster: Cluster
+    slots: Slots
+    setting: Setting
+    chosen: Surveyed
+    hosts: Sequence[str]
+    others: Sequence[str]
+    places: Mapping[str, TargetToolchain]
+    activity: Activity
+
+    def bench(
+        self, base: KnowledgeBase, problem: Problem, log: Callable[[str], None]
+    ) -> ClusterBench | SimulatedOnCluster:
+        """What evaluates candidates of a problem there. `log` gets remarks."""
+        lineage = base.registry.lineage(self.hardware)
+        signatures, rules = known_signatures(base, lineage), known_rules(base, lineage)
+        setting = replace(self.setting, problem=problem, signatures=signatures, rules=rules)
+        nodes = Nodes(
+            self.cluster,
+            self.slots,
+            setting,
+            self.chosen.environment,
+            self.others,
+            self.activity,
+            log,
+        )
+        nodes.measured_on = self._storing_device(base)
+        for place in self.places.values():
+            chain = place.toolchain
+            assert isinstance(chain, ToolchainThere | CommandsThere)
+            chain.nodes = nodes
+        journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
+        if all(by_commands(place.toolchain) for place in self.places.values()):
+            return SimulatedOnCluster(
+                problem,
+                self.places,
+                setting.settings,
+                journal,
+                signatures,
+                rules,
+                side_by_side=max(1, self.slots.count),
+                nodes=nodes,
+            )
+        return ClusterBench(problem, self.places, nodes, journal)
+
+    def _storing_device(self, base: KnowledgeBase) -> Callable[[Ceilings], None]:
+        """Stores a device's row once; of the others of its kind, ceilings come with evaluations."""
+        stored: set[str] = set()
+
+        def store(ceilings: Ceilings) -> None:
+            identity = self.chosen.identity
+            if identity is not None and identity.id == ceilings.device not in stored:
+                stored.add(ceilings.device)
+                store_device(base.catalog, self.hardware, identity, ceilings)
+
+        return store
+
+
+def cluster_places(
+    base: KnowledgeBase,
+    cluster: Cluster,
+    hardware: str,
+    language: str | None,
+    log: Callable[[str], None],
+    settings: EvaluationSettings | None = None,
+) -> ClusterPlaces:
+    """The nodes that declare a hardware, of which the most that measure alike are taken; `log` gets
+    the others, with why. `auto` is the hardware of a cluster that declares a single one.
+
+    Raises UnknownHardware, InvalidRequest, and Unavailable where no node has it or can run
+    anything.
+    """
+    resolve = _resolver(base)
+    nodes = cluster.nodes()
+    named = only_hardware(nodes, resolve) if hardware == AUTO else base.registry.resolve(hardware)
+    slots = slots_for(nodes, named, resolve)
+    offered = _offered(base, named, language)
+    setting = Setting(offered, _device(base, named), settings=settings or EvaluationSettings())
+    surveyed, silent = _survey(cluster, slots, setting)
+    chosen, others = _alike(slots, surveyed)
+    left_out = silent | {
+        other.host: other.environment.difference(chosen.environment)
+        for other in surveyed
+        if other.environment != chosen.environment
+    }
+    for host, why in left_out.items():
+        log(f"{host} is left out: {why}")
+    places = _places(setting, chosen, language)
+    kept = slots.only([node.id for node in slots.nodes if node.id not in others])
+    hosts = [node.host for node in surveyed if node.node not in others]
+    narrowed = replace(setting, offered={name: offered[name] for name in places})
+    environment = replace(
+        chosen.environment,
+        versions=tuple(pair for pair in chosen.environment.versions if pair[0] in places),
+    )
+    chosen = replace(chosen, environment=environment)
+    activity = Activity(cluster.address, cluster.dashboard, hosts, kept.count, left_out)
+    return ClusterPlaces(named, cluster, kept, narrowed, chosen, hosts, others, places, activity)
+
+
+def _resolver(base: KnowledgeBase) -> Callable[[str], str | None]:
+    def resolve(name: str) -> str | None:
+        try:
+            return base.registry.resolve(name)
+        except UnknownHardware:
+            return None
+
+    return resolve
+
+
+def _device(base: KnowledgeBase, hardware: str) -> DeviceKind | None:
+    """The kind of device that torch has for a hardware; None for one that only its own commands
+    run."""
+    lineage = set(base.registry.lineage(hardware))
+    if lineage & set(CUDA_VENDORS):
+        return "cuda"
+    return "cpu" if lineage & {"x86-64", "arm"} else None
+
+
+def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Offered]:
+    """The languages that a toolchain of the catalog compiles for a hardware, or only the one named
+    and torch, in which the reference is written. Raises InvalidRequest for a language that
+    nothing compiles."""
+    registry = base.registry
+    specs, lineage = registry.all(), registry.lineage(hardware)
+    own = [name for place in lineage if place in specs for name in specs[place].toolchains]
+    offered: dict[str, Offered] = {}
+    for name in dict.fromkeys((*LANGUAGES, *own) if language is None else (language, "torch")):
+        facts = registry.values(hardware)
+        chosen = target_for(hardware, lineage, specs, facts, name, (), lambda: False)
+        try:
+            toolchain_for(name, chosen.target, chosen.builtin)
+        except (InvalidRequest, Unavailable):
+            if name == language:
+                raise
+            continue
+        offered[name] = Offered(chosen.target, chosen.builtin)
+    return offered
+
+
+def _survey(
+    cluster: Cluster, slots: Slots, setting: Setting
+) -> tuple[list[Surveyed], dict[str, str]]:
+    """How each of the nodes measures, and why others have no answer. Raises Unavailable where none
+    has one."""
+
+    def send(node: ClusterNode) -> SentTask:
+        return cluster.send(
+            survey,
+            setting,
+            name="survey",
+            options={"num_cpus": 0, "label_selector": {NODE_ID: node.id}},
+            own_process=setting.device == "cuda",  # which is then free of any GPU
+        )
+
+    sent = [(node, send(node)) for node in slots.nodes]
+    answers, silent = [], {}
+    deadline = time.monotonic() + SURVEY_SECONDS
+    for node, work in sent:
+        try:
+            answers.append(_surveyed(cluster, node, work, send, deadline))
+        except (WorkLost, InternalError) as error:
+            silent[node.name] = error.message
+    if not answers:
+        reasons = "; ".join(f"{name}: {why}" for name, why in silent.items())
+        raise Unavailable(
+            f"no node with {slots.label}={'|'.join(slots.values)} can be used: {reasons}",
+            hint="See the nodes and their logs in Ray's dashboard.",
+        )
+    return answers, silent
+
+
+def _surveyed(
+    cluster: Cluster,
+    node: ClusterNode,
+    work: SentTask,
+    send: Callable[[ClusterNode], SentTask],
+    deadline: float,
+) -> Surveyed:
+    """How a node measures. It is asked again where the process that was asked is lost and the node
+    is not, which happens on busy machines. Raises WorkLost and InternalError."""
+    for left in reversed(range(TRIES)):
+        try:
+            while not work.wait_for_value(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+                if time.monotonic() >= deadline or not _lives(cluster, node):
+                    raise WorkLost(f"no answer within {SURVEY_SECONDS:.0f} s, or the node is gone")
+            answer: Surveyed = work.next()
+            return answer
+        except WorkLost:
+            if not left or time.monotonic() >= deadline or not _lives(cluster, node):
+                raise
+        finally:
+            cluster.finish(work)
+        work = send(node)
+    raise AssertionError("the last try answers or raises")
+
+
+def _lives(cluster: Cluster, node: ClusterNode) -> bool:
+    return any(living.id == node.id for living in cluster.nodes())
+
+
+def _alike(slots: Slots, surveyed: Sequence[Surveyed]) -> tuple[Surveyed, list[str]]:
+    """The first of the nodes that measure alike and have most places, and the ids of all others,
+    those without an answer included."""
+    places = {node.id: slots.of(node) for node in slots.nodes}
+
+    def weight(one: Surveyed) -> tuple[int, str]:
+        same = [s for s in surveyed if s.environment == one.environment]
+        return sum(places[s.node] for s in same), repr(one.environment)
+
+    chosen = max(surveyed, key=weight)
+    same = {s.node for s in surveyed if s.environment == chosen.environment}
+    return chosen, [node.id for node in slots.nodes if node.id not in same]
+
+
+def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str, TargetToolchain]:
+    """The languages that the nodes can use and whose times are by one clock. Raises Unavailable."""
+    versions = dict(node.environment.versions)
+    if language is not None and language not in versions:
+        raise Unavailable(
+            f"{node.host}: {node.refused.get(language, f'{language} cannot be used')}",
+            hint="Install it on the nodes, or leave --language out.",
+        )
+    places: dict[str, TargetToolchain] = {}
+    for name, offered in setting.offered.items():
+        if name not in versions:
+            continue
+        facts = {**offered.target.facts, **node.facts}
+        target = replace(offered.target, device=setting.device, facts=facts)
+        chain = _toolchain(name, offered, versions[name])
+        if target.device is not None or by_commands(chain):
+            places[name] = TargetToolchain(target, chain)
+    places = of_one_clock(places, language)
+    if not places:
+        reasons = "; ".join(f"{name}: {why}" for name, why in node.refused.items())
+        raise Unavailable(
+            f"nothing can be run on {node.host} ({reasons or 'it has no toolchain'})",
+            hint="Install a toolchain on the nodes.",
+        )
+    return places
+
+
+def _toolchain(language: str, offered: Offered, named: str) -> Toolchain:
+    chain = toolchain_for(language, offered.target, offered.builtin)
+    if not by_commands(chain):
+        return ToolchainThere(language, named)
+    there = CommandsThere(language, chain.template)  # type: ignore[attr-defined]
+    there.named = named
+    return there

@@ -81,7 +81,7 @@ def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
     return SubmittedProblem(None, source, toml, name)
 
 
-class RunProcesses:
+class ServiceRuns:
     """Starts, shows and ends the runs of a service, and hands candidates to them."""
 
     def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:

@@ -4,18 +4,21 @@ that it leaves out.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from kb.catalog.knowledge.samples import StoredRecipe, list_recipes
 from kb.errors import InvalidRequest
-from optimizer.search.bench.local import Place
+from optimizer.search.bench.local import TargetToolchain
+from optimizer.search.bench.simulated import SimulatedBench, by_commands
+from optimizer.search.confirm import FIRST_RIGHT
 from optimizer.search.goal import Goal
+from optimizer.search.loop import UnusedProposer
 from optimizer.search.runs.knowledge import library_recipes
-from optimizer.search.runs.samples import manual_samples
-from optimizer.search.synthesizers.base import Synthesizer
-from optimizer.search.synthesizers.recipe.samples import SampleSynthesizer
+from optimizer.search.store import RunStore
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
+from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSynthesizer
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
-from optimizer.search.untried import LeftOut
 from retrieval.knowledge_base import KnowledgeBase
 
 # The built-in synthesizers, and what each of them requires.
@@ -28,7 +31,9 @@ REQUIRES = {
 BUILTIN = tuple(REQUIRES)
 
 
-def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+def builtin(
+    base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
+) -> list[Synthesizer]:
     """The synthesizers that need no key: recipes, samples of manuals, torch's compiler.
 
     If the goal names some of them, only those. Raises InvalidRequest for one that is unavailable.
@@ -48,7 +53,9 @@ def builtin(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[S
     return chosen
 
 
-def _available(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> list[Synthesizer]:
+def _available(
+    base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
+) -> list[Synthesizer]:
     wanted = [goal.language] if goal.language else list(places)
     proposers: list[Synthesizer] = []
     recipes = library_recipes(base)
@@ -69,15 +76,79 @@ def _available(base: KnowledgeBase, goal: Goal, places: dict[str, Place]) -> lis
 
 
 def left_out(
-    base: KnowledgeBase, goal: Goal, places: dict[str, Place], asked: Sequence[Synthesizer]
-) -> list[LeftOut]:
+    base: KnowledgeBase,
+    goal: Goal,
+    places: dict[str, TargetToolchain],
+    asked: Sequence[Synthesizer],
+) -> list[UnusedProposer]:
     """The built-in synthesizers that the goal leaves out although they could run here."""
     names = {synthesizer.name for synthesizer in asked}
     available = _available(base, replace(goal, language=None), places)
     left = []
     for synthesizer in (s for s in available if s.name not in names):
         if goal.synthesizers and synthesizer.name not in goal.synthesizers:
-            left.append(LeftOut(synthesizer, "add it to --synthesizers"))
+            left.append(UnusedProposer(synthesizer, "add it to --synthesizers"))
         elif goal.language is not None:
-            left.append(LeftOut(synthesizer, "leave --language out"))
+            left.append(UnusedProposer(synthesizer, "leave --language out"))
     return left
+
+
+# -- samples: Code samples of uploaded manuals in a search: which there are, and what a simulated
+
+AS_IT_STANDS = "the manual's sample as it stands"
+CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
+
+
+def manual_samples(
+    base: KnowledgeBase, places: Mapping[str, TargetToolchain]
+) -> list[ManualSample]:
+    """Samples of the chip's own manuals that nobody rejected, in languages whose toolchain is given
+    by command templates.
+    """
+    languages = {name for name, place in places.items() if by_commands(place.toolchain)}
+    if not languages:
+        return []
+    target = next(iter(places.values())).target
+    with base.catalog.read() as connection:
+        recipes = list_recipes(connection, target.lineage, statuses=("proposed", "accepted"))
+    return [
+        ManualSample(
+            recipe.id,
+            recipe.name,
+            recipe.language,
+            _source(recipe),
+            recipe.body,
+        )
+        for recipe in recipes
+        if recipe.language in languages
+    ]
+
+
+def _source(recipe: StoredRecipe) -> str:
+    section = f'section "{recipe.section[-1]}" of ' if recipe.section else ""
+    return f"{section}{recipe.document_title}"
+
+
+def compared_with(
+    bench: SimulatedBench,
+    proposers: Iterable[Synthesizer],
+    problem: ProblemView,
+    hardware: HardwareView,
+    store: RunStore,
+    resume: str | None,
+) -> str:
+    """Set what the figures of the bench are relative to, and return that in words.
+
+    It is the first sample of the manual if there is one that is correct, else the first correct
+    candidate. `resume` is the id of a run to continue, whose first correct candidate counts.
+    """
+    samples = next((p for p in proposers if isinstance(p, SampleSynthesizer)), None)
+    bench.first = samples.first(problem, hardware) if samples is not None else None
+    if resume is not None:
+        nodes = store.nodes(resume)
+        right = next((n.evaluation for n in nodes if n.correct and n.evaluation is not None), None)
+        if right is not None:
+            bench.compare_with(right)
+    if bench.first is None or not bench.reference().correct:
+        return FIRST_RIGHT
+    return AS_IT_STANDS if bench.first.plan.endswith("as it stands.") else CLOSE_TO_IT

@@ -1,7 +1,6 @@
-"""The contract of synthesizers: the context that they see, as data, and the proposal they return.
+"""Interface of synthesizers: the context that they get, as data, and the proposal they return.
 
-A new synthesizer implements `Synthesizer` and is named in the wiring. The prompt of a language
-model is one rendering of the context. Standard library only.
+The prompt of a language model is one rendering of the context. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,12 +17,14 @@ from optimizer.search.records import Node, Proposal
 
 @dataclass(frozen=True)
 class CaseView:
-    """A case as a proposer sees it; `traits` are numbers that the problem's code holds. `timed` is
-    False for a case that only checks correctness. `constants` are numbers of the reference by plain
-    name, which a toolchain's scalars may read. `source` is the problem file with this case's
-    constants in it, empty where it is not known. `kinds` counts the operators of the reference by
-    kind and `work` weighs them (see `Observed`), both empty where that is not known; `quantities`
-    are the case's sizes by the names of predicates (see `shape_quantities`)."""
+    """A case as proposers see it.
+
+    `traits` are arguments of the reference's operators. `timed` is False for a case that only
+    checks correctness. `constants` are numbers of the reference by plain name, which a toolchain's
+    scalars may read. `source` is the problem file with this case's constants, "" if unknown.
+    `kinds` counts the operators of the reference by kind and `work` weighs them (see `Observed`),
+    both empty if unknown. `quantities` are sizes by the names of predicates (`shape_quantities`).
+    """
 
     name: str
     signature: Signature
@@ -34,16 +35,18 @@ class CaseView:
     source: str = ""
     kinds: Mapping[str, int] = field(default_factory=dict)
     quantities: Mapping[str, float | str] = field(default_factory=dict)
-    # Which kernels torch takes on the machine at hand is in it, and what they keep for themselves.
+    # Depends on the kernels that torch chooses on this machine, so it is not compared.
     work: Mapping[str, float] = field(default_factory=dict, compare=False)
 
 
 @dataclass(frozen=True)
 class ProblemView:
-    """The problem without the values of its tensors; `policy` says in words what is allowed.
-    `hidden_cases` is whether cases that are not shown decide at the end, None where that is not
-    known. `op` is what its declaration or its source calls it; `mostly` is the operator that most
-    of its work is in, "" where that is `op` or not known."""
+    """The problem without the values of its tensors.
+
+    `policy` names what is allowed. `hidden_cases` is whether cases that are not shown decide in the
+    end, None if unknown. `op` is named by the declaration or the source; `mostly` is the operator
+    with most of the work, "" if that is `op` or unknown.
+    """
 
     name: str
     op: str
@@ -62,12 +65,13 @@ class ProblemView:
 
 @dataclass(frozen=True)
 class MachineView:
-    """The processor that candidates run on. `identification` is what tells its generations apart
-    where the name does not, `processors` counts the logical ones that may be used and `threads`
-    those that a kernel runs with. `caches` are in bytes by level: a core's own ones, and of the
-    last level what the core sees. `extensions` and `lacks` are ids of kb/hardware/extensions.toml,
-    both empty where it does not say what it has. `megahertz` is its clock, None where the operating
-    system does not say."""
+    """The processor that candidates run on.
+
+    `identification` distinguishes generations of one name. `processors` counts the usable logical
+    processors, `threads` those of a kernel. `caches` are in bytes by level, as one core sees them.
+    `extensions` and `lacks` are ids of kb/hardware/extensions.toml, both empty if unknown.
+    `megahertz` is the clock, None if unknown.
+    """
 
     name: str
     identification: str
@@ -81,8 +85,8 @@ class MachineView:
 
 @dataclass(frozen=True)
 class RatesView:
-    """What the device was measured to reach (optimizer/evaluation/collectors/ceilings.py). `moving`
-    has what was done, over how many bytes, and bytes a second; `flops` are flop/s by dtype."""
+    """Measured ceilings of the device (optimizer/evaluation/collectors/ceilings.py): `moving` holds
+    activity, bytes and bytes a second; `flops` are flop/s by dtype."""
 
     moving: tuple[tuple[str, int, float], ...]
     flops: Mapping[str, float]
@@ -90,11 +94,13 @@ class RatesView:
 
 @dataclass(frozen=True)
 class HardwareView:
-    """The target of a search. `languages` are those with a toolchain here, the preferred language
-    first; `device` is `cpu`, `cuda`, or None where the hardware is not on this machine.
-    `toolchains` are the command templates of its own languages, with what they say of a kernel's
-    entry, file ending, arguments and launch. `machine` is the processor where that is the target
-    and is here, else None; `rates` are those of the device, None where it was not measured."""
+    """The target of a search.
+
+    `device` is `cpu`, `cuda`, or None for a chip that only its own commands run. `languages` are
+    those with a toolchain, the preferred one first; `toolchains` are the command templates of the
+    chip's own languages. `machine` is the processor of this machine if it is the target. `rates`
+    are None if the device was not measured.
+    """
 
     id: str
     lineage: tuple[str, ...]
@@ -112,15 +118,15 @@ class HardwareView:
 
 
 @dataclass(frozen=True)
-class Context:
+class ProposalContext:
     """Everything that a synthesizer sees for one proposal.
 
-    `seen` are the nodes that the memory operator shows beside the parent; `tried` are all nodes of
-    the run but the reference; `best` is the best node so far. `baseline` is what speed-ups are over
-    on a chip that only its own commands run, None where that is the reference. `step` is the number
-    of the node to come. `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge,
-    earlier kernels and log in a prompt. Without `with_knowledge` no knowledge is shown, without
-    `with_memory` nothing of earlier kernels.
+    `seen` are the earlier nodes that the memory operator chose; `tried` are all nodes except the
+    reference; `best` is the best node so far. `baseline` is the node that speed-ups are relative to
+    on a chip that only its own commands run, None for the reference. `step` is the number of the
+    next node; `seed` seeds all randomness of the proposal. `max_tokens` bounds knowledge, earlier
+    kernels and log in a prompt. Without `with_knowledge` no knowledge is shown, without
+    `with_memory` no earlier kernels.
     """
 
     problem: ProblemView
@@ -141,7 +147,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Asking:
-    """A model is being asked for candidate `number`, for `seconds` by now; the call ends after
+    """A request for candidate `number` to a model, running for `seconds` of at most
     `most_seconds`."""
 
     model: str
@@ -155,57 +161,52 @@ class Asking:
 
 
 class ProposalFailed(Exception):
-    """An attempt without a candidate, for example after a nonsense answer of a model; another
+    """An attempt without a candidate, for example after an unusable answer of a model; another
     attempt may succeed. The message goes to the run's log."""
 
 
 class Unreachable(ProposalFailed):
-    """An attempt without a candidate because nothing answers where the proposer asks."""
+    """The model of the proposer could not be reached."""
 
 
 class Synthesizer(Protocol):
     """Proposes changes of a node.
 
-    `first_tries` is how many of its candidates from the reference a run tries before its policy
-    chooses what to change, so that an early success of one proposer does not silence the others.
+    `first_tries` is the number of its candidates from the reference that a run tries before the
+    policy chooses parents, so that an early success of one proposer does not exclude the others.
     """
 
     name: str
     first_tries: int
 
-    def propose(self, context: Context) -> Proposal | None:
-        """A candidate that changes `context.parent`, or None when nothing is left to try from it.
+    def propose(self, context: ProposalContext) -> Proposal | None:
+        """A candidate that changes `context.parent`, or None if nothing is left to try.
 
-        The result depends on `context` alone, except for a model's answers, which are stored.
-        Raises ProposalFailed.
+        Depends on `context` alone, except for a model's answers, which are stored. Raises
+        ProposalFailed.
         """
         ...
 
 
 @runtime_checkable
 class ReadsContext(Protocol):
-    """A synthesizer whose author reads the packed context: a model, or an optimizer of one's own.
-
-    `context_tokens` bounds what the knowledge base packs for it.
-    """
+    """A synthesizer that reads the composed context of an answer: a model or an external optimizer.
+    `context_tokens` bounds that context."""
 
     context_tokens: int
 
 
 @runtime_checkable
 class SaysWhy(Protocol):
-    """A synthesizer that knows why it has no candidate for a problem.
-
-    `nothing_because` says it in words; empty while it has candidates.
-    """
+    """A synthesizer that gives a reason if it has no candidate for a problem, "" otherwise."""
 
     nothing_because: str
 
 
 @runtime_checkable
 class OfRoles(Protocol):
-    """A synthesizer that can only change parameters with a role (see kb/moves_vocabulary.py)."""
+    """A synthesizer that only changes parameters with a role (kb/moves_vocabulary.py)."""
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
-        """The roles of all parameters that it can change for this problem, sorted."""
+        """Sorted roles of the parameters that it can change for this problem."""
         ...

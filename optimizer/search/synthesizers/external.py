@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from kb.plain import plain
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import Cost, Node, Proposal
-from optimizer.search.synthesizers.base import Context, ProposalFailed
+from optimizer.search.synthesizers.base import ProposalContext, ProposalFailed
 
 POLL_SECONDS = 0.1
 WAIT_SECONDS = 600.0
@@ -48,7 +48,7 @@ class ExternalSynthesizer:
         seconds: float = WAIT_SECONDS,
         cancelled: Callable[[], bool] = lambda: False,
         context_tokens: int = CONTEXT_TOKENS,
-        brief: Callable[[Context], Mapping[str, Any]] | None = None,
+        brief: Callable[[ProposalContext], Mapping[str, Any]] | None = None,
     ) -> None:
         """It waits at most `seconds` for a candidate; `cancelled` is polled meanwhile and ends the
         wait. `context_tokens` bounds the packed knowledge. `brief` says a context in words, as the
@@ -60,7 +60,7 @@ class ExternalSynthesizer:
         self._brief = brief
         self._has_more = True
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         """Publish the context and wait for the candidate; None from when the caller has nothing
         more. Raises ProposalFailed when none comes in time, for a malformed candidate and for a
         cancelled run."""
@@ -84,7 +84,7 @@ class ExternalSynthesizer:
         raise ProposalFailed(f"no candidate came within {self._seconds:.0f} s")
 
 
-def context_as_json(context: Context) -> dict[str, Any]:
+def context_as_json(context: ProposalContext) -> dict[str, Any]:
     """The context as JSON: everything that a proposer may see, nothing of held-out cases, values or
     other runs."""
     return {
@@ -119,7 +119,7 @@ def shown_node(node: Node, source: bool = True) -> dict[str, Any]:
     }
 
 
-def _proposal(context: Context, candidate: dict[str, Any], seconds: float) -> Proposal:
+def _proposal(context: ProposalContext, candidate: dict[str, Any], seconds: float) -> Proposal:
     try:
         fields = {n: candidate[n] for n in ("files", "main", "language", "entry") if n in candidate}
         bundle = Bundle(**fields, parameters=candidate.get("parameters") or {}, origin="external")

@@ -18,8 +18,8 @@ from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
-from optimizer.search.synthesizers.llm.asker import CallFailed, Reply
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
+from optimizer.search.synthesizers.llm.asker import CallFailed, ChatReply
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
 from tests.api.conftest import finished, upload
 
 EVIL = "<img src=x onerror=alert(1)>"
@@ -138,9 +138,12 @@ def store_run(services: Services) -> None:
 
 def _conversation(services: Services, number: int) -> str:
     """One with a reply, and with a failure before it; its id."""
-    transcript = Transcript(RUN, number, 0, "openai/gpt-4o-mini", "1")
+    transcript = ModelTranscript(RUN, number, 0, "openai/gpt-4o-mini", "1")
     transcript.messages = [{"role": "user", "content": f"Write a kernel. {EVIL}"}]
-    transcript.heard = [CallFailed("the model did not answer"), Reply(f"Reply {number} {EVIL}")]
+    transcript.heard = [
+        CallFailed("the model did not answer"),
+        ChatReply(f"Reply {number} {EVIL}"),
+    ]
     FolderTranscripts(services.settings.data_dir / "transcripts").write(transcript)
     return transcript.id
 

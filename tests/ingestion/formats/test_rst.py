@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from ingestion.elements import Element, ParsedDocument, Table
-from ingestion.formats.rst.document import parse_rst
+from ingestion.formats.rst import parse_rst
 
 
 def kinds(document: ParsedDocument) -> list[tuple[str, str]]:

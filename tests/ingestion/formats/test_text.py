@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from ingestion.elements import Table
-from ingestion.formats.tables import make_table, render_table, table_element
+from ingestion.elements import Table, make_table, render_table, table_element
 from ingestion.formats.text import parse_text
 
 

@@ -9,6 +9,7 @@ import sqlalchemy as sa
 
 from kb.catalog.knowledge import candidates, embeddings
 from kb.scope import ALL_ACCESS, AccessScope
+from tests.catalogs import all_missing
 
 if TYPE_CHECKING:
     from tests.fixtures import Store
@@ -32,7 +33,7 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
     worker._read_queued()
     model = store.embedder.fingerprint
     with store.catalog.read() as connection:
-        missing = embeddings.missing(connection, model, 100)
+        missing = all_missing(connection, model)
         assert len(missing) == 2  # four passages, two texts
         assert missing[0].text == "Manual > One. The first sentence."
         assert embeddings.counts(connection, model) == (0, 4)
@@ -44,7 +45,7 @@ def test_what_lacks_a_vector_is_listed_once_and_counted(store: Store) -> None:
     with store.catalog.read() as connection:
         assert embeddings.counts(connection, model) == (4, 4)
         assert embeddings.counts(connection, "another model") == (0, 4)
-        assert embeddings.missing(connection, model, 100) == []
+        assert all_missing(connection, model) == []
 
 
 def test_counts_are_those_of_now_and_are_counted_once(store: Store) -> None:
@@ -106,7 +107,7 @@ def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> Non
     model = store.embedder.fingerprint
     with store.catalog.read() as connection:
         scope = embeddings.of_scope(connection, model, "h100", ALL_ACCESS)
-        by_number = embeddings.by_sequence(connection, model, scope.seqs)
+        stored = embeddings.of_active(connection, model)
         nothing = embeddings.of_scope(connection, model, "h200", ALL_ACCESS)
         shas = [
             row[0]
@@ -114,9 +115,7 @@ def test_vectors_come_back_as_they_were_and_the_first_stays(store: Store) -> Non
         ]
     assert nothing.ids == () and nothing.matrix.size == 0
     assert scope.matrix.shape == (2, store.embedder.dimension)
-    assert all(
-        np.array_equal(by_number[s], v) for s, v in zip(scope.seqs, scope.matrix, strict=True)
-    )
+    assert all(np.array_equal(stored[s], v) for s, v in zip(shas, scope.matrix, strict=True))
     with store.catalog.write() as connection:
         embeddings.put(connection, model, {shas[0]: np.zeros(384, np.float32)})
         again = embeddings.of_scope(connection, model, "h100", ALL_ACCESS)

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kb import clock
-from kb.audit import MAX_SUBJECTS, AuditLog, Entry
+from kb.audit import MAX_SUBJECTS, AuditEntry, AuditLog
 from kb.catalog import Catalog
 from kb.catalog.keys import Keys
 from kb.catalog.tables import api_keys, key_sessions
@@ -84,10 +84,10 @@ def test_impossible_keys_are_refused(
 def test_the_audit_log_is_lines_that_any_tool_reads(catalog: Catalog) -> None:
     log = AuditLog(catalog.data_dir)
     assert log.read() == []
-    log.append(Entry("key_1", "DELETE /documents", "200", ("doc_1", "x" * 500)))
+    log.append(AuditEntry("key_1", "DELETE /documents", "200", ("doc_1", "x" * 500)))
     with log.path.open("a") as file:
         file.write('{"who": "cut off by a full di\n')
-    log.append(Entry("key_2", "a\nb", "403", tuple(f"doc_{n}" for n in range(99))))
+    log.append(AuditEntry("key_2", "a\nb", "403", tuple(f"doc_{n}" for n in range(99))))
     newest, oldest = log.read()
     assert (newest["who"], newest["action"], len(newest["subjects"])) == (
         "key_2",

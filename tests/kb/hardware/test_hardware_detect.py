@@ -15,7 +15,6 @@ from kb.hardware.detection import (
     parse_kfd_properties,
     parse_nvidia_smi,
     parse_rocm_smi,
-    probe,
     read_kfd,
     shortened,
     with_hint,
@@ -85,7 +84,7 @@ def resolver(name: str) -> str | None:
 
 
 def test_this_machine_has_a_cpu_and_detection_says_how_it_knows() -> None:
-    devices = detect_devices(resolver)
+    devices = detect_devices(resolver).devices
     cpus = [device for device in devices if device.kind == "cpu"]
     assert len(cpus) == 1
     assert cpus[0].name
@@ -102,8 +101,8 @@ def test_without_tools_only_the_cpu_is_found(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert [d.kind for d in probe().devices if d.how != "KFD topology"] == ["cpu"]
-    assert probe().notes == ()
+    assert [d.kind for d in detect_devices().devices if d.how != "KFD topology"] == ["cpu"]
+    assert detect_devices().notes == ()
 
 
 def test_a_tool_that_fails_leaves_a_note(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -111,7 +110,7 @@ def test_a_tool_that_fails_leaves_a_note(monkeypatch: pytest.MonkeyPatch, tmp_pa
     tool.write_text("#!/bin/sh\necho 'NVIDIA-SMI has failed because it could not reach'\nexit 9\n")
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert probe().notes == (
+    assert detect_devices().notes == (
         "nvidia-smi did not list devices: NVIDIA-SMI has failed because it could not reach",
     )
 
@@ -126,7 +125,7 @@ def test_an_old_driver_is_asked_again_with_the_fields_it_knows(
     )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
-    first = probe().devices[0]
+    first = detect_devices().devices[0]
     assert (first.name, first.driver, first.memory_bytes) == (
         "Tesla V100-SXM2-32GB",
         "418.40",

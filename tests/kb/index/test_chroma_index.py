@@ -18,7 +18,7 @@ from kb.catalog.knowledge import embeddings, versions
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import LocalEmbedder, Vectors
 from kb.index.chroma import ChromaIndex
-from tests.catalogs import copy_data_dir
+from tests.catalogs import all_missing, copy_data_dir
 
 pytestmark = [pytest.mark.slow(seconds=10), pytest.mark.in_data_dir]
 
@@ -138,7 +138,7 @@ def test_a_damaged_graph_is_found_too(store: Store) -> None:
     with store.catalog.write() as connection:
         content = VersionContent([SectionDraft(("Many",), 1, None)], drafts)
         versions.activate(connection, version, content)
-        missing = embeddings.missing(connection, store.embedder.fingerprint, len(rows))
+        missing = all_missing(connection, store.embedder.fingerprint)
         vectors = {item.sha256: row for item, row in zip(missing, rows, strict=True)}
         embeddings.put(connection, store.embedder.fingerprint, vectors)
     index = opened(store)

@@ -113,7 +113,7 @@ def test_a_folder_that_is_no_model_is_refused_by_whoever_asks(tmp_path: Path) ->
     (folder / "config.json").write_text('{"hidden_size": 8, "model_type": "none"}')
     embedder = LocalEmbedder(folder, tmp_path / "cache")
     embedder.prepare()  # nobody has asked yet
-    with pytest.raises(Unavailable, match="the query model cannot be made") as refused:
+    with pytest.raises(Unavailable, match="the query model cannot be exported") as refused:
         embedder._run([[1, 2, 3]])
     assert "sentence-transformers folder" in (refused.value.hint or "")
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kb.catalog.knowledge import embeddings
+from kb.scope import ALL_ACCESS
 
 if TYPE_CHECKING:
     from tests.fixtures import Store
@@ -33,7 +34,9 @@ def test_the_nearest_come_first_with_their_cosines(store: Store) -> None:
     hits = store.exact.query(("h100",), query, 2)
     assert len(hits) == 2
     with store.catalog.read() as connection:
-        vectors = embeddings.by_sequence(connection, store.embedder.fingerprint, hits)
+        model = store.embedder.fingerprint
+        scope = embeddings.of_scope(connection, model, "h100", ALL_ACCESS)
+    vectors = dict(zip(scope.seqs, scope.matrix, strict=True))
     scores = list(hits.values())
     assert scores == sorted(scores, reverse=True)
     assert np.allclose(scores, [vectors[seq] @ query for seq in hits], atol=1e-5)

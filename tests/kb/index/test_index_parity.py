@@ -14,6 +14,7 @@ from kb.catalog.knowledge import embeddings, passages, versions
 from kb.catalog.knowledge.passages import Patch
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.index.chroma import ChromaIndex
+from tests.catalogs import all_missing
 
 pytestmark = pytest.mark.slow(seconds=4)
 
@@ -33,7 +34,7 @@ def vector_of(text: str, dimension: int) -> NDArray[np.float32]:
 def embed(store: Store) -> None:
     model = store.embedder.fingerprint
     with store.catalog.write() as connection:
-        missing = embeddings.missing(connection, model, 10_000)
+        missing = all_missing(connection, model)
         vectors = {m.sha256: vector_of(m.text, store.embedder.dimension) for m in missing}
         embeddings.put(connection, model, vectors)
 

@@ -4,28 +4,30 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kb.errors import NotFound, Unavailable
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Move, Query
+from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.loop import Search
-from optimizer.search.records import Node, Proposal
+from optimizer.search.records import REFERENCE, Node, Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import (
     Asking,
     CaseView,
-    Context,
     HardwareView,
     ProblemView,
+    ProposalContext,
     ProposalFailed,
     Synthesizer,
 )
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 
 VIEW = ProblemView(
     "hill",
@@ -115,7 +117,7 @@ class Steps:
     name = "steps"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         parent = context.parent.proposal
         x = int(parent.values["x"]) if parent else 0
         tried = {n.proposal.values["x"] for n in context.tried if n.proposal is not None}
@@ -131,7 +133,7 @@ class Nonsense:
     name = "nonsense"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         raise ProposalFailed("it said nothing of use")
 
 
@@ -161,12 +163,12 @@ class Moves:
 
     def __init__(self, *moves: Move) -> None:
         self.moves = moves
-        self.requests: list[Query] = []
+        self.requests: list[RetrieveRequest] = []
         self.reported: list[tuple[str, tuple[str, ...]]] = []
 
-    def consult(self, query: Query) -> Knowledge:
-        self.requests.append(query)
-        return Knowledge(f"ret_{query.node}", moves=self.moves)
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        self.requests.append(request)
+        return Knowledge(f"ret_{request.node_id}", moves=self.moves)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         self.reported.append((retrieval_id, used))
@@ -196,4 +198,45 @@ def search(
         VIEW,
         HARDWARE,
         RecordingListener(),
+    )
+
+
+class ReplayBench:
+    """A bench that answers from the stored evaluations of a run instead of a device: with the same
+    goal and seed the search gives the same tree again."""
+
+    at_once: int
+
+    def __init__(self, nodes: Iterable[Node], at_once: int = 1) -> None:
+        """`at_once` is how many candidates the run's bench evaluated side by side."""
+        self.at_once = at_once
+        self._reference: Evaluation | None = None
+        self._nodes: dict[str, Node] = {}
+        for node in nodes:
+            if node.number == REFERENCE:
+                self._reference = node.evaluation
+            elif node.proposal is not None and node.state != "duplicate":
+                self._nodes[node.proposal.bundle.sha256] = node
+
+    def reference(self) -> Evaluation:
+        """The stored evaluation of the reference. Raises NotFound."""
+        if self._reference is None:
+            raise _absent("its reference")
+        return self._reference
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        """The stored evaluation of the same bundle. Raises NotFound for a bundle that the run never
+        had, Unavailable where the run's own evaluation failed."""
+        node = self._nodes.get(proposal.bundle.sha256)
+        if node is None:
+            raise _absent(f"bundle {proposal.bundle.sha256[:12]}")
+        if node.evaluation is None:
+            raise Unavailable(node.problem, hint="The run had no result for it either.")
+        return node.evaluation
+
+
+def _absent(what: str) -> NotFound:
+    return NotFound(
+        f"the run has no evaluation of {what}",
+        hint="Replay with the goal, the seed and the proposers of the run itself.",
     )

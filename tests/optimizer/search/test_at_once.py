@@ -13,12 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.search.evaluate import ReplayBench
 from optimizer.search.goal import POLICIES, Goal
 from optimizer.search.records import IN_FLIGHT, Cost, Proposal
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.tree import Tree, seen
-from tests.optimizer.search.landscape import Steps, TableBench, hill, proposal, search
+from tests.optimizer.search.landscape import ReplayBench, Steps, TableBench, hill, proposal, search
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -39,7 +38,7 @@ class Hops(Steps):
 
     name = "hops"
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         parent = context.parent.proposal
         x = int(parent.values["x"]) if parent else 0
         tried = [n.proposal.values["x"] for n in context.tried if n.proposal is not None]
@@ -89,7 +88,7 @@ def test_as_many_run_as_the_bench_can(tmp_path: Path) -> None:
         return hill(proposal)
 
     class Fresh(Steps):
-        def propose(self, context: Context) -> Proposal | None:
+        def propose(self, context: ProposalContext) -> Proposal | None:
             return proposal(context.step, 0)
 
     going = search(tmp_path, Goal(candidates=8), TableBench(value, at_once=4), (Fresh(),))
@@ -150,7 +149,7 @@ def test_budgets_count_what_is_in_flight(tmp_path: Path) -> None:
     assert len(measured.requests) == 7
 
     class Dear(Hops):
-        def propose(self, context: Context) -> Proposal | None:
+        def propose(self, context: ProposalContext) -> Proposal | None:
             proposal = super().propose(context)
             return proposal and replace(proposal, cost=Cost(usd=0.4))
 
@@ -197,7 +196,7 @@ def test_what_is_in_flight_is_tried_and_shown_to_nobody(tmp_path: Path) -> None:
     seen_by_step: list[tuple[int, int, int]] = []
 
     class Watching(Hops):
-        def propose(self, context: Context) -> Proposal | None:
+        def propose(self, context: ProposalContext) -> Proposal | None:
             flying = [n for n in context.tried if n.state == IN_FLIGHT]
             shown = [n for n in context.seen if n.state == IN_FLIGHT]
             seen_by_step.append((len(context.tried), len(flying), len(shown)))

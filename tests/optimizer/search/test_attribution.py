@@ -18,15 +18,16 @@ from optimizer.search.attribution import (
     attribution,
 )
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
+from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.loop import Search
-from optimizer.search.propose import Task
+from optimizer.search.propose import SearchTask
 from optimizer.search.records import Node, Proposal
 from optimizer.search.store import FileStore, RunRow
-from optimizer.search.synthesizers.base import Context, Synthesizer
+from optimizer.search.synthesizers.base import ProposalContext, Synthesizer
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from tests.optimizer.search.landscape import HARDWARE, VIEW, RecordingListener, TableBench
 
 LIBRARY = Path(__file__).parents[3] / "skills" / "library"
@@ -69,14 +70,14 @@ class Answers:
     def __init__(self, *moves: Move, excerpts: Sequence[Excerpt] = (EXCERPT,)) -> None:
         self._known = Knowledge("ret_1", tuple(excerpts), moves, (SKILL,))
 
-    def consult(self, query: Query) -> Knowledge:
-        return replace(self._known, retrieval_id=f"ret_{query.node}")
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        return replace(self._known, retrieval_id=f"ret_{request.node_id}")
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
         """Nothing is learned here."""
 
 
-TASK = Task("run_1", Goal(candidates=4, seed=2), SOFTMAX, HARDWARE)
+TASK = SearchTask("run_1", Goal(candidates=4, seed=2), SOFTMAX, HARDWARE)
 
 
 def stored(folder: Path, knowledge: Answers, synthesizer: Synthesizer, at_once: int = 1) -> Tree:
@@ -155,7 +156,7 @@ class Model:
     name = "llm"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal:
+    def propose(self, context: ProposalContext) -> Proposal:
         code = f"// {context.step}\nvoid run() {{ __builtin_prefetch(x); }}\n"
         bundle = Bundle({"k.cpp": code}, "k.cpp", "cpp", "run", {}, "llm")
         claimed = ("mv_unroll", TRITON, "psg_1")

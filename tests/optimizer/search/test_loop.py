@@ -12,11 +12,11 @@ import pytest
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import UNTRIED, confirm, finalists
 from optimizer.search.goal import POLICIES, Goal, reason_to_stop
-from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP, SILENT_IN_A_ROW
-from optimizer.search.propose import NEVER_ANSWERED
+from optimizer.search.loop import FAILED_IN_A_ROW, GIVEN_UP
+from optimizer.search.propose import NEVER_ANSWERED, SILENT_IN_A_ROW
 from optimizer.search.records import Proposal, node_from_json
 from optimizer.search.store import FileStore
-from optimizer.search.synthesizers.base import Context, Unreachable
+from optimizer.search.synthesizers.base import ProposalContext, Unreachable
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import (
     Moves,
@@ -132,7 +132,7 @@ def test_a_run_whose_proposer_is_out_of_reach_fails_and_can_go_on(tmp_path: Path
     class Away(Steps):
         asked = 0
 
-        def propose(self, context: Context) -> Proposal | None:
+        def propose(self, context: ProposalContext) -> Proposal | None:
             Away.asked += 1
             raise Unreachable("no answer from there")
 
@@ -148,7 +148,7 @@ def test_a_proposer_that_answered_before_is_given_time_to_come_back(tmp_path: Pa
     class Back(Steps):
         asked = 0
 
-        def propose(self, context: Context) -> Proposal | None:
+        def propose(self, context: ProposalContext) -> Proposal | None:
             Back.asked += 1
             if 2 <= Back.asked < SILENT_IN_A_ROW:
                 raise Unreachable("no answer from there")
@@ -245,7 +245,7 @@ class Slow:
     name: str = "slow"
     first_tries: int = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         x = 1_000 + len(context.tried)
         return replace(proposal(x, context.parent.number), synthesizer=self.name)
 
@@ -284,7 +284,7 @@ class Wandering:
     name: str = "steps"
     first_tries: int = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         return proposal(len(context.tried) + 1, context.parent.number)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from optimizer.search.knowledge import Move, Query, applicable_moves
+from optimizer.search.knowledge import Move, applicable_moves
+from retrieval.request import RetrieveRequest
 
 FACTS = {"sm_count": 132}
 
@@ -11,10 +12,17 @@ def move_when(when: str) -> Move:
     return Move(when or "always", "wider", {"role": "vector"}, None, None, "", None, when)
 
 
-def query_with(**problem: float) -> Query:
+def request_with(**problem: float) -> RetrieveRequest:
     signals = ("memory_bound",)
     metrics: dict[str, float | str] = {"roofline_pct": 40.0, "kernel": "k"}
-    return Query(signals, metrics, "", "h200", "mm", "triton", "fp32", "", 1, 100, problem)
+    return RetrieveRequest(
+        signals=signals,
+        metrics=metrics,
+        op="mm",
+        language="triton",
+        dtype="fp32",
+        problem=problem,
+    )
 
 
 def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() -> None:
@@ -27,7 +35,7 @@ def test_what_holds_is_said_what_does_not_is_left_out_and_the_rest_stays_open() 
     excluded = ("problem.op in ['softmax']", "signals.compute_bound", "facts.sm_count > 200")
     missing = "problem.rows >= 8"
     candidates = [move_when(when) for when in (*holding, *excluded, missing, "")]
-    moves = applicable_moves(candidates, query_with(reduction_length=32), FACTS)
+    moves = applicable_moves(candidates, request_with(reduction_length=32), FACTS)
     assert [(move.when, move.applies) for move in moves] == [
         *((when, True) for when in holding),
         (missing, None),

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from optimizer.evaluation.records import Evaluation, verdict_from_json
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Move, Query, knowledge_from_json
-from optimizer.search.propose import Task, compose_context, query, roles_of
+from optimizer.search.knowledge import Knowledge, Move, knowledge_from_json
+from optimizer.search.propose import SearchTask, compose_context, request_for, roles_of
 from optimizer.search.records import Node, Proposal
-from optimizer.search.synthesizers.base import Context, ProblemView
+from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.tree import Tree
 from tests.optimizer.search.landscape import HARDWARE, VIEW
 
-TASK = Task("run_1", Goal(language="cpp"), VIEW, HARDWARE)
+TASK = SearchTask("run_1", Goal(language="cpp"), VIEW, HARDWARE)
 FOUND = Evaluation(
     key="", problem="p", candidate="", language="cpp", hardware="x86-64", device="cpu",
     toolchain="", harness="", validity="correct", timing="measured", reached="diagnose",
@@ -27,7 +27,7 @@ FOUND = Evaluation(
 
 
 def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
-    question = query(TASK, Node(1, 0, "evaluated", None, FOUND), ("vector",))
+    question = request_for(TASK, Node(1, 0, "evaluated", None, FOUND), ("vector",))
     assert question.signals == ("poor_reuse", "memory_bound")
     assert question.metrics == {"packed_instructions": 3, "roofline_pct": 40.0}
     assert question.problem == {"reduction_length": 64, "element_bytes": 4}
@@ -36,8 +36,8 @@ def test_a_query_tells_what_the_verdict_was_derived_from() -> None:
 
 def test_a_verdict_of_an_earlier_version_is_asked_about_too() -> None:
     old = replace(FOUND, verdict=verdict_from_json({"signals": [{"id": "poor_reuse"}]}))
-    question = query(TASK, Node(1, 0, "evaluated", None, old))
-    assert question.metrics == {"packed_instructions": 3} and question.problem == {}
+    question = request_for(TASK, Node(1, 0, "evaluated", None, old))
+    assert question.metrics == {"packed_instructions": 3} and question.problem is None
     move = {"id": "m", "name": "m", "change": {}, "limit": 4, "limit_name": "f", "why": "",
            "applies": True}  # fmt: skip
     row = {"retrieval_id": "", "excerpts": [], "remedies": [move], "skills": [], "facts": {}}
@@ -48,7 +48,7 @@ class OfTiles:
     name = "tiles"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         return None
 
     def roles(self, problem: ProblemView) -> tuple[str, ...]:
@@ -59,7 +59,7 @@ class OfAnything:
     name = "anything"
     first_tries = 1
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         return None
 
 
@@ -74,4 +74,3 @@ def test_the_device_knows_itself_better_than_its_family_is_known() -> None:
     knowledge = Knowledge("ret_1", facts={"vector_bits": 512.0, "cache_line": 64.0})
     facts = compose_context(task, tree, 0, knowledge).knowledge.facts
     assert facts == {"vector_bits": 256.0, "cache_line": 64.0}
-    assert Query((), {}, "", "x", "", None, None, "", 0, 1).roles == ()

@@ -10,11 +10,10 @@ import pytest
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.confirm import confirm, last_seconds
 from optimizer.search.goal import Goal
-from optimizer.search.loop import Search
+from optimizer.search.loop import Search, Stages, UnusedProposer, why_untried
 from optimizer.search.records import Proposal
-from optimizer.search.synthesizers.base import Context, Synthesizer
+from optimizer.search.synthesizers.base import ProposalContext, Synthesizer
 from optimizer.search.tree import Tree
-from optimizer.search.untried import LeftOut, Stages, why_untried
 from tests.optimizer.search.landscape import Nonsense, Steps, TableBench, search
 
 
@@ -25,7 +24,7 @@ class Nobody:
     first_tries = 1
     nothing_because = "no rule for aten.sort"
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         return None
 
 
@@ -38,7 +37,7 @@ class SlowReference(TableBench):
 
 def reason(search: Search, *others: Synthesizer, stages: dict[str, float] | None = None) -> str:
     ended = search.run().ended
-    left = [LeftOut(other, "leave --language out") for other in others]
+    left = [UnusedProposer(other, "leave --language out") for other in others]
     why = why_untried(search, ended, stages or {}, lambda: left)
     bench = search.bench
     outcome = confirm(search.tree, bench, untried=lambda: why)  # type: ignore[arg-type]
@@ -51,8 +50,8 @@ def test_where_no_candidate_exists_it_names_who_was_asked_and_who_would_have_one
 ) -> None:
     why = reason(search(tmp_path, Goal(minutes=2), synthesizers=(Nobody(),)), Steps(), Nonsense())
     assert why == (
-        "nothing was tried: no candidate exists. Asked: nobody (no rule for aten.sort). steps,"
-        " which was not asked, has one: leave --language out; a language model (--models) or a"
+        "nothing was tried: no candidate exists. Tried: nobody (no rule for aten.sort). steps,"
+        " which was not tried, has one: leave --language out; a language model (--models) or a"
         " proposer of your own (POST /runs) can write one"
     )
 

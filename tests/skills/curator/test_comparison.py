@@ -7,13 +7,13 @@ import random
 import pytest
 
 from skills.curator.comparison import (
-    ShownTexts,
     body_key,
     code,
+    copied_from,
     kernel_key,
     prose,
-    strip,
     without_comments,
+    without_copies,
 )
 from tests.skills.curator.planted import SEEDS, free
 
@@ -67,21 +67,22 @@ def test_spans_of_eight_words_are_dropped_and_nothing_else(seed: int) -> None:
     start, length = chance.randrange(40), chance.randrange(8, 20)
     echo, short = stored[start : start + length], stored[:7]
     mixed = " ".join([*own[:10], *echo, *own[10:20], *short, *own[20:]])
-    stripped = strip(mixed, ShownTexts({"sk_1": " ".join(stored)}))
-    assert stripped.text.split() == [*own[:20], *short, *own[20:]]
-    assert stripped.share == pytest.approx(len(echo) / (30 + len(echo) + 7))
+    text, share = without_copies(mixed, [" ".join(stored)])
+    assert text.split() == [*own[:20], *short, *own[20:]]
+    assert share == pytest.approx(len(echo) / (30 + len(echo) + 7))
 
 
 def test_case_and_punctuation_hide_nothing() -> None:
-    stored = ShownTexts({"a": "Load a row once, keep it on the chip, then write."})
-    assert strip("load A row once keep it ON the chip then write", stored).text == ""
-    assert strip("Something else entirely, in other words than those.", stored).share == 0
+    stored = ["Load a row once, keep it on the chip, then write."]
+    assert without_copies("load A row once keep it ON the chip then write", stored)[0] == ""
+    assert without_copies("Something else entirely, in other words than those.", stored)[1] == 0
 
 
 def test_code_is_traced_to_the_text_that_has_most_of_it() -> None:
     code = "for (int i = 0; i < n; i++) y[i] = a * x[i] + y[i];"
-    shown = ShownTexts(
-        {"one": f"## Before\n{code}\nmore();", "two": "nothing of the kind at all here"}
+    shown = {"one": f"## Before\n{code}\nmore();", "two": "nothing of the kind at all here"}
+    assert copied_from(code, shown) == ("one", 1.0)
+    assert copied_from("int other(void) { return strange(thing, with, names); }", shown) == (
+        "",
+        0.0,
     )
-    assert shown.source_of(code) == ("one", 1.0)
-    assert shown.source_of("int other(void) { return strange(thing, with, names); }") == ("", 0.0)

@@ -23,7 +23,7 @@ from optimizer.evaluation.records import CaseCheck, Evaluation
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
-from optimizer.search.runs.model_tools import ModelTools
+from optimizer.search.runs.models import ModelTools
 from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
@@ -187,7 +187,12 @@ def test_it_is_shown_for_its_error_once_a_person_approved_it(
 
     assert skill.name not in shown(log)
     change_state(
-        place.services, skill.name, "active", actor="ann", reason="both cures read", force=True
+        place.services.catalog,
+        skill.name,
+        "active",
+        actor="ann",
+        reason="both cures read",
+        force=True,
     )
     assert shown(log) == [skill.name]
     assert skill.name not in shown("kernel.nv:3:1: error: another message altogether")

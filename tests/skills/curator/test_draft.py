@@ -16,9 +16,8 @@ from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import ROLES as KNOBS
 from kb.predicates import Bindings, compile_predicate
 from skills.curator.contrast import contrast
-from skills.curator.draft import DraftedSkill, compose, slug
+from skills.curator.draft import DraftedSkill, compose, dangling, render, rows_of, slug
 from skills.curator.drafter import DraftTask
-from skills.curator.evidence import dangling, render, rows_of
 from skills.curator.gate import gate
 from skills.format.lint import Allowed, lint
 from skills.format.schema import advice, check

@@ -8,9 +8,15 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.synthesizers.llm.conversation import Transcript
-from skills.curator.debugging_skills import drafts_in
-from skills.curator.mended_errors import MOST_CHANGED, CompiledDraft, Mend, lessons_of, mends_of
+from optimizer.search.synthesizers.llm.conversation import ModelTranscript
+from skills.curator.debugging_skills import (
+    MOST_CHANGED,
+    CompiledDraft,
+    Mend,
+    drafts_in,
+    lessons_of,
+    mends_of,
+)
 from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from tests.skills.curator.planted import free, measured, trajectory
 
@@ -58,11 +64,11 @@ def other_problem(made: Trajectory) -> Trajectory:
 
 
 def mends(*runs: Trajectory) -> list[Mend]:
-    return [mend for run in runs for mend in mends_of(run).mends]
+    return [mend for run in runs for mend in mends_of(run)[0]]
 
 
 def test_the_log_of_a_node_comes_before_its_message() -> None:
-    [mend] = mends_of(mended(), logs={1: "error: another function 'x'; stop"}).mends
+    ([mend], _) = mends_of(mended(), logs={1: "error: another function 'x'; stop"})
     assert mend.words == "error: another function <name>; stop"
 
 
@@ -86,9 +92,9 @@ def test_a_child_and_the_next_kernel_of_the_parent_mend(child: bool) -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_mend_says_why(made: Trajectory, reason: str) -> None:
-    judged = mends_of(made)
-    assert judged.mends == ()
-    assert any(reason in decision.reason for decision in judged.decisions), judged.decisions
+    found, decisions = mends_of(made)
+    assert found == []
+    assert any(reason in decision.reason for decision in decisions), decisions
 
 
 def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> None:
@@ -105,12 +111,12 @@ def test_of_a_kernel_written_anew_the_lines_at_the_message_are_the_cure() -> Non
 
 def test_an_unlike_kernel_of_the_same_parent_is_no_repair() -> None:
     unlike = side(2, "int kernlore_run() { return 3; }\n")
-    assert mends_of(mended(child=False, after=unlike)).decisions == ()
+    assert mends_of(mended(child=False, after=unlike))[1] == []
 
 
 @pytest.mark.parametrize("child", [True, False])
 def test_kernels_of_recipes_mend_nothing(child: bool) -> None:
-    assert mends_of(mended(child=child, origin="recipe")).decisions == ()
+    assert mends_of(mended(child=child, origin="recipe"))[1] == []
 
 
 def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() -> None:
@@ -120,7 +126,7 @@ def test_two_problems_or_two_unlike_kernels_are_a_lesson_and_copies_are_not() ->
     assert lessons_of(copies)[0] == []
     unlike = "".join(f"  float a{n} = x[{n}] * {n};\n" for n in range(9))
     [lesson], _ = lessons_of(mends(mended(), mended(unlike, run="run_2")))
-    assert {mend.run for mend in lesson.shown} == {"run_1", "run_2"}
+    assert {mend.search.id for mend in lesson.shown} == {"run_1", "run_2"}
     far = other_problem(mended(REST + "  y[0] += 1;\n", run="run_2"))
     assert len(lessons_of(mends(mended(), far))[0]) == 1
     other_chip = replace(far, hardware="h100")
@@ -155,7 +161,7 @@ def test_the_last_draft_that_did_not_compile_counts_as_the_failed_kernel() -> No
         CompiledDraft({"kernel.cpp": kernel("scale1(x);")}, "error: an earlier message"),
         CompiledDraft({"kernel.cpp": kernel("scale2(x);")}, UNKNOWN),
     ]
-    [mend] = mends_of(made, drafts={1: drafts}).mends
+    ([mend], _) = mends_of(made, drafts={1: drafts})
     assert (mend.draft, mend.node, mend.validity) == (2, 1, "not_compiled")
 
 
@@ -178,7 +184,7 @@ def test_drafts_are_read_from_a_stored_conversation() -> None:
         *(call("2", {"k.cpp": "b"}), answer("2", "It compiles.")),
         *(call("3", "no files"), answer("3", "failed: no files")),
     ]
-    drafts = drafts_in(Transcript("run_1", 1, 0, "m", "v3", messages))
+    drafts = drafts_in(ModelTranscript("run_1", 1, 0, "m", "v3", messages))
     assert drafts == [
         CompiledDraft({"k.cpp": "a"}, "error: a\n  b"),
         CompiledDraft({"k.cpp": "b"}, ""),

@@ -14,7 +14,7 @@ from kb.catalog import skills as store
 from kb.embedding import LocalEmbedder
 from kb.errors import Conflict
 from kb.scope import ALL_ACCESS
-from optimizer.search.runs.skill_moves import recipe_of
+from optimizer.search.runs.knowledge import recipe_of
 from skills.curator.contrast import roles_of
 from skills.curator.distil import context_of, snapshot, store_deltas
 from skills.curator.drafter import DELTA_SCHEMA, DraftTask

@@ -16,7 +16,7 @@ from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.knowledge import Knowledge
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Context, HardwareView
+from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.answers import answer_from
 from skills.training.prompts import answer_text
 from skills.training.rows import (
@@ -51,11 +51,11 @@ RESERVED = {
 
 
 def test_only_what_is_faster_for_certain_is_imitated() -> None:
-    shaped_rows = shaped(SAMPLES, "sft")
-    assert [row["id"] for row in shaped_rows.rows] == ["run_1/1", "run_1/2", "run_1/6"]
-    assert sum(shaped_rows.left_out.values()) + len(shaped_rows.rows) == len(SAMPLES)
-    assert shaped_rows.left_out["slower than what it changes for certain"] == 1
-    first = shaped_rows.rows[0]
+    rows, left_out = shaped(SAMPLES, "sft")
+    assert [row["id"] for row in rows] == ["run_1/1", "run_1/2", "run_1/6"]
+    assert sum(left_out.values()) + len(rows) == len(SAMPLES)
+    assert left_out["slower than what it changes for certain"] == 1
+    first = rows[0]
     assert first["prompt"] == [
         {"role": "system", "content": "system"},
         {"role": "user", "content": "user 1"},
@@ -67,7 +67,7 @@ def test_only_what_is_faster_for_certain_is_imitated() -> None:
 
 
 def test_pairs_are_of_one_parent_and_certain() -> None:
-    pairs = {(r["id"], r["rejected_id"]): r for r in shaped(SAMPLES, "dpo").rows}
+    pairs = {(r["id"], r["rejected_id"]): r for r in shaped(SAMPLES, "dpo")[0]}
     assert set(pairs) == {
         ("run_1/2", "run_1/1"),
         ("run_1/1", "run_1/3"),
@@ -99,9 +99,9 @@ def test_one_row_for_each_prompt() -> None:
     same = tuple(
         replace(s, prompt=TrainingPrompt("system", "the same", "rendered")) for s in SAMPLES
     )
-    shaped_rows = shaped(same, "grpo")
-    assert len(shaped_rows.rows) == 1 and shaped_rows.left_out == {"the same prompt as another": 6}
-    row = shaped_rows.rows[0]
+    rows, left_out = shaped(same, "grpo")
+    assert len(rows) == 1 and left_out == {"the same prompt as another": 6}
+    row = rows[0]
     assert "completion" not in row and row["best_known"] == pytest.approx(3.1 * 0.95)
     assert row["problem_source"] == "class Model: ..."
 
@@ -120,7 +120,7 @@ def read_back(path: Path) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_what_is_written_is_read_back(shape: Shape, format: Format, tmp_path: Path) -> None:
-    rows = shaped(SAMPLES, shape).rows
+    rows = shaped(SAMPLES, shape)[0]
     path = write_rows(rows, shape, format, tmp_path / "out")
     assert read_back(path) == list(rows) and rows
     assert all(set(row) == set(rows[0]) for row in rows)
@@ -202,7 +202,9 @@ def test_an_answer_is_read_back_as_the_same_bundle(text: str, entry: str) -> Non
     view = problem_view(problem, "cpu")
     hardware = HardwareView("x86-64", ("x86-64",), "cpu", ("cpp",), {})
     root = Node(0, None, "evaluated", None, None)
-    context = Context(view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True)
+    context = ProposalContext(
+        view, hardware, root, (), None, Knowledge(), (), 1, 0, "run_1", 6000, True
+    )
     answer = answer_text(bundle, 'Wider "vectors".', ("mv_1", "psg_2"))
     again = answer_from(answer, context, {"mv_1", "psg_2"})
     assert again.bundle.sha256 == bundle.sha256

@@ -35,7 +35,7 @@ def test_the_files_are_loaded_as_they_were_written(
 
     from tests.skills.training.trainers import exported
 
-    rows, loaded = shaped(SAMPLES, shape).rows, exported(shape, format, tmp_path)
+    rows, loaded = shaped(SAMPLES, shape)[0], exported(shape, format, tmp_path)
     assert len(loaded) == len(rows) > 0
     for row, expected in zip(loaded, rows, strict=True):
         assert is_conversational(row)

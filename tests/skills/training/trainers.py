@@ -23,7 +23,7 @@ TEMPLATE = (
 
 
 def exported(shape: Shape, format: Format, folder: Path) -> Dataset:
-    path = write_rows(shaped(SAMPLES, shape).rows, shape, format, folder / "out")
+    path = write_rows(shaped(SAMPLES, shape)[0], shape, format, folder / "out")
     kind = "json" if format == "jsonl" else "parquet"
     return load_dataset(kind, data_files=str(path), split="train", cache_dir=str(folder / "cache"))
 

@@ -21,8 +21,8 @@ from skills.training.samples import reward_of
 from skills.trajectories.reading import (
     flagged_keys,
     open_flags,
+    review_notes,
     reviewed_evaluation,
-    reviewed_sentences,
     reviewed_tree,
 )
 from skills.trajectories.records import (
@@ -76,7 +76,7 @@ def read(tree: Tree, reviews: dict[str, Review] | None = None) -> Trajectory:
     """A tree as the curator reads it with these decisions, without the first instance."""
     decisions = reviews or {}
     changed = reviewed_tree(tree, decisions)
-    steps = steps_of(changed, {}, reviewed_sentences(changed, decisions))
+    steps = steps_of(changed, {}, review_notes(tree, decisions))
     made: Trajectory = trajectory(*steps[1:])
     return made
 

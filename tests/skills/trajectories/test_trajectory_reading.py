@@ -19,7 +19,7 @@ from optimizer.evaluation.records import (
     Interval,
     verdict_from_json,
 )
-from optimizer.search.records import Node, Proposal, Shown
+from optimizer.search.records import Node, Proposal, ShownIds
 from optimizer.search.synthesizers.recipe.recipe import Parameter, Recipe
 from optimizer.search.tree import Tree
 from skills.curator.contrast import contrast, roles_of
@@ -79,7 +79,7 @@ def tree(*more: Node) -> Tree:
             ("mv_1",),
         )
 
-    shown = Shown("ret_1", ("psg_1",), ("mv_1",), ("a-skill",))
+    shown = ShownIds("ret_1", ("psg_1",), ("mv_1",), ("a-skill",))
     return Tree(
         [
             Node(0, None, "evaluated", None, evaluation_of(None, None)),

@@ -19,7 +19,7 @@ from optimizer.evaluation.timing.measure import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.python import TorchPython
-from optimizer.search.bench.local import LocalBench, LocalDevice, Place
+from optimizer.search.bench.local import LocalBench, LocalDevice, TargetToolchain
 from skills.format.schema import SkillFile
 from skills.format.skillfile import write_skill
 from skills.skill_library import SkillLibrary
@@ -123,7 +123,10 @@ class KeptDevice(LocalDevice):
 
 @contextmanager
 def bench_of(problem: Problem) -> Iterator[LocalBench]:
-    places = {"cpp": Place(CPU, CppToolchain()), "torch": Place(CPU, TorchPython())}
+    places = {
+        "cpp": TargetToolchain(CPU, CppToolchain()),
+        "torch": TargetToolchain(CPU, TorchPython()),
+    }
     with LocalBench(problem, places, QUICK, devices=(KeptDevice("cpu"),)) as bench:
         yield bench
 

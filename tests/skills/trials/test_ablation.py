@@ -13,12 +13,13 @@ from kb.catalog.skills import SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval
-from optimizer.search.knowledge import Knowledge, NoKnowledge, Query, ShownSkill
-from optimizer.search.runs.skill_moves import recipe_of, remedies_of, skill_of
+from optimizer.search.knowledge import Knowledge, NoKnowledge, ShownSkill
+from optimizer.search.runs.knowledge import recipe_of, remedies_of, skill_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
-from skills.trials.ablation import Ablation, WithSkill
-from skills.trials.trial import MAX_TRIALS, TrialContext, classify_trials
+from retrieval.request import RetrieveRequest
+from skills.trials.ablation import MAX_TRIALS, Ablation, WithSkill
+from skills.trials.trial import classify_trials
 from tests.skills.trials.curated import TEMPLATE, WRONG, bench_of, skill_in
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -37,7 +38,7 @@ MOVES = [
 def ablation(
     problem: Problem, *recipes: Recipe, seen: frozenset[tuple[str, str]] = frozenset()
 ) -> Ablation:
-    return Ablation(TrialContext([problem], bench_of, recipes, NoKnowledge(), HERE, seen))
+    return Ablation([problem], bench_of, recipes, NoKnowledge(), HERE, seen)
 
 
 def test_a_recipe_is_tried_against_nothing_where_nothing_else_proposes(
@@ -83,7 +84,7 @@ def test_what_it_was_made_of_is_left_out_and_each_trial_has_its_own_seed(
         assert (trial.with_skill.tried, trial.without.tried) == (1, 1)
         if trial.gain is not None:
             assert (trial.gain.low, trial.gain.value, trial.gain.high) == (1.0, 1.0, 1.0)
-            assert trial.note == "both arms stand at the same kernels"
+            assert trial.note == "both searches have the same best kernels"
     assert not classify_trials(trials).helps
 
 
@@ -110,7 +111,7 @@ def test_what_cannot_be_left_out_is_said(
     words = skill_in(catalog, tmp_path, "", name="words", files={})
     other = skill_in(catalog, tmp_path, TEMPLATE, name="other", metadata={"kb.ops": "softmax"})
     for skill, message in (
-        (avoid, "what to avoid"),
+        (avoid, "does not name the change to avoid"),
         (words, "neither a recipe nor moves"),
         (other, "no unseen problem or case"),
         # No recipe here that it could move.
@@ -134,10 +135,10 @@ class Remembered(NoKnowledge):
     """Knowledge of one skill and its moves; keeps what it was asked."""
 
     def __init__(self, skill: SkillRow) -> None:
-        self.skill, self.asked = skill, list[Query]()
+        self.skill, self.asked = skill, list[RetrieveRequest]()
 
-    def consult(self, query: Query) -> Knowledge:
-        self.asked.append(query)
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        self.asked.append(request)
         shown = ShownSkill(self.skill.name, "", self.skill.body, 1.0)
         return Knowledge("ret_1", moves=remedies_of(self.skill), skills=(shown,))
 
@@ -145,11 +146,11 @@ class Remembered(NoKnowledge):
 def test_knowledge_with_and_without_a_skill(catalog: Catalog, tmp_path: Path) -> None:
     skill = moving(catalog, tmp_path)
     source = Remembered(skill)
-    query = Query((), {}, "", "x86-64", "reduction", "cpp", "float32", "run_1", 0, 100)
+    query = RetrieveRequest(op="reduction", language="cpp", run_id="run_1")
     with_it = WithSkill(source, skill, "").consult(query)
     assert [s.name for s in with_it.skills] == [skill.name]
     assert [r.id for r in with_it.moves] == ["any-wider-lanes#0"]
     assert [skill_of(r.id) for r in with_it.moves] == [skill.name]
     without = WithSkill(source, None, skill.name).consult(query)
     assert without.skills == () and without.moves == ()
-    assert [query.run_id for query in source.asked] == ["", ""]  # nothing is withheld by chance
+    assert [query.run_id for query in source.asked] == [None, None]  # nothing is withheld by chance

@@ -18,12 +18,12 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.knowledge import NoKnowledge
 from optimizer.search.records import Proposal, Value
-from optimizer.search.runs.skill_moves import knobs_of, recipe_of, warning_of
+from optimizer.search.runs.knowledge import knobs_of, recipe_of, warning_of
 from optimizer.search.synthesizers.base import HardwareView
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from optimizer.search.synthesizers.recipe.steps import Knob
-from skills.trials.ablation import MAX_PAIRS, Ablation
-from skills.trials.trial import MAX_TRIALS, Arm, Trial, TrialContext, classify_trials
+from skills.trials.ablation import MAX_PAIRS, MAX_TRIALS, Ablation
+from skills.trials.trial import Arm, Trial, classify_trials
 from skills.trials.verification import verify
 from tests.skills.trials.curated import TEMPLATE, bench_of, skill_in
 
@@ -88,7 +88,7 @@ def lanes(values: Mapping[str, Value]) -> float:
 def ablation(problem: Problem, bench: Any, *recipes: Recipe) -> Ablation:
     """Of a skill that was made of everything that the problem searches."""
     seen = frozenset((problem.sha256, case.name) for case in problem.searched)
-    return Ablation(TrialContext([problem], bench, recipes, NoKnowledge(), HERE, seen))
+    return Ablation([problem], bench, recipes, NoKnowledge(), HERE, seen)
 
 
 def warning(catalog: Catalog, folder: Path, transformation: str) -> SkillRow:
@@ -246,7 +246,7 @@ def test_what_names_no_direction_cannot_be_done_on_purpose(
 ) -> None:
     for transformation in ("set-dtype", "use-recipe-row-total", "vectorize-loads"):
         skill = warning(catalog, tmp_path, transformation)
-        with pytest.raises(Unavailable, match="says what to avoid"):
+        with pytest.raises(Unavailable, match="does not name the change to avoid"):
             list(ablation(problem, known(lanes)).trials(skill, 1))
 
 

@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.open_case import OpenCase
-from skills.trials.trial import as_only, held_out_cases
+from optimizer.evaluation.problem.spec import Problem
+from skills.trials.trial import HeldOutCase, as_only, held_out_cases
 from tests.skills.trials.curated import problem_in
+
+
+def first_cases(
+    problem: Problem, device: str, count: int, seed: int, known: Sequence[str] = ()
+) -> list[HeldOutCase]:
+    return list(islice(held_out_cases(problem, device, seed, known), count))
 
 
 def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
-    cases = held_out_cases(problem, "cpu", 4, seed=0)
+    cases = first_cases(problem, "cpu", 4, seed=0)
     assert [target.why for target in cases] == ["held out", *["other sizes"] * 3]
     for target in cases:
         assert target.problem.searched == (target.case,) and not target.problem.held_out
@@ -30,9 +38,9 @@ def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path
 
 def test_the_same_seed_draws_the_same_sizes_and_known_ones_are_left_out(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
-    names = [target.case.name for target in held_out_cases(problem, "cpu", 4, seed=3)]
-    assert names == [target.case.name for target in held_out_cases(problem, "cpu", 4, seed=3)]
-    left = held_out_cases(problem, "cpu", 3, seed=3, known=names[:1])
+    names = [target.case.name for target in first_cases(problem, "cpu", 4, seed=3)]
+    assert names == [target.case.name for target in first_cases(problem, "cpu", 4, seed=3)]
+    left = first_cases(problem, "cpu", 3, seed=3, known=names[:1])
     assert [target.case.name for target in left] == names[1:]
 
 
@@ -41,7 +49,7 @@ def test_names_tell_sizes_apart(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     by_name: dict[str, Mapping[str, Any]] = {}
     for seed in range(6):
-        for target in held_out_cases(problem, "cpu", 6, seed=seed):
+        for target in first_cases(problem, "cpu", 6, seed=seed):
             sizes = by_name.setdefault(target.case.name, target.case.constants)
             assert sizes == target.case.constants
     assert len(by_name) > 6
@@ -60,13 +68,13 @@ def test_sizes_that_the_problem_cannot_do_are_no_cases(tmp_path: Path) -> None:
         "constants = {rows = 64, cols = 64}\n",
         encoding="utf-8",
     )
-    cases = held_out_cases(load_problem(path), "cpu", 9, seed=0)
+    cases = first_cases(load_problem(path), "cpu", 9, seed=0)
     assert cases and {target.case.constants["cols"] for target in cases} == {64}
 
 
 def test_a_case_for_another_device_is_no_case_here(tmp_path: Path) -> None:
     problem = problem_in(tmp_path)
     cases = tuple(replace(case, devices=("cuda",)) for case in problem.cases)
-    assert held_out_cases(replace(problem, cases=cases), "cpu", 3, seed=0) == []
+    assert first_cases(replace(problem, cases=cases), "cpu", 3, seed=0) == []
     only = as_only(problem, problem.held_out[0], "held out")
     assert only.problem.cases == (only.case,) and not only.case.held_out

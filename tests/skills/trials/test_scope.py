@@ -9,7 +9,7 @@ import pytest
 
 from kb.catalog import open_catalog
 from optimizer.evaluation.problem.spec import Problem
-from skills.trials.trial import case_sizes, leaves_in
+from skills.trials.trial import can_be_offered, case_sizes
 from tests.catalogs import fresh_data_dir
 from tests.skills.trials.curated import TEMPLATE, problem_in, skill_in
 
@@ -52,4 +52,4 @@ def test_a_precondition_leaves_a_case_in_unless_it_is_certainly_out(
     metadata = {"kb.languages": "cpp", **({"kb.predicate": predicate} if predicate else {})}
     skill = skill_in(catalog, tmp_path, TEMPLATE, metadata=metadata)
     catalog.close()
-    assert leaves_in(skill, problem, problem.cases[0], FACTS) is offered
+    assert can_be_offered(skill, problem, problem.cases[0], FACTS) is offered

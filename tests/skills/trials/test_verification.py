@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path
     with pytest.raises(Unavailable):
         verify(catalog, name, Planted(missing="no chip here"), actor="ann")
     done = verify(catalog, name, helpful, actor="ann")
-    assert done.state == "active" and json.dumps(done.as_json())
+    assert done.state == "active" and json.dumps(asdict(done))
     with catalog.read() as connection:
         row = store.get(connection, name)
         kept = store.evidence_of(connection, row.id)

@@ -38,7 +38,7 @@ helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
 {{- join "," $names -}}
 {{- end -}}
 
-{{- /* Asks as Prometheus and the probes may: with the key, once there are keys. */ -}}
+{{- /* Request PATH with the key of the secret, if there is one. */ -}}
 {{- define "kernlore.ask" -}}
 - python
 - -c

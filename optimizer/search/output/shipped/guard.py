@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 
-from optimizer.search.output.shipped.kernels import CKernel, KernelFailed, PythonKernel, find
+from optimizer.search.output.shipped.kernels import CKernel, KernelErrorCode, PythonKernel, find
 from optimizer.search.output.shipped.library import KernelUnavailable
 from optimizer.search.output.shipped.table import (
+    DispatchTable,
     Row,
-    Table,
     comparable,
     constructor_arguments,
     describe,
@@ -43,7 +43,7 @@ class _Match(NamedTuple):
 class Guarded(torch.nn.Module):
     """Base beside the reference's Model: same constructor, same state_dict, guarded forward."""
 
-    _table: ClassVar[Table]
+    _table: ClassVar[DispatchTable]
     _reference: ClassVar[type]
 
     def __init__(self, *args: Any, **named: Any) -> None:
@@ -79,7 +79,7 @@ class Guarded(torch.nn.Module):
             if kernel is not None:
                 try:
                     return self._called(kernel, match, values)
-                except (KernelFailed, KernelUnavailable) as problem:
+                except (KernelErrorCode, KernelUnavailable) as problem:
                     self._give_up(str(problem))
         return super().forward(*inputs, **named)
 

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from optimizer.search.output.shipped.library import KernelUnavailable, open_library
-from optimizer.search.output.shipped.table import Row, Table
+from optimizer.search.output.shipped.table import DispatchTable, Row
 
 DTYPE_CODES = {
     torch.float32: 0,
@@ -71,7 +71,7 @@ def _place(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor | None] 
     return parameters if last in parameters else at._buffers
 
 
-class _Tensor(ctypes.Structure):
+class _TensorArgument(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("dtype", ctypes.c_int64),
@@ -81,7 +81,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Counts(ctypes.Structure):
+class _CallCounts(ctypes.Structure):
     _fields_ = (
         ("inputs", ctypes.c_int64),
         ("parameters", ctypes.c_int64),
@@ -90,7 +90,7 @@ class _Counts(ctypes.Structure):
     )
 
 
-class KernelFailed(RuntimeError):
+class KernelErrorCode(RuntimeError):
     """The kernel returned an error code."""
 
 
@@ -98,7 +98,7 @@ class CKernel:
     """The function `table.entry` of the library in `table.folder`. Raises KernelUnavailable where
     it cannot be loaded or built."""
 
-    def __init__(self, table: Table) -> None:
+    def __init__(self, table: DispatchTable) -> None:
         self._entry = table.entry
         library = open_library(Path(table.folder), apart=table.frozen)
         try:
@@ -106,7 +106,7 @@ class CKernel:
         except AttributeError as problem:
             raise KernelUnavailable(f"the library has no function {table.entry}") from problem
         self._function.restype = ctypes.c_int
-        self._function.argtypes = (ctypes.POINTER(_Tensor), ctypes.POINTER(_Counts))
+        self._function.argtypes = (ctypes.POINTER(_TensorArgument), ctypes.POINTER(_CallCounts))
         self._kept: dict[str, Any] = {}
 
     def __call__(
@@ -121,10 +121,10 @@ class CKernel:
         for place, tensor in zip(packed, tensors, strict=True):
             place.data = tensor.data_ptr()
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
-        counts = _Counts(len(arguments), len(weights), len(results), stream)
+        counts = _CallCounts(len(arguments), len(weights), len(results), stream)
         code = self._function(packed, ctypes.byref(counts))
         if code:
-            raise KernelFailed(f"{self._entry} returned {code}; 0 means done")
+            raise KernelErrorCode(f"{self._entry} returned {code}; 0 means done")
         return results
 
 
@@ -137,7 +137,7 @@ def _tensor(value: Any, device: torch.device) -> torch.Tensor:
 
 def _described(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
     """The structures without data, and the arrays that they point into."""
-    packed = (_Tensor * len(tensors))()
+    packed = (_TensorArgument * len(tensors))()
     kept: list[Any] = []
     for place, tensor in zip(packed, tensors, strict=True):
         sizes = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.shape)
@@ -153,7 +153,7 @@ def _described(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
 class PythonKernel:
     """The class `table.entry` of `table.file`, constructed with the caller's arguments."""
 
-    def __init__(self, table: Table, arguments: Sequence[Any]) -> None:
+    def __init__(self, table: DispatchTable, arguments: Sequence[Any]) -> None:
         self._class = _class(table)
         self._arguments = list(arguments)
         self._models: dict[tuple[torch.dtype | None, torch.device], Any] = {}
@@ -191,7 +191,7 @@ class PythonKernel:
         return model
 
 
-def _class(table: Table) -> Any:
+def _class(table: DispatchTable) -> Any:
     path = table.folder / table.file
     if table.frozen or path not in _IMPORTED:
         _IMPORTED[path] = _import(path, table.folder)

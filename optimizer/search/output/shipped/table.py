@@ -72,7 +72,7 @@ class Row:
 
 
 @dataclass
-class Table:
+class DispatchTable:
     """The dispatch table of a package. `kind` is `library` or `python`; it is empty where there is
     no kernel, then `reason` says why. `broken` is set when the kernel turns out to be unusable in
     this process, and says why."""
@@ -88,7 +88,7 @@ class Table:
     broken: str = ""
 
 
-def read_table(folder: Path) -> Table:
+def read_table(folder: Path) -> DispatchTable:
     """Read the dispatch table of the package in this folder."""
     table = json.loads((folder / TABLE).read_text(encoding="utf-8"))
     rows: dict[Key, list[Row]] = {}
@@ -97,7 +97,7 @@ def read_table(folder: Path) -> Table:
             row = _row(case)
             rows.setdefault(row.key, []).append(row)
     kernel = table["kernel"] or {}
-    return Table(
+    return DispatchTable(
         folder=folder,
         kind=kernel.get("kind", ""),
         file=kernel.get("file", ""),

@@ -14,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from kb.problem_terms import op_family
+from optimizer.evaluation.bundle import Bundle, Origin
 from optimizer.search.knowledge import Move
 from optimizer.search.records import Value
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 
 FILE = Path(__file__).with_name("configurations.toml")
 EAGER = "eager"  # stands in a candidate's values for: not compiled
@@ -50,7 +51,7 @@ class Help:
         """Whether one of the options is on that this one acts beside."""
         return not self.beside or any(options.get(name) is True for name in self.beside)
 
-    def fits(self, context: Context) -> bool:
+    def fits(self, context: ProposalContext) -> bool:
         """Whether it can change anything on this kind of device and for these operators, and is
         allowed by the problem's policy."""
         device, problem = device_of(context), context.problem
@@ -68,14 +69,14 @@ class Help:
         needed = not self.needs or any(kinds.get(kind) for kind in self.needs)
         return needed and sum(kinds.values()) >= self.least
 
-    def move(self, context: Context) -> Move | None:
+    def move(self, context: ProposalContext) -> Move | None:
         """The first move of the context that asks for this change."""
         if not context.with_knowledge:
             return None
         moves = (r for r in context.knowledge.moves if r.change.get("role") in self.roles)
         return next(moves, None)
 
-    def rank(self, context: Context) -> int:
+    def rank(self, context: ProposalContext) -> int:
         """How much speaks for it here, higher is better: a move counts most, then the leading
         signal, then the operator."""
         op = context.problem.op
@@ -86,7 +87,7 @@ class Help:
 
 
 @dataclass(frozen=True)
-class Point:
+class StartingPoint:
     """A configuration to start from."""
 
     name: str
@@ -107,7 +108,7 @@ class Option:
 
 
 @dataclass(frozen=True)
-class Step:
+class ConfigurationStep:
     """A configuration to try next; `attributed` is the id of the move that asks for it."""
 
     mode: str
@@ -128,10 +129,10 @@ class Installed:
 class Space:
     """The whole file."""
 
-    points: tuple[Point, ...]
+    points: tuple[StartingPoint, ...]
     options: tuple[Option, ...] = field(default=())
 
-    def starts(self, context: Context, installed: Installed) -> list[Step]:
+    def starts(self, context: ProposalContext, installed: Installed) -> list[ConfigurationStep]:
         """Points for this device and policy: the default, then by what speaks for them."""
         fitting = [p for p in self.points if p.help.fits(context)]
         # A mode that does nothing of its own in this torch or a point whose options it lacks would
@@ -143,10 +144,10 @@ class Space:
         return [_start(point, context) for point in there]
 
     def neighbours(
-        self, mode: str, options: Options, context: Context, installed: Installed
-    ) -> Iterator[Step]:
+        self, mode: str, options: Options, context: ProposalContext, installed: Installed
+    ) -> Iterator[ConfigurationStep]:
         """Configurations with one option or the mode changed, the highest rank first."""
-        changes: list[tuple[int, Step]] = []
+        changes: list[tuple[int, ConfigurationStep]] = []
         now = {**installed.modes.get(mode, {}), **options}
         for option in self.options:
             there = option.name in installed.options and option.help.acts_with(now)
@@ -161,25 +162,29 @@ class Space:
                 if point.options or point.mode == mode:
                     continue
                 plan = f"Compile in mode {point.mode} instead of {mode}: {point.help.about}"
-                changes.append((point.help.rank(context), Step(point.mode, dict(options), plan)))
+                changes.append(
+                    (point.help.rank(context), ConfigurationStep(point.mode, dict(options), plan))
+                )
         changes.sort(key=lambda change: -change[0])
         return (step for _, step in changes)
 
 
-def device_of(context: Context) -> str:
+def device_of(context: ProposalContext) -> str:
     """The kind of device that candidates run on."""
     return context.hardware.device or "cpu"
 
 
-def _start(point: Point, context: Context) -> Step:
+def _start(point: StartingPoint, context: ProposalContext) -> ConfigurationStep:
     move = point.help.move(context)
     attributed = (move.id,) if move is not None else ()
-    return Step(point.mode, dict(point.options), f"{point.name}: {point.help.about}", attributed)
+    return ConfigurationStep(
+        point.mode, dict(point.options), f"{point.name}: {point.help.about}", attributed
+    )
 
 
 def _changed(
-    option: Option, mode: str, options: Options, known: Value | None, context: Context
-) -> Iterator[Step]:
+    option: Option, mode: str, options: Options, known: Value | None, context: ProposalContext
+) -> Iterator[ConfigurationStep]:
     """Every other value of an option, and the configuration without it where it is set."""
     move = option.help.move(context)
     attributed = (move.id,) if move is not None else ()
@@ -187,10 +192,10 @@ def _changed(
     for value in option.values:
         if not _same(value, now):
             plan = f"Set {option.name} to {value!r}: {option.help.about}"
-            yield Step(mode, {**options, option.name: value}, plan, attributed)
+            yield ConfigurationStep(mode, {**options, option.name: value}, plan, attributed)
     if option.name in options:
         left = {name: value for name, value in options.items() if name != option.name}
-        yield Step(mode, left, f"Leave {option.name} to torch again.")
+        yield ConfigurationStep(mode, left, f"Leave {option.name} to torch again.")
 
 
 def _same(left: Value, right: Value | None) -> bool:
@@ -212,7 +217,7 @@ def read(path: Path) -> Space:
     a defect of the package can be."""
     tables = tomllib.loads(path.read_text(encoding="utf-8"))
     points = [
-        Point(row["name"], row["mode"], dict(row.get("options", {})), _help(row))
+        StartingPoint(row["name"], row["mode"], dict(row.get("options", {})), _help(row))
         for row in tables["points"]
     ]
     options = [
@@ -242,3 +247,101 @@ def installed() -> Installed:
     from torch._inductor import list_mode_options, list_options
 
     return Installed(list_mode_options(), frozenset(list_options()))
+
+
+# -- source: A configuration or a rewritten forward as a Python candidate.
+
+GENERATED_FILE = "candidate.py"
+
+# A stored candidate may meet another version of torch than the one it was made with.
+_COMPILED = '''
+
+import torch._inductor
+
+MODE = {mode!r}
+OPTIONS = {options}
+
+
+def compile_options():
+    """What the mode sets and what is changed in it, as far as this torch knows the names."""
+    known = set(torch._inductor.list_options())
+    chosen = {{**torch._inductor.list_mode_options().get(MODE, {{}}), **OPTIONS}}
+    return {{name: value for name, value in chosen.items() if name in known}}
+
+
+class ModelNew({base}):
+    """{summary}"""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.compiled = torch.compile(super().forward, dynamic=False, options=compile_options())
+
+    def forward(self, *inputs):
+        return self.compiled(*inputs)
+'''
+_REWRITTEN = '''
+
+{imports}
+
+{functions}class {name}(Model):
+    """{summary}"""
+
+{state}{forward}
+'''
+_STATE = """    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+{rows}
+
+"""
+
+
+@dataclass(frozen=True)
+class ForwardText:
+    """A forward as text, indented as a method, with the imports it needs. `functions` is the text
+    before the class; `kept` names the functions whose results `self.NAME` keeps."""
+
+    forward: str
+    imports: str
+    functions: str = ""
+    kept: tuple[str, ...] = ()
+
+
+def configured_bundle(reference: str, mode: str, options: Options) -> Bundle:
+    """A candidate that runs the problem through torch.compile in this mode with these options."""
+    text = reference + _compiled("Model", mode, options, "The reference through torch.compile.")
+    return _bundle(text, {"mode": mode, **options}, "config")
+
+
+def rewritten_bundle(
+    reference: str,
+    text: ForwardText,
+    names: tuple[str, ...],
+    mode: str = EAGER,
+    options: Options | None = None,
+) -> Bundle:
+    """A candidate with another forward, compiled too unless the mode is EAGER; `names` are the
+    rewrites in it."""
+    eager = mode == EAGER
+    applied = ", ".join(names)
+    rows = "\n".join(f"        self.{name} = _Kept({name})" for name in text.kept)
+    source = reference + _REWRITTEN.format(
+        imports=text.imports,
+        functions=f"{text.functions}\n" if text.functions else "",
+        name="ModelNew" if eager else "Rewritten",
+        summary=f"The reference with its graph rewritten: {applied}.",
+        state=_STATE.format(rows=rows) if rows else "",
+        forward=text.forward,
+    )
+    if not eager:
+        source += _compiled("Rewritten", mode, options or {}, "The rewritten graph, compiled.")
+    return _bundle(source, {"mode": mode, "rewrites": applied, **(options or {})}, "rewrite")
+
+
+def _compiled(base: str, mode: str, options: Options, summary: str) -> str:
+    rows = "".join(f"    {name!r}: {value!r},\n" for name, value in sorted(options.items()))
+    table = f"{{\n{rows}}}" if rows else "{}"
+    return _COMPILED.format(mode=mode, options=table, base=base, summary=summary)
+
+
+def _bundle(text: str, values: Mapping[str, Value], origin: Origin) -> Bundle:
+    return Bundle({GENERATED_FILE: text}, GENERATED_FILE, "torch", "ModelNew", dict(values), origin)

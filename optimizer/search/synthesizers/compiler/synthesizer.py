@@ -16,19 +16,20 @@ from dataclasses import dataclass
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.compiler.configurations import (
     DEFAULT,
     EAGER,
+    ConfigurationStep,
     Installed,
     Space,
-    Step,
+    configured_bundle,
     installed,
+    rewritten_bundle,
     shipped,
 )
 from optimizer.search.synthesizers.compiler.rewrites.rules import Rewritten, variants
-from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, trace
-from optimizer.search.synthesizers.compiler.source import configured_bundle, rewritten_bundle
+from optimizer.search.synthesizers.compiler.rewrites.trace import NoSymbolicGraph, trace
 
 NAME = "compiler"
 _log = logging.getLogger(__name__)
@@ -40,7 +41,7 @@ class Candidate:
     """A configuration and the rewrites of a candidate; `rewrites` are names of rules,
     comma-separated."""
 
-    step: Step
+    step: ConfigurationStep
     rewrites: str = ""
 
     @property
@@ -74,7 +75,7 @@ class CompilerSynthesizer:
         self._known = known
         self._rewritten: dict[str, tuple[Rewritten, ...]] = {}
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         """The next configuration or rewrite that was not tried; None when nothing is left.
 
         None too where libraries are forbidden: the harness watches a call at the dispatcher, where
@@ -99,7 +100,7 @@ class CompilerSynthesizer:
 
     # -- what there is to try
 
-    def _from_reference(self, context: Context) -> Iterator[Candidate]:
+    def _from_reference(self, context: ProposalContext) -> Iterator[Candidate]:
         default, *others = self._space.starts(context, self._known())
         yield Candidate(default)
         for rewrite in self._rewrites(context):
@@ -108,11 +109,13 @@ class CompilerSynthesizer:
                 "; ".join(rule.about for rule in rewrite.rules),
             )
             plan = f"Rewrite the graph ({rewrite.before} operators, then {rewrite.after}): {what}."
-            yield Candidate(Step(EAGER, {}, plan), rewrites)
-            yield Candidate(Step(DEFAULT, {}, f"{plan} Compile what comes of it."), rewrites)
+            yield Candidate(ConfigurationStep(EAGER, {}, plan), rewrites)
+            yield Candidate(
+                ConfigurationStep(DEFAULT, {}, f"{plan} Compile what comes of it."), rewrites
+            )
         yield from map(Candidate, others)
 
-    def _from_own(self, context: Context) -> Iterator[Candidate]:
+    def _from_own(self, context: ProposalContext) -> Iterator[Candidate]:
         """The best candidate of this synthesizer with one setting changed."""
         parent = context.parent
         best = _best(context.tried)
@@ -121,16 +124,16 @@ class CompilerSynthesizer:
         values = dict(parent.proposal.values)
         mode, names = str(values.pop("mode", DEFAULT)), str(values.pop("rewrites", ""))
         if mode == EAGER:
-            yield Candidate(Step(DEFAULT, {}, "Compile the rewritten graph."), names)
+            yield Candidate(ConfigurationStep(DEFAULT, {}, "Compile the rewritten graph."), names)
             return
         for step in self._space.neighbours(mode, values, context, self._known()):
             yield Candidate(step, names)
 
-    def _rewrites(self, context: Context) -> tuple[Rewritten, ...]:
+    def _rewrites(self, context: ProposalContext) -> tuple[Rewritten, ...]:
         source = context.problem.source
         if source not in self._rewritten:
             traced = trace(source)
-            if isinstance(traced, NotTraced):
+            if isinstance(traced, NoSymbolicGraph):
                 _log.info("no rewrites of %s: %s", context.problem.name, traced.reason)
                 self._rewritten[source] = ()
             else:
@@ -139,7 +142,7 @@ class CompilerSynthesizer:
 
     # -- as a bundle
 
-    def _bundle(self, context: Context, candidate: Candidate) -> Bundle | None:
+    def _bundle(self, context: ProposalContext, candidate: Candidate) -> Bundle | None:
         source, step = context.problem.source, candidate.step
         if not candidate.rewrites:
             return configured_bundle(source, step.mode, step.options)
@@ -151,7 +154,7 @@ class CompilerSynthesizer:
         return rewritten_bundle(source, rewrite.text, rewrite.names, step.mode, step.options)
 
 
-def _proposal(context: Context, candidate: Candidate, bundle: Bundle) -> Proposal:
+def _proposal(context: ProposalContext, candidate: Candidate, bundle: Bundle) -> Proposal:
     return Proposal(
         bundle=bundle,
         synthesizer=NAME,

@@ -18,7 +18,7 @@ from typing import Any
 from kb.errors import InvalidRequest
 from optimizer.evaluation.abi import HEADER_NAME
 from optimizer.evaluation.bundle import MANIFEST, Bundle, Parameter
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.llm import templates
 
 _BLOCK = re.compile(
@@ -155,7 +155,7 @@ def _is_object(code: str) -> bool:
 
 
 @dataclass(frozen=True)
-class Answer:
+class CheckedAnswer:
     """A checked answer. `claimed` are ids that were shown and that the model says it used, in its
     order."""
 
@@ -164,7 +164,7 @@ class Answer:
     claimed: tuple[str, ...]
 
 
-def answer_from(text: str, context: Context, shown: Collection[str]) -> Answer:
+def answer_from(text: str, context: ProposalContext, shown: Collection[str]) -> CheckedAnswer:
     """The candidate in a model's answer; `shown` are the ids that it may claim.
 
     Raises BadAnswer with a message for the model.
@@ -182,10 +182,10 @@ def answer_from(text: str, context: Context, shown: Collection[str]) -> Answer:
     _refuse_known(bundle, context)
     claimed = dict.fromkeys(_texts(fields, "used"))
     plan = _text(fields, "plan", "")[:MAX_PLAN]
-    return Answer(bundle, plan, tuple(name for name in claimed if name in shown))
+    return CheckedAnswer(bundle, plan, tuple(name for name in claimed if name in shown))
 
 
-def _from_block(text: str, context: Context) -> dict[str, Any]:
+def _from_block(text: str, context: ProposalContext) -> dict[str, Any]:
     block = lone_block(text, context.hardware.languages)
     if block is None:
         why = why_no_object(text) or "it is missing, cut off or malformed"
@@ -196,7 +196,7 @@ def _from_block(text: str, context: Context) -> dict[str, Any]:
     return {"plan": plan, "language": language, "files": {main: code}, "main": main}
 
 
-def _with_files(fields: dict[str, Any], text: str, context: Context) -> dict[str, Any]:
+def _with_files(fields: dict[str, Any], text: str, context: ProposalContext) -> dict[str, Any]:
     """The object with the files that stand in code blocks, where it has none of its own."""
     own = fields.get("files")
     if own and isinstance(own, dict):
@@ -213,7 +213,7 @@ def _with_files(fields: dict[str, Any], text: str, context: Context) -> dict[str
     return {**fields, "files": files}
 
 
-def _bundle(fields: Mapping[str, Any], context: Context) -> Bundle:
+def _bundle(fields: Mapping[str, Any], context: ProposalContext) -> Bundle:
     language = _text(fields, "language")
     if language not in context.hardware.languages:
         offered = ", ".join(context.hardware.languages)
@@ -252,7 +252,9 @@ def files_from(files: Any) -> dict[str, str]:
     return dict(files)
 
 
-def _refuse_files(files: Mapping[str, str], main: str, language: str, context: Context) -> None:
+def _refuse_files(
+    files: Mapping[str, str], main: str, language: str, context: ProposalContext
+) -> None:
     """Raise BadAnswer for files beyond what the language needs: one source, and headers where it
     has them."""
     if main not in files:
@@ -273,7 +275,7 @@ def _refuse_syntax(name: str, source: str) -> None:
         raise BadAnswer(f"{name} is not valid Python: {str(problem)[:200]}") from None
 
 
-def _refuse_known(bundle: Bundle, context: Context) -> None:
+def _refuse_known(bundle: Bundle, context: ProposalContext) -> None:
     """Raise BadAnswer for the parent's bundle or one that was tried already."""
     for node in (context.parent, *context.tried):
         if node.proposal is not None and node.proposal.bundle.sha256 == bundle.sha256:

@@ -140,7 +140,7 @@ class ToolCall:
 
 
 @dataclass(frozen=True)
-class Reply:
+class ChatReply:
     """An answer of a model. `finish` is the provider's word for why it ended; `usd` is None where
     the price is not known."""
 
@@ -171,13 +171,13 @@ class CallAbandoned(CallFailed):
 class Asker(Protocol):
     """A model, or a stored conversation with one."""
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
         """The reply to these messages. Raises CallFailed, and ContextOverflow for a prompt that is
         too long."""
         ...
 
 
-def total(spent: Sequence[Reply], seconds: float, before: Cost) -> Cost:
+def total(spent: Sequence[ChatReply], seconds: float, before: Cost) -> Cost:
     """The cost of these replies added to an earlier cost; `seconds` is their wall time. The sum in
     USD is unknown as soon as a part is."""
     usd: float | None = before.usd
@@ -199,20 +199,20 @@ FAILURES: Mapping[str, type[CallFailed]] = {
 }
 
 
-def reply_as_json(heard: Reply | CallFailed) -> dict[str, Any]:
+def reply_as_json(heard: ChatReply | CallFailed) -> dict[str, Any]:
     """The stored row of a reply or a failure."""
-    if isinstance(heard, Reply):
+    if isinstance(heard, ChatReply):
         return {"reply": asdict(heard)}
     kind = next((k for k, cls in FAILURES.items() if type(heard) is cls), "failed")
     return {kind: str(heard)}
 
 
-def reply_from_json(row: Mapping[str, Any]) -> Reply | CallFailed:
+def reply_from_json(row: Mapping[str, Any]) -> ChatReply | CallFailed:
     """The inverse of `reply_as_json`."""
     if "reply" in row:
         fields = row["reply"]
         calls = tuple(ToolCall(**call) for call in fields["tool_calls"])
-        return Reply(**{**fields, "tool_calls": calls})
+        return ChatReply(**{**fields, "tool_calls": calls})
     kind = next(kind for kind in FAILURES if kind in row)
     return FAILURES[kind](row[kind])
 
@@ -283,7 +283,7 @@ class LitellmAsker:
         self._redact, self._chance, self._sleep = redact, chance, sleep
         self._waited = waited
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
         """The reply, after as many retries as the settings allow. Raises CallFailed, Unavailable
         without litellm."""
         attempt = 0
@@ -305,7 +305,7 @@ class LitellmAsker:
             attempt += 1
             self._sleep(wait)
 
-    def _once(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+    def _once(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
         litellm = load()
         request = self._request(messages, tools)
         seconds = self._settings.timeout_s
@@ -342,7 +342,7 @@ class LitellmAsker:
             request["_skip_mcp_handler"] = True
         return {name: value for name, value in request.items() if value is not None}
 
-    def _reply(self, litellm: Any, answer: Any) -> Reply:
+    def _reply(self, litellm: Any, answer: Any) -> ChatReply:
         choice = answer.choices[0]
         message, usage = choice.message, getattr(answer, "usage", None)
         calls = tuple(
@@ -353,7 +353,7 @@ class LitellmAsker:
         tokens_out = int(getattr(usage, "completion_tokens", 0) or 0)
         extra = getattr(message, "provider_specific_fields", None) or {}
         content = message.content or extra.get("refusal") or ""
-        return Reply(
+        return ChatReply(
             str(content),
             calls,
             str(choice.finish_reason or ""),

@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,22 +21,33 @@ from typing import Any, Protocol
 from kb.data_dir import private_folder
 from kb.errors import InvalidRequest, KernloreError, StoreError
 from optimizer.search.knowledge import Excerpt
-from optimizer.search.synthesizers.base import Context, ProposalFailed, Unreachable
-from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from, files_from
+from optimizer.search.records import Cost, Proposal
+from optimizer.search.synthesizers.base import Asking, ProposalContext, ProposalFailed, Unreachable
+from optimizer.search.synthesizers.llm.answers import (
+    BadAnswer,
+    CheckedAnswer,
+    answer_from,
+    files_from,
+)
 from optimizer.search.synthesizers.llm.asker import (
     Asker,
+    CallAbandoned,
     CallFailed,
+    ChatReply,
     ContextOverflow,
+    LitellmAsker,
     Message,
     NoAnswer,
-    Reply,
+    RateLimit,
     ToolCall,
+    load,
     reply_as_json,
     reply_from_json,
+    total,
 )
-from optimizer.search.synthesizers.llm.prompt import Prompt, compose
-from optimizer.search.synthesizers.llm.settings import LlmSettings
-from optimizer.search.synthesizers.llm.templates import Fence, data, rendered, rule
+from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
+from optimizer.search.synthesizers.llm.settings import LlmSettings, Redaction, drawn
+from optimizer.search.synthesizers.llm.templates import VERSION, Fence, data, rendered, rule
 
 _PART = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,120}")
 MAX_CALLS = 8  # of one answer, that are carried out
@@ -45,7 +59,7 @@ MAX_QUOTED = 60_000  # characters of an answer that is shown to its author again
 
 
 @dataclass
-class Transcript:
+class ModelTranscript:
     """A stored conversation: one attempt at a candidate.
 
     `attempt` counts the attempts at this step; a failed attempt leaves a transcript but no node.
@@ -59,7 +73,7 @@ class Transcript:
     model: str
     prompt: str
     messages: list[Message] = field(default_factory=list)
-    heard: list[Reply | CallFailed] = field(default_factory=list)
+    heard: list[ChatReply | CallFailed] = field(default_factory=list)
     left_out: str = ""
     outcome: str = ""
     note: str = ""
@@ -75,20 +89,22 @@ class Transcript:
         return {**plain, "heard": [reply_as_json(heard) for heard in self.heard]}
 
 
-def transcript_from_json(row: Mapping[str, Any]) -> Transcript:
+def transcript_from_json(row: Mapping[str, Any]) -> ModelTranscript:
     """Read the transcript that `as_json` wrote; fields of a newer version are ignored."""
-    fields = {name: row[name] for name in Transcript.__dataclass_fields__ if name in row}
-    return Transcript(**{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]})
+    fields = {name: row[name] for name in ModelTranscript.__dataclass_fields__ if name in row}
+    return ModelTranscript(
+        **{**fields, "heard": [reply_from_json(heard) for heard in fields["heard"]]}
+    )
 
 
 class Transcripts(Protocol):
     """A store of conversations."""
 
-    def write(self, transcript: Transcript) -> None:
+    def write(self, transcript: ModelTranscript) -> None:
         """Store a transcript. Raises OSError."""
         ...
 
-    def read(self, run: str, step: int, attempt: int) -> Transcript | None:
+    def read(self, run: str, step: int, attempt: int) -> ModelTranscript | None:
         """The stored transcript; None where there is none. Raises StoreError for a broken file."""
         ...
 
@@ -104,7 +120,7 @@ class FolderTranscripts:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def write(self, transcript: Transcript) -> None:
+    def write(self, transcript: ModelTranscript) -> None:
         """Store a transcript. Raises OSError."""
         path = self._path(transcript.run, transcript.step, transcript.attempt)
         private_folder(path.parent)
@@ -112,7 +128,7 @@ class FolderTranscripts:
         part.write_text(json.dumps(transcript.as_json(), indent=1), encoding="utf-8")
         part.replace(path)
 
-    def read(self, run: str, step: int, attempt: int) -> Transcript | None:
+    def read(self, run: str, step: int, attempt: int) -> ModelTranscript | None:
         """The stored transcript; None where there is none. Raises StoreError for a broken file."""
         path = self._path(run, step, attempt)
         if not path.is_file():
@@ -139,16 +155,16 @@ class FolderTranscripts:
         return self._folder / run / f"{step}-{attempt}.json"
 
 
-class Replayed:
+class ReplayAsker:
     """Answers from a stored transcript, in the order of the stored replies. Prompts are not
     compared: they differ by their random boundary at least."""
 
-    def __init__(self, transcript: Transcript) -> None:
+    def __init__(self, transcript: ModelTranscript) -> None:
         self._heard = list(transcript.heard)
         self._id = transcript.id
         self._tools_ran = any(message["role"] == "tool" for message in transcript.messages)
 
-    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
+    def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> ChatReply:
         """The next stored reply; where no tools are offered now, without those that had called
         them. Raises the stored failure, or CallFailed at the end."""
         while self._heard:
@@ -164,7 +180,7 @@ class Replayed:
         return "The stored conversation goes on." if self._heard else ""
 
 
-def redacted(transcript: Transcript, clean: Any) -> Transcript:
+def redacted(transcript: ModelTranscript, clean: Any) -> ModelTranscript:
     """A copy in which every text went through `clean`."""
     row = _each_text(transcript.as_json(), clean)
     return transcript_from_json(row)
@@ -262,10 +278,10 @@ class Conversation:
 
     def __init__(
         self,
-        context: Context,
+        context: ProposalContext,
         settings: LlmSettings,
         asker: Asker,
-        record: Transcript,
+        record: ModelTranscript,
         tools: Tools | None,
         fence: Fence,
         check: DraftCheck | None = None,
@@ -282,7 +298,7 @@ class Conversation:
         self._prompt = self._composed(context.max_tokens)
         record.messages += self._opening()
 
-    def answer(self) -> Answer:
+    def answer(self) -> CheckedAnswer:
         """Hold the conversation and return the candidate. Raises ProposalFailed."""
         for left in range(self._settings.repair_rounds, -1, -1):
             reply = self._reply()
@@ -294,7 +310,7 @@ class Conversation:
                 self._ask_again(reply, problem)
         raise AssertionError("the last round returns or raises")
 
-    def _checked(self, answer: Answer, reply: Reply) -> Answer:
+    def _checked(self, answer: CheckedAnswer, reply: ChatReply) -> CheckedAnswer:
         """The answer, or the model's second one where a check has something to say about the first.
         A second one that cannot be used leaves the first."""
         remark = self._check(answer.bundle.source) if self._check is not None else ""
@@ -316,7 +332,7 @@ class Conversation:
         """The numbers of right kernels that the model was told it may go on from."""
         return self._prompt.beside
 
-    def _composed(self, budget: int) -> Prompt:
+    def _composed(self, budget: int) -> ModelPrompt:
         prompt = compose(self._context, self._fence, budget=budget, tools=self._bench is not None)
         self._record.left_out = prompt.left_out
         return prompt
@@ -327,7 +343,7 @@ class Conversation:
             {"role": "user", "content": self._prompt.user},
         ]
 
-    def _reply(self) -> Reply:
+    def _reply(self) -> ChatReply:
         """The first reply that is no tool call, or that calls tools although none are offered."""
         while True:
             reply = self._ask()
@@ -341,7 +357,7 @@ class Conversation:
                 )
             self._run_tools(reply, self._bench)
 
-    def _ask(self) -> Reply:
+    def _ask(self) -> ChatReply:
         try:
             return self._heard()
         except ContextOverflow as problem:
@@ -356,7 +372,7 @@ class Conversation:
         self._record.messages[:2] = self._opening()
         return self._ask()
 
-    def _heard(self) -> Reply:
+    def _heard(self) -> ChatReply:
         try:
             reply = self._asker.ask(self._record.messages, offered() if self._bench else ())
         except CallFailed as problem:
@@ -365,7 +381,7 @@ class Conversation:
         self._record.heard.append(reply)
         return reply
 
-    def _run_tools(self, reply: Reply, bench: ToolBench) -> None:
+    def _run_tools(self, reply: ChatReply, bench: ToolBench) -> None:
         calls = reply.tool_calls[:MOST_CALLS]
         rows = [
             {"id": c.id, "type": "function", "function": {"name": c.name, "arguments": c.arguments}}
@@ -383,7 +399,7 @@ class Conversation:
             for place, c in enumerate(calls)
         ]
 
-    def _read(self, reply: Reply) -> Answer:
+    def _read(self, reply: ChatReply) -> CheckedAnswer:
         if reply.tool_calls and self._bench is None:
             names = ", ".join(sorted({call.name for call in reply.tool_calls}))[:100]
             raise BadAnswer(f"tools were called that were not offered: {names}")
@@ -396,9 +412,140 @@ class Conversation:
                 raise BadAnswer(f"{problem} (it was cut off at {limit} tokens)") from None
             raise
 
-    def _ask_again(self, reply: Reply, problem: BadAnswer) -> None:
+    def _ask_again(self, reply: ChatReply, problem: BadAnswer) -> None:
         values = {"error": self._fence.around("error", str(problem)), "files": rule(self._context)}
         self._record.messages += [
             {"role": "assistant", "content": reply.content[:MAX_QUOTED] or "(nothing)"},
             {"role": "user", "content": rendered("repair.md", values)},
         ]
+
+
+# -- synthesizer: The synthesizer that asks language models for the next candidate.
+
+UNPRICED = "the price of this model is not in litellm's list: usd is unknown, not 0"
+
+
+class LlmSynthesizer:
+    """Proposes what language models answer. It is never exhausted, so it never returns None.
+
+    `replay` is the id of a run whose stored transcripts answer instead of models; then no model is
+    called and nothing is stored. Every other call leaves a transcript, also a call that fails. The
+    cost of failed attempts is added to the next proposal, so that a budget counts it.
+
+    Raises Unavailable without litellm, OSError where a transcript cannot be stored.
+    """
+
+    name = "llm"
+    first_tries = 1
+
+    def __init__(
+        self,
+        settings: LlmSettings,
+        transcripts: Transcripts,
+        *,
+        tools: Tools | None = None,
+        check: DraftCheck | None = None,
+        replay: str | None = None,
+        sleep: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+        asking: Callable[[Asking], None] | None = None,
+        cancelled: Callable[[str], bool] = lambda run: False,
+    ) -> None:
+        """`asking` is called every second while a model is being asked, and so is `cancelled` with
+        the id of the run: where it is true, the answer is not waited for."""
+        if settings.tools and tools is None:
+            raise InvalidRequest(
+                "tools are switched on and none are given", hint="Give Tools, or switch them off."
+            )
+        if replay is None:
+            load()
+        self._settings, self._transcripts, self._replay = settings, transcripts, replay
+        self.context_tokens = settings.context_tokens
+        self._tools = tools if settings.tools else None
+        self._check = check
+        self._sleep, self._clock = sleep, clock
+        self._asking, self._cancelled = asking, cancelled
+        self._limit = RateLimit(settings.requests_per_minute, clock, sleep)
+        self._redact = Redaction(settings.api_key)
+        self._replayed: Counter[int] = Counter()  # attempts by step
+        self._owed = Cost()
+        # One for all prompts, so that providers can reuse what they computed of equal beginnings.
+        # Who wrote a document does not know it, and texts that hold it lose it.
+        self._fence = Fence()
+
+    def propose(self, context: ProposalContext) -> Proposal:
+        """The candidate in the model's answer. Raises ProposalFailed, whatever a model or its
+        provider does."""
+        record, asker = self._opened(context)
+        began = self._clock()
+        try:
+            # What was remarked of an answer then is in what was stored, whatever is known now.
+            check = asker.remark if isinstance(asker, ReplayAsker) else self._check
+            talk = Conversation(
+                context, self._settings, asker, record, self._tools, self._fence, check
+            )
+            answer = talk.answer()
+        except ProposalFailed as problem:
+            record.outcome = f"failed: {self._redact.error(str(problem))}"
+            self._owed = self._spent(record, began)
+            raise type(problem)(self._redact.error(str(problem))) from None
+        else:
+            record.outcome = "proposal"
+            cost, self._owed = self._spent(record, began), Cost()
+        finally:
+            self._store(record)
+        return Proposal(
+            bundle=answer.bundle,
+            synthesizer=self.name,
+            parent=context.parent.number,
+            plan=self._redact.known(answer.plan),
+            claimed=answer.claimed,
+            cost=cost,
+            model=record.model,
+            transcript=record.id,
+            beside=talk.beside,
+        )
+
+    def _opened(self, context: ProposalContext) -> tuple[ModelTranscript, Asker]:
+        if self._replay is not None:
+            return self._replayed_from(context, self._replay)
+        run, step = context.run_id, context.step
+        attempt = self._transcripts.attempts(run, step)
+        model = drawn(self._settings.models, context.seed, step, attempt)
+        chance = random.Random(f"{context.seed}:{step}:{attempt}:retry")
+        asker = LitellmAsker(
+            model,
+            self._settings,
+            self._limit,
+            self._redact,
+            chance,
+            self._sleep,
+            lambda seconds: self._waited(run, model, step, seconds),
+        )
+        return ModelTranscript(run, step, attempt, model, VERSION), asker
+
+    def _waited(self, run: str, model: str, step: int, seconds: float) -> None:
+        if self._cancelled(run):
+            raise CallAbandoned("the run was cancelled while a model was asked")
+        if self._asking is not None:
+            self._asking(Asking(model, step, seconds, self._settings.timeout_s))
+
+    def _replayed_from(self, context: ProposalContext, run: str) -> tuple[ModelTranscript, Asker]:
+        step = context.step
+        attempt = self._replayed[step]
+        self._replayed[step] += 1
+        stored = self._transcripts.read(run, step, attempt)
+        if stored is None:
+            raise ProposalFailed(f"no transcript {run}/{step}-{attempt} is stored to replay")
+        return ModelTranscript(run, step, attempt, stored.model, stored.prompt), ReplayAsker(stored)
+
+    def _spent(self, record: ModelTranscript, began: float) -> Cost:
+        replies = [heard for heard in record.heard if isinstance(heard, ChatReply)]
+        return total(replies, self._clock() - began, self._owed)
+
+    def _store(self, record: ModelTranscript) -> None:
+        if self._replay is not None:
+            return
+        if any(isinstance(heard, ChatReply) and heard.usd is None for heard in record.heard):
+            record.note = UNPRICED
+        self._transcripts.write(redacted(record, self._redact.known))

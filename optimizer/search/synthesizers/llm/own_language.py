@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.toolchains.command import argument_names, scalar_values
-from optimizer.search.synthesizers.base import CaseView, Context
+from optimizer.search.synthesizers.base import CaseView, ProposalContext
 from optimizer.search.synthesizers.llm.templates import Fence, main_suffixes, rendered
 
 KEEP = "keep the entry and the file name ending of the kernel to start from"
@@ -20,7 +20,7 @@ LAUNCH = " How this chip's tools launch a kernel is in the block `launch` under 
 SAMPLE = "A kernel in {language} that compiles and runs on this chip:"
 
 
-def abi(language: str, context: Context) -> str:
+def abi(language: str, context: ProposalContext) -> str:
     """The interface of a language that only the chip's own tools know."""
     toolchain = context.hardware.toolchains.get(language)
     packed = _is_packed(context)
@@ -29,7 +29,7 @@ def abi(language: str, context: Context) -> str:
     return rendered("abi_other.md", {"names": _names(language, context), "launch": launch}).strip()
 
 
-def _names(language: str, context: Context) -> str:
+def _names(language: str, context: ProposalContext) -> str:
     """Ending and entry of the main file; both are plain names, so they may stand outside a
     fence."""
     toolchain = context.hardware.toolchains.get(language)
@@ -48,7 +48,7 @@ def _names(language: str, context: Context) -> str:
     return ", ".join(parts)
 
 
-def described(context: Context, fence: Fence) -> Iterator[str]:
+def described(context: ProposalContext, fence: Fence) -> Iterator[str]:
     """For each own language a block with its launch, and one with a sample where no kernel in it is
     shown to start from. What the packed knowledge says already is not said twice."""
     proposal = context.parent.proposal
@@ -68,12 +68,14 @@ def described(context: Context, fence: Fence) -> Iterator[str]:
             yield fence.around("sample", _sample(toolchain))
 
 
-def _is_packed(context: Context) -> bool:
+def _is_packed(context: ProposalContext) -> bool:
     """Whether the knowledge base packed what the chip's tools say of themselves."""
     return context.with_knowledge and bool(context.knowledge.target)
 
 
-def _launch(language: str, toolchain: ToolchainSpec, context: Context, packed: bool = False) -> str:
+def _launch(
+    language: str, toolchain: ToolchainSpec, context: ProposalContext, packed: bool = False
+) -> str:
     """Empty where the description says nothing about it. `packed` leaves out the text that the
     packed knowledge has."""
     lines = [f"language {language}:"]

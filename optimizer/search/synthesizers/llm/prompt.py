@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from kb.prompt_tokens import count_tokens
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.llm import results, sections
 from optimizer.search.synthesizers.llm.sections import ids, known
 from optimizer.search.synthesizers.llm.templates import (
@@ -35,7 +35,7 @@ NEXT = (
 
 
 @dataclass(frozen=True)
-class Prompt:
+class ModelPrompt:
     """A rendered prompt. `shown` are the ids that a model may say it used, and `beside` the numbers
     of right kernels that it is told it may go on from instead of the parent.
 
@@ -88,7 +88,7 @@ class _Variable:
         return None
 
 
-def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prompt:
+def compose(context: ProposalContext, fence: Fence, *, budget: int, tools: bool) -> ModelPrompt:
     """The prompt for a context.
 
     `budget` bounds the tokens of moves, skills, earlier kernels and log together; where moves and
@@ -100,10 +100,10 @@ def compose(context: Context, fence: Fence, *, budget: int, tools: bool) -> Prom
     user = _user(context, kept, fence, tools)
     shown = ids(context, kept.excerpts)
     tokens = count_tokens(system + user)
-    return Prompt(system, user, shown, tokens, _left_out(whole, kept), _beside(kept))
+    return ModelPrompt(system, user, shown, tokens, _left_out(whole, kept), _beside(kept))
 
 
-def brief(context: Context, fence: Fence, *, budget: int) -> Briefing:
+def brief(context: ProposalContext, fence: Fence, *, budget: int) -> Briefing:
     """The same as a prompt says, without how a model of ours answers. `budget` is as in
     `compose`."""
     context, _, kept = _fitted(context, fence, budget)
@@ -132,7 +132,9 @@ def _joined(parts: Iterable[str]) -> str:
     return "\n\n".join(part.strip() for part in parts if part.strip())
 
 
-def _fitted(context: Context, fence: Fence, budget: int) -> tuple[Context, _Variable, _Variable]:
+def _fitted(
+    context: ProposalContext, fence: Fence, budget: int
+) -> tuple[ProposalContext, _Variable, _Variable]:
     """The context as the budget allows it, all of its variable parts, and those that fit."""
     packed = context.knowledge.target or context.knowledge.situation
     sources = results.worth_showing(context)
@@ -155,7 +157,7 @@ def _fitted(context: Context, fence: Fence, budget: int) -> tuple[Context, _Vari
     return context, whole, kept
 
 
-def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
+def _spent(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
     log = context.parent.evaluation.log if context.parent.evaluation is not None else ""
     # What the knowledge base packed has a budget of its own, and the kernel to go on from has none.
     unpacked = replace(context, knowledge=replace(context.knowledge, situation=""))
@@ -169,14 +171,14 @@ def _spent(context: Context, kept: _Variable, fence: Fence) -> str:
     )
 
 
-def _system(context: Context, fence: Fence) -> str:
+def _system(context: ProposalContext, fence: Fence) -> str:
     language = wanted(context)
     main = default_main(language, context)
     values = {"language": language, "main": main, "entry": own_entry(language, main, context)}
     return rendered("system.md", {**values, "boundary": fence.boundary, "end": fence.end})
 
 
-def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
+def _user(context: ProposalContext, kept: _Variable, fence: Fence, tools: bool) -> str:
     task = NEXT
     if context.parent.proposal is None:
         task = ANOTHER if _beside(kept) else FIRST
@@ -184,7 +186,7 @@ def _user(context: Context, kept: _Variable, fence: Fence, tools: bool) -> str:
     return rendered("user.md", {**_values(context, kept, fence), **values})
 
 
-def _values(context: Context, kept: _Variable, fence: Fence) -> dict[str, str]:
+def _values(context: ProposalContext, kept: _Variable, fence: Fence) -> dict[str, str]:
     """The parts of a prompt by the names of their places."""
     return {
         "problem": sections.problem(context, fence),
@@ -200,7 +202,7 @@ def _values(context: Context, kept: _Variable, fence: Fence) -> dict[str, str]:
     }
 
 
-def _measured(context: Context, kept: _Variable, fence: Fence) -> str:
+def _measured(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
     """What was measured, with whose it is where that is not the one kernel to start from."""
     chars, baseline = kept.log_chars, context.baseline
     own = results.verdict(context.parent, fence, chars, baseline)
@@ -211,7 +213,7 @@ def _measured(context: Context, kept: _Variable, fence: Fence) -> str:
     return "\n".join([f"The reference:\n{own}", *others])
 
 
-def _memory(context: Context, kept: _Variable, fence: Fence) -> str:
+def _memory(context: ProposalContext, kept: _Variable, fence: Fence) -> str:
     # What the budget leaves out of the earlier kernels has its line among the lessons.
     remembered = replace(context, seen=kept.seen)
     parts = [

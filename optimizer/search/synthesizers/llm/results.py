@@ -12,10 +12,10 @@ from typing import Any
 
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, time_text
-from optimizer.search.rough import rough_gain
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 from optimizer.search.synthesizers.llm.sections import number, pairs
 from optimizer.search.synthesizers.llm.templates import Fence
+from optimizer.search.tree import rough_gain
 from retrieval.answer import SignalFinding
 from retrieval.diagnose.log_digest import LogMessage, digest, log_messages
 from retrieval.diagnose.metrics import load_metrics
@@ -68,7 +68,7 @@ BECAME: Mapping[str, str] = {
 }
 
 
-def parent(context: Context, fence: Fence, shown: Sequence[Node]) -> str:
+def parent(context: ProposalContext, fence: Fence, shown: Sequence[Node]) -> str:
     """The kernel to start from, or a sentence that says that it is the reference, and what was
     written in its place. `shown` are the earlier kernels whose source the prompt has."""
     if context.parent.proposal is not None:
@@ -291,7 +291,7 @@ def seen(nodes: Iterable[Node], fence: Fence, baseline: Node | None = None) -> s
     return "\n".join(outcomes)
 
 
-def under_way(context: Context, fence: Fence) -> str:
+def under_way(context: ProposalContext, fence: Fence) -> str:
     """What was proposed beside this candidate and is not measured yet: without it, several drafts
     of one round are the same."""
     plans = [
@@ -302,7 +302,7 @@ def under_way(context: Context, fence: Fence) -> str:
     return UNDER_WAY + fence.around("under-way", "\n".join(plans)) if plans else ""
 
 
-def lessons(context: Context, fence: Fence) -> str:
+def lessons(context: ProposalContext, fence: Fence) -> str:
     """What the run's kernels have taught: each distinct message of compilers and devices once, with
     the kernels that met it, and what ran and what it brought. What the prompt shows otherwise is
     left out: the outcomes of `seen`, and the logs of the kernels whose source is shown. Nothing in
@@ -376,7 +376,7 @@ def _outcome_line(node: Node, baseline: Node | None) -> str:
     return f"node {node.number}: {became}: {_cut(' '.join(evaluation.message.split()), MAX_LESSON)}"
 
 
-def best(context: Context, fence: Fence) -> str:
+def best(context: ProposalContext, fence: Fence) -> str:
     """The best node so far, unless the prompt shows it already."""
     node = context.best
     shown = {REFERENCE, context.parent.number, *(node.number for node in context.seen)}
@@ -385,7 +385,7 @@ def best(context: Context, fence: Fence) -> str:
     return "The best so far:\n" + fence.around("best", _outcome(node, context.baseline))
 
 
-def worth_showing(context: Context) -> tuple[Node, ...]:
+def worth_showing(context: ProposalContext) -> tuple[Node, ...]:
     """The earlier kernels whose source helps: the last that failed, which may only need mending,
     and the best that is correct, where it is not the kernel to start from."""
     written = [node for node in context.seen if node.proposal is not None and node.evaluation]
@@ -408,7 +408,7 @@ def worth_showing(context: Context) -> tuple[Node, ...]:
     return tuple(chosen)
 
 
-def _promising(context: Context) -> Node | None:
+def _promising(context: ProposalContext) -> Node | None:
     """The right kernel without a figure that seems the fastest, beside a parent that has none or
     seems slower; None where there is none."""
     if not context.with_memory:

@@ -18,7 +18,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains import cpp, cuda
 from optimizer.search.knowledge import Excerpt, Move, Number, ShownSkill
 from optimizer.search.records import Node
-from optimizer.search.synthesizers.base import CaseView, Context, ProblemView
+from optimizer.search.synthesizers.base import CaseView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.llm import machine, own_language
 from optimizer.search.synthesizers.llm.templates import (
     C_LIKE,
@@ -88,7 +88,7 @@ _WIDTH = re.compile(r"^(?:bfloat|bf|float|fp|uint|int|mxfp|nvfp|tf)(\d+)")
 _SOURCES = re.compile(r"^#+ Sources\b.*?(?=^#+ |\Z)", re.M | re.S)
 
 
-def problem(context: Context, fence: Fence) -> str:
+def problem(context: ProposalContext, fence: Fence) -> str:
     """The operator, the reference's source and the cases."""
     view = context.problem
     facts = {**context.hardware.facts, **context.knowledge.facts} if context.with_knowledge else {}
@@ -142,7 +142,7 @@ def policy(view: ProblemView, fence: Fence, language: str) -> str:
     return "\n".join(lines) or "Nothing special is stated."
 
 
-def judging(context: Context) -> str:
+def judging(context: ProposalContext) -> str:
     """How a candidate is judged: tolerances, time limits and memory."""
     on_cpu = context.hardware.device == "cpu"
     memory = f" {MEMORY_GIB} GiB of memory beside the inputs and outputs." if on_cpu else ""
@@ -178,7 +178,7 @@ def _kinds(problem: ProblemView, outputs: int) -> list[str]:
     return named * outputs if len(named) == 1 else named
 
 
-def hardware(context: Context, fence: Fence) -> str:
+def hardware(context: ProposalContext, fence: Fence) -> str:
     """The target: id, lineage, device and compiler; for a chip's own language, how its description
     says that a kernel is launched."""
     view = context.hardware
@@ -198,7 +198,7 @@ def hardware(context: Context, fence: Fence) -> str:
     return "\n".join([target, *own_language.described(context, fence)])
 
 
-def _compiler(context: Context) -> str:
+def _compiler(context: ProposalContext) -> str:
     """As it reports itself where something was compiled in the wanted language already."""
     nodes: list[Node] = [context.parent, *context.tried]
     evaluations = (node.evaluation for node in nodes if node.proposal is not None)
@@ -206,7 +206,7 @@ def _compiler(context: Context) -> str:
     return next((e.toolchain for e in evaluations if e is not None and e.language == language), "")
 
 
-def interface(context: Context) -> str:
+def interface(context: ProposalContext) -> str:
     """What a candidate is called with, in the wanted language and then in others that are
     accepted."""
     language = wanted(context)
@@ -226,7 +226,7 @@ def _family(language: str) -> str:
     return next((name for name, members in families.items() if language in members), language)
 
 
-def _abi(language: str, context: Context, again: bool = False) -> str:
+def _abi(language: str, context: ProposalContext, again: bool = False) -> str:
     """The interface of a language; `again` leaves out the part that its family shares."""
     if language in C_LIKE:
         build = _cpp_build(context) if language == "cpp" else _cuda_build()
@@ -239,7 +239,7 @@ def _abi(language: str, context: Context, again: bool = False) -> str:
     return "\n".join(rendered(name, {}).strip() for name in parts)
 
 
-def _cpp_build(context: Context) -> str:
+def _cpp_build(context: ProposalContext) -> str:
     plain = Bundle({"kernel.cpp": ""}, "kernel.cpp", "cpp", "kernlore_run", origin="llm")
     strict = context.problem.policy.get("precision") != "relaxed"
     hidden = NOT_OFFERED + (NOT_STRICT if strict else ())
@@ -275,7 +275,7 @@ def pairs(values: Mapping[str, Any]) -> str:
     return ", ".join(f"{name}={number(value)}" for name, value in values.items())
 
 
-def known(context: Context, excerpts: Sequence[Excerpt], fence: Fence) -> str:
+def known(context: ProposalContext, excerpts: Sequence[Excerpt], fence: Fence) -> str:
     """Empty for a search without the knowledge base. excerpts: those that there is room for."""
     if not context.with_knowledge:
         return ""
@@ -295,7 +295,7 @@ def known(context: Context, excerpts: Sequence[Excerpt], fence: Fence) -> str:
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
-def target(context: Context, fence: Fence) -> str:
+def target(context: ProposalContext, fence: Fence) -> str:
     """What must be known about the chip and its language: it stays equal in all prompts of a run.
     Empty for a search without the knowledge base."""
     if not context.with_knowledge:
@@ -313,7 +313,7 @@ def target(context: Context, fence: Fence) -> str:
     return "\n".join(parts) if len(parts) > 1 else ""
 
 
-def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
+def ids(context: ProposalContext, excerpts: Sequence[Excerpt]) -> frozenset[str]:
     """The ids that a model may say it used."""
     if not context.with_knowledge:
         return frozenset()
@@ -322,7 +322,7 @@ def ids(context: Context, excerpts: Sequence[Excerpt]) -> frozenset[str]:
     return frozenset(shown + [skill.name for skill in context.knowledge.skills[:MAX_SKILLS]])
 
 
-def fitting(context: Context) -> list[Move]:
+def fitting(context: ProposalContext) -> list[Move]:
     """The moves to show, without those for a unit that the machine lacks and those that the problem
     forbids: a narrower type where the precision is strict. Warnings of skills are left out, because
     the skill's own text says them. Limits are those of this machine where it reports them."""
@@ -333,7 +333,7 @@ def fitting(context: Context) -> list[Move]:
     return [_limited(move, facts) for move in moves if not _forbidden(move, context.problem)]
 
 
-def _known_facts(context: Context) -> dict[str, Number]:
+def _known_facts(context: ProposalContext) -> dict[str, Number]:
     return {**context.hardware.facts, **context.knowledge.facts}
 
 

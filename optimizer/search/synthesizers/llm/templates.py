@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from optimizer.evaluation.bundle import SUFFIXES, default_entry
-from optimizer.search.synthesizers.base import Context
+from optimizer.search.synthesizers.base import ProposalContext
 
 VERSION = "v7"
 _FOLDER = Path(__file__).with_name("prompts")
@@ -82,7 +82,7 @@ class Fence:
         return _MARKER.sub("kernlore (marker removed)", text).replace(self.boundary, "(removed)")
 
 
-def wanted(context: Context) -> str:
+def wanted(context: ProposalContext) -> str:
     """The parent's language where a toolchain here has it, else the preferred one."""
     offered = context.hardware.languages
     proposal = context.parent.proposal
@@ -91,7 +91,7 @@ def wanted(context: Context) -> str:
     return offered[0]
 
 
-def main_suffixes(language: str, context: Context) -> tuple[str, ...]:
+def main_suffixes(language: str, context: ProposalContext) -> tuple[str, ...]:
     """File name endings of the main file; empty for a chip's own language that states none."""
     if language in PYTHON_LIKE:
         return (".py",)
@@ -105,7 +105,7 @@ def main_suffixes(language: str, context: Context) -> tuple[str, ...]:
     return known
 
 
-def default_main(language: str, context: Context) -> str:
+def default_main(language: str, context: ProposalContext) -> str:
     """The name of a file that came without one. The parent's, where it is a plain name: it stands
     outside the fence, and a bundle from elsewhere may call its files anything."""
     proposal = context.parent.proposal
@@ -118,14 +118,14 @@ def default_main(language: str, context: Context) -> str:
     return "kernel" + (suffixes or (".txt",))[0]
 
 
-def own_entry(language: str, main: str, context: Context) -> str:
+def own_entry(language: str, main: str, context: ProposalContext) -> str:
     """The entry of a candidate that names none: the one that the chip's toolchain states, else that
     of its kind of file."""
     own = context.hardware.toolchains.get(language)
     return own.entry if own is not None and own.entry else default_entry(main)
 
 
-def rule(context: Context) -> str:
+def rule(context: ProposalContext) -> str:
     """The allowed files in words, for a model whose answer had others."""
     rules = []
     for language in context.hardware.languages:

@@ -298,7 +298,7 @@ class Binding:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class RecipeMismatch:
     """Why a recipe does not fit."""
 
     reason: str
@@ -311,29 +311,31 @@ def match(
     facts: Mapping[str, Value],
     op: str,
     kinds: Mapping[str, int] | None = None,
-) -> Binding | Refusal:
+) -> Binding | RecipeMismatch:
     """Bind the recipe's names to one case, or say why the recipe does not fit: its operator,
     tensors, traits or condition differ, or the kinds of operators that the reference runs, where
     these are known."""
     if recipe.ops and op not in recipe.ops:
-        return Refusal(f"is for {', '.join(recipe.ops)}, not {op}")
+        return RecipeMismatch(f"is for {', '.join(recipe.ops)}, not {op}")
     if recipe.kinds and kinds and dict(kinds) != dict(recipe.kinds):
-        return Refusal(f"is for {_counted(recipe.kinds)}, the case runs {_counted(kinds)}")
+        return RecipeMismatch(f"is for {_counted(recipe.kinds)}, the case runs {_counted(kinds)}")
     if len(recipe.tensors) != len(signature.tensors):
-        return Refusal(f"has {len(recipe.tensors)} tensors, the case {len(signature.tensors)}")
+        return RecipeMismatch(
+            f"has {len(recipe.tensors)} tensors, the case {len(signature.tensors)}"
+        )
     dims: dict[str, int] = {}
     for pattern, tensor in zip(recipe.tensors, signature.tensors, strict=True):
         reason = _unify(pattern, tensor, dims)
         if reason:
-            return Refusal(reason)
+            return RecipeMismatch(reason)
     known: dict[str, Value] = {}
     for name, path in recipe.traits.items():
         if path not in traits:
-            return Refusal(f"the problem has no {path}")
+            return RecipeMismatch(f"the problem has no {path}")
         known[name] = traits[path]
     bindings = Bindings(facts=facts, problem={"op": op}, parameters={**dims, **known})
     if recipe.when and compile_predicate(recipe.when).evaluate(bindings).value is False:
-        return Refusal(f"its condition does not hold: {recipe.when}")
+        return RecipeMismatch(f"its condition does not hold: {recipe.when}")
     return Binding(dims, known)
 
 

@@ -16,7 +16,7 @@ from typing import Any
 from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import TensorSpec
 from optimizer.search.records import REFERENCE, Proposal
-from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
     PLACEHOLDER,
     ROLE_OF,
@@ -108,7 +108,7 @@ def _sized(text: str, sizes: Mapping[str, int]) -> str:
 
 
 @dataclass(frozen=True)
-class _Bound:
+class _BoundSample:
     """A sample that fits a problem, as a recipe with its sizes."""
 
     sample: ManualSample
@@ -141,9 +141,9 @@ class SampleSynthesizer:
     def __init__(self, samples: Sequence[ManualSample]) -> None:
         self._samples = tuple(samples)
         self.first_tries = max(1, len(self._samples))
-        self._known: tuple[str, dict[str, _Bound], RecipeSynthesizer] | None = None
+        self._known: tuple[str, dict[str, _BoundSample], RecipeSynthesizer] | None = None
 
-    def _for(self, problem: ProblemView) -> tuple[dict[str, _Bound], RecipeSynthesizer]:
+    def _for(self, problem: ProblemView) -> tuple[dict[str, _BoundSample], RecipeSynthesizer]:
         """The samples that fit, by name of the recipe: the sample's name, or its id where two
         samples share a name."""
         if self._known is None or self._known[0] != problem.name:
@@ -152,13 +152,13 @@ class SampleSynthesizer:
                 (sample, bind(sample, problem, sample.name if names[sample.name] == 1 else ""))
                 for sample in self._samples
             ]
-            bound = {r.name: _Bound(sample, r) for sample, r in bindings if r is not None}
+            bound = {r.name: _BoundSample(sample, r) for sample, r in bindings if r is not None}
             recipes = [item.recipe for item in bound.values()]
             languages = [recipe.language for recipe in recipes]
             self._known = (problem.name, bound, RecipeSynthesizer(recipes, languages))
         return self._known[1], self._known[2]
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         """The next variant of a sample; None when nothing is left. Raises InvalidKnowledge for a
         sample that cannot be read."""
         bound, recipes = self._for(context.problem)

@@ -98,7 +98,7 @@ def _number(value: Value) -> float:
 
 
 @dataclass(frozen=True)
-class Step:
+class ValueStep:
     """One parameter's change along its domain; `up` is towards its later values."""
 
     parameter: str
@@ -106,18 +106,18 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Record:
+class StepRecord:
     """Whether the last use of a step, and of a move (by id), made a node better than its parent.
     Unused steps and moves are absent."""
 
-    steps: Mapping[Step, bool] = field(default_factory=dict)
+    steps: Mapping[ValueStep, bool] = field(default_factory=dict)
     moves: Mapping[str, bool] = field(default_factory=dict)
 
-    def has_won(self, step: Step | None) -> bool:
+    def has_won(self, step: ValueStep | None) -> bool:
         """Whether the last use of the step made a node better than its parent."""
         return step is not None and self.steps.get(step, False)
 
-    def rank(self, step: Step | None, moves: Sequence[str], applies: bool | None) -> int:
+    def rank(self, step: ValueStep | None, moves: Sequence[str], applies: bool | None) -> int:
         """The place in the order, 0 first: a step that won last, moves that hold, moves that could
         not be decided, plain changes, a step or move that lost last. `moves` are the ids behind the
         change, empty for a plain change."""
@@ -131,7 +131,7 @@ class Record:
         return 1 if applies else 2
 
 
-def step_between(recipe: Recipe, before: Values, after: Values) -> Step | None:
+def step_between(recipe: Recipe, before: Values, after: Values) -> ValueStep | None:
     """The step between two sets of values; None where not exactly one value differs or a value is
     outside the domain."""
     changed = [p for p in recipe.parameters if before.get(p.name) != after.get(p.name)]
@@ -141,15 +141,15 @@ def step_between(recipe: Recipe, before: Values, after: Values) -> Step | None:
     old, new = before.get(changed[0].name), after.get(changed[0].name)
     if old not in values or new not in values:
         return None
-    return Step(changed[0].name, values.index(new) > values.index(old))
+    return ValueStep(changed[0].name, values.index(new) > values.index(old))
 
 
-def record_of(recipe: Recipe, tried: Sequence[Node]) -> Record:
+def record_of(recipe: Recipe, tried: Sequence[Node]) -> StepRecord:
     """The record of every measured change of one value from one instance of the recipe to another.
     A step that won makes the way back a step that lost; a step that lost says nothing of the way
     back."""
     known = {node.number: node for node in tried}
-    steps: dict[Step, bool] = {}
+    steps: dict[ValueStep, bool] = {}
     moves: dict[str, bool] = {}
     for node in tried:
         parent = known.get(node.parent) if node.parent is not None else None
@@ -164,5 +164,5 @@ def record_of(recipe: Recipe, tried: Sequence[Node]) -> Record:
         if step is not None:
             steps[step] = won
             if won:
-                steps[Step(step.parameter, not step.up)] = False
-    return Record(steps, moves)
+                steps[ValueStep(step.parameter, not step.up)] = False
+    return StepRecord(steps, moves)

@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 from optimizer.evaluation.abi import ITEM_BYTES
 from optimizer.search.knowledge import Move
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.base import Context, ProblemView
+from optimizer.search.synthesizers.base import ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
     Binding,
     Parameter,
     Recipe,
-    Refusal,
+    RecipeMismatch,
     Value,
     allowed,
     instantiate,
@@ -31,7 +31,7 @@ from optimizer.search.synthesizers.recipe.recipe import (
 )
 from optimizer.search.synthesizers.recipe.steps import (
     Knob,
-    Record,
+    StepRecord,
     avoided,
     does,
     record_of,
@@ -52,7 +52,7 @@ class Fitting:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ValueChoice:
     """Values and why they were chosen. `attributed` are ids of the moves behind them; `applies` is
     None where the move's predicate could not be decided."""
 
@@ -73,7 +73,7 @@ class RecipeSynthesizer:
         self._recipes = [recipe for recipe in recipes if recipe.language in languages]
         self._fitting: dict[str, list[Fitting]] = {}
 
-    def fitting(self, context: Context) -> list[Fitting]:
+    def fitting(self, context: ProposalContext) -> list[Fitting]:
         """Recipes that fit the problem's first timed case, in the order in which they are tried."""
         key = f"{context.problem.name} {context.with_knowledge}"
         if key not in self._fitting:
@@ -87,7 +87,7 @@ class RecipeSynthesizer:
         fitting = [recipe for recipe in self._recipes if fit(recipe, problem, {}) is not None]
         return tuple(sorted({p.role for recipe in fitting for p in recipe.parameters}))
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         """The next instance: defaults of a recipe from the reference, else a change of the parent's
         values that was not tried yet. None when nothing is left or the parent is no instance."""
         facts = _facts(context)
@@ -105,7 +105,7 @@ class RecipeSynthesizer:
                 return _proposal(context, fitting, choice)
         return None
 
-    def _first(self, context: Context, facts: Values) -> Proposal | None:
+    def _first(self, context: ProposalContext, facts: Values) -> Proposal | None:
         """The default of the next recipe that was not tried yet."""
         order = _order(self.fitting(context), context)
         for fitting in order:
@@ -114,7 +114,7 @@ class RecipeSynthesizer:
                 if values is not None:
                     plan = f"Start from recipe {fitting.recipe.name} with its defaults."
                     attributed = (fitting.recipe.name,)
-                    return _proposal(context, fitting, Choice(values, plan, attributed))
+                    return _proposal(context, fitting, ValueChoice(values, plan, attributed))
         return None
 
 
@@ -123,13 +123,13 @@ def fit(recipe: Recipe, problem: ProblemView, facts: Values) -> Fitting | None:
     same traits in its text; None where it does not fit."""
     main = problem.main
     binding = match(recipe, main.signature, main.traits, facts, problem.op, main.kinds)
-    if isinstance(binding, Refusal):
+    if isinstance(binding, RecipeMismatch):
         return None
     written = recipe.written_traits
     claimed = []
     for case in problem.cases:
         bound = match(recipe, case.signature, case.traits, facts, problem.op, case.kinds)
-        if isinstance(bound, Refusal):
+        if isinstance(bound, RecipeMismatch):
             continue
         if all(bound.traits[name] == binding.traits[name] for name in written):
             claimed.append(case.name)
@@ -154,12 +154,12 @@ def _distance(recipe: Recipe, values: Values) -> tuple[int, int]:
     return sum(step > 0 for step in steps), sum(steps)
 
 
-def _facts(context: Context) -> Values:
+def _facts(context: ProposalContext) -> Values:
     """Knowledge of the chip; nothing where the run is to do without."""
     return context.hardware.facts if context.with_knowledge else {}
 
 
-def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
+def _order(fitting: Sequence[Fitting], context: ProposalContext) -> list[Fitting]:
     """Recipes of skills that were retrieved for this verdict first, then the others by name."""
     shown = [skill.name for skill in context.knowledge.skills]
 
@@ -170,13 +170,15 @@ def _order(fitting: Sequence[Fitting], context: Context) -> list[Fitting]:
     return sorted(fitting, key=place)
 
 
-def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) -> Iterator[Choice]:
+def _changes(
+    context: ProposalContext, fitting: Fitting, values: Values, facts: Values
+) -> Iterator[ValueChoice]:
     """Allowed choices that may follow these values, the best-founded first, those to be avoided
     last."""
     recipe = fitting.recipe
     record = record_of(recipe, context.tried)
     against = _against(context)
-    waiting: list[Choice] = []
+    waiting: list[ValueChoice] = []
     for choice in _in_turn(context, fitting, values, facts, record):
         warnings = [id_ for id_, knobs in against if does(recipe, values, choice.values, knobs)]
         if warnings and not record.has_won(step_between(recipe, values, choice.values)):
@@ -187,7 +189,7 @@ def _changes(context: Context, fitting: Fitting, values: Values, facts: Values) 
     yield from waiting
 
 
-def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
+def _against(context: ProposalContext) -> list[tuple[str, tuple[Knob, ...]]]:
     """The knobs to be avoided here, with the id of the move that warns. A warning makes no
     candidate, so no proposal is attributed to it; that it was shown is kept with the node."""
     holding = [r for r in context.knowledge.moves if r.applies is not False]
@@ -195,12 +197,12 @@ def _against(context: Context) -> list[tuple[str, tuple[Knob, ...]]]:
 
 
 def _in_turn(
-    context: Context, fitting: Fitting, values: Values, facts: Values, record: Record
-) -> Iterator[Choice]:
+    context: ProposalContext, fitting: Fitting, values: Values, facts: Values, record: StepRecord
+) -> Iterator[ValueChoice]:
     """Allowed choices that may follow these values, the best-founded first."""
     recipe, binding = fitting.recipe, fitting.binding
 
-    def rank(choice: Choice) -> int:
+    def rank(choice: ValueChoice) -> int:
         step = step_between(recipe, values, choice.values)
         return record.rank(step, choice.attributed, choice.applies)
 
@@ -210,10 +212,10 @@ def _in_turn(
     rest = list(space(recipe, binding, facts))
     random.Random(f"{context.seed}:{recipe.name}").shuffle(rest)
     for other in rest:
-        yield Choice(other, "Try another point of the recipe's space.")
+        yield ValueChoice(other, "Try another point of the recipe's space.")
 
 
-def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[Choice]:
+def _all_changes(context: ProposalContext, recipe: Recipe, values: Values) -> Iterator[ValueChoice]:
     for move in context.knowledge.moves:
         if move.applies is not False:
             yield from _by_move(context, recipe, values, move)
@@ -225,10 +227,12 @@ def _all_changes(context: Context, recipe: Recipe, values: Values) -> Iterator[C
             value = stepped(parameter, values[parameter.name], step)
             if value is not None:
                 plan = f"Change {parameter.name} from {values[parameter.name]} to {value}."
-                yield Choice({**values, parameter.name: value}, plan)
+                yield ValueChoice({**values, parameter.name: value}, plan)
 
 
-def _by_move(context: Context, recipe: Recipe, values: Values, move: Move) -> Iterator[Choice]:
+def _by_move(
+    context: ProposalContext, recipe: Recipe, values: Values, move: Move
+) -> Iterator[ValueChoice]:
     """Every parameter of the move's role, changed as the move says. A limit known of this very chip
     overrides the limit known of its family."""
     limit = _facts(context).get(move.limit_name or "")
@@ -242,7 +246,7 @@ def _by_move(context: Context, recipe: Recipe, values: Values, move: Move) -> It
         if value is not None:
             plan = f"{move.name}: {parameter.name} from {values[parameter.name]} to {value}."
             chosen = {**values, parameter.name: value}
-            yield Choice(chosen, f"{plan} {move.why}", (move.id,), move.applies)
+            yield ValueChoice(chosen, f"{plan} {move.why}", (move.id,), move.applies)
 
 
 def moved(
@@ -302,7 +306,7 @@ def _frozen(values: Values) -> tuple[tuple[str, Value], ...]:
     return tuple(sorted(values.items()))
 
 
-def _proposal(context: Context, fitting: Fitting, choice: Choice) -> Proposal:
+def _proposal(context: ProposalContext, fitting: Fitting, choice: ValueChoice) -> Proposal:
     recipe = fitting.recipe
     return Proposal(
         bundle=instantiate(recipe, choice.values, fitting.binding, context.problem.source),

@@ -5,22 +5,18 @@ One function a case; the entry chooses by the shapes that it is handed, and refu
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from importlib.resources import files
 from math import prod
 
 from optimizer.evaluation.abi import DTYPE_CODES, ITEM_BYTES, Signature
 from optimizer.search.synthesizers.traced import cpp_writer
-from optimizer.search.synthesizers.traced.cpp_places import Placing
-from optimizer.search.synthesizers.traced.cpp_writer import TYPES, start_of
+from optimizer.search.synthesizers.traced.cpp_writer import TYPES, Placing, start_of
 from optimizer.search.synthesizers.traced.expression import FLOATS, computed_in
-from optimizer.search.synthesizers.traced.header import header_for
-from optimizer.search.synthesizers.traced.index import (
-    Index,
-    Var,
-    index,
-)
-from optimizer.search.synthesizers.traced.nests import Nest, lane_of, nests
+from optimizer.search.synthesizers.traced.index import Index, Var, index
+from optimizer.search.synthesizers.traced.launches import every_load, read_in
 from optimizer.search.synthesizers.traced.program import Buffer, NotWritten, Program, Stage
 
 ALONE = 20_000  # computed elements, below which waking a second thread costs more than it brings
@@ -301,3 +297,145 @@ def _moved(stage: Stage, values: Mapping[Var, Index], outer: tuple[Var, ...]) ->
 def _inner(stage: Stage, depth: int) -> Stage:
     """What is left of a stage inside of the nest's loops."""
     return replace(stage, space=stage.space[depth:])
+
+
+# -- header: What a written C++ kernel needs of `cpp_header.h`: whoever reads it sees no function
+
+_TEXT = files(__package__).joinpath("cpp_header.h").read_text(encoding="utf-8")
+_FIRST, *_PIECES = _TEXT.strip().split("\n\n")
+_TYPE = re.compile(r"^struct (kl_\w+)", re.M)
+_FUNCTION = re.compile(r"^(?:template |KL |static ).*?\b(kl_\w+)\(", re.M)
+_NAME = re.compile(r"\bkl_\w+")
+
+
+def header_for(body: str) -> str:
+    """The pieces that the text of a kernel needs, and those that these need, in their order."""
+    needed: set[int] = set()
+    spoken = set(_NAME.findall(body))
+    while True:
+        more = {n for n, piece in enumerate(_PIECES) if _defines(piece) & spoken} - needed
+        if not more:
+            break
+        needed |= more
+        spoken |= {name for n in more for name in _NAME.findall(_PIECES[n])}
+    return "\n\n".join([_FIRST, *(_PIECES[n] for n in sorted(needed))]) + "\n"
+
+
+def _defines(piece: str) -> set[str]:
+    return set(_TYPE.findall(piece) or _FUNCTION.findall(piece))
+
+
+# -- nests: Which stages share a loop: rows that are at hand are worked on to the end before the n
+
+MOST_LOCAL = 1 << 18  # elements of a buffer that a thread keeps for a turn of the outer loop
+LEAST_TURNS = 8  # of an outer loop that is shared by threads
+
+
+@dataclass
+class Nest:
+    """Stages with the same `depth` outer sizes. `local` names the buffers that only this nest
+    reads."""
+
+    stages: list[Stage]
+    depth: int
+    local: set[str] = field(default_factory=set)
+
+    @property
+    def outer(self) -> tuple[int, ...]:
+        """The sizes of the shared loops."""
+        return tuple(v.extent for v in self.stages[0].space[: self.depth])
+
+    @property
+    def work(self) -> int:
+        """Computed elements of all stages."""
+        return sum(stage.work for stage in self.stages)
+
+
+def nests(program: Program) -> list[Nest]:
+    """The stages in their order, joined where that keeps data close."""
+    made: list[Nest] = []
+    for stage in program.stages:
+        depth = _joined(made[-1], stage) if made else 0
+        if depth:
+            made[-1].stages.append(stage)
+            made[-1].depth = depth
+        else:
+            made.append(Nest([stage], _deepest(stage)))
+    for nest in made:
+        nest.local = _local(nest, made)
+    return made
+
+
+def _joined(nest: Nest, stage: Stage) -> int:
+    """How many outer loops the stage can share with the nest; 0 where it should not."""
+    depth = 0
+    sizes = tuple(v.extent for v in stage.space)
+    most = min(nest.depth, _deepest(stage))
+    while depth < most and nest.outer[depth] == sizes[depth]:
+        depth += 1
+    filled = {earlier.out.name for earlier in nest.stages}
+    for load in every_load(stage.body):
+        if load.value in filled:
+            shared = 0
+            while shared < min(depth, len(load.indices)) and load.indices[shared] == index(
+                stage.space[shared]
+            ):
+                shared += 1
+            depth = min(depth, shared)
+    if not depth or prod(sizes[:depth]) < LEAST_TURNS:
+        return 0
+    kept = [s.out for s in nest.stages if s.out.number is None]
+    return depth if all(prod(b.shape[depth:]) <= MOST_LOCAL for b in kept) else 0
+
+
+def _deepest(stage: Stage) -> int:
+    """How many outer loops may be shared: those outside of the lane, and of a scan; none where
+    places of the result are read from a tensor."""
+    if stage.order or stage.at is not None:
+        return 0
+    inside = [v for v in (lane_of(stage), stage.scanned) if v in stage.space]
+    return min(map(stage.space.index, inside), default=len(stage.space))
+
+
+def lane_of(stage: Stage) -> Var | None:
+    """The variable whose turns are done side by side: the one by which most of what is read and
+    written lies next to each other; None where there is no loop at all."""
+    loops = (*stage.space, *stage.reduced)
+    if not loops:
+        return None
+    if stage.scanned:
+        return stage.space[-1]
+
+    def merit(variable: Var) -> tuple[int, int]:
+        good = 2 * (not stage.reduced and variable == stage.space[-1])
+        good += variable in stage.space[-1:]
+        for load in stage.body.loads:
+            factor = _stride(load.indices, variable)
+            good += 2 if factor == 1 else 0 if factor == 0 else -2
+        return (good if variable.extent >= 8 else good - 8, loops.index(variable))
+
+    return max(loops, key=merit)
+
+
+def _stride(indices: tuple[Index, ...], variable: Var) -> int | None:
+    """By how much the place moves with the variable, where the last index alone has it at 1."""
+    if not indices:
+        return 0
+    last = indices[-1].factor(variable)
+    elsewhere = any(part.factor(variable) != 0 for part in indices[:-1])
+    return None if elsewhere else last
+
+
+def _local(nest: Nest, made: list[Nest]) -> set[str]:
+    others = {name for other in made if other is not nest for name in _touched(other)}
+    own = [stage.out for stage in nest.stages if stage.out.number is None]
+    return {buffer.name for buffer in own if buffer.name not in others and nest.depth}
+
+
+def _touched(nest: Nest) -> Iterator[str]:
+    """The buffers that stages read, or put something into that another has filled."""
+    for stage in nest.stages:
+        reads = [stage.body, *(part for place in stage.at or () for part in read_in(place))]
+        yield from (str(load.value) for of in reads for load in every_load(of))
+        if stage.at is not None:
+            yield stage.out.name

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.search.records import REFERENCE, Node, Proposal, Value
-from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.traced import cpp, triton
 from optimizer.search.synthesizers.traced.graph import NotTraced, trace
 from optimizer.search.synthesizers.traced.lowering import Lowering, NotLowered
@@ -98,7 +98,7 @@ class TracedSynthesizer:
         self.nothing_because = ""
         self._lowered: dict[tuple[str, str], Lowered | None] = {}
 
-    def propose(self, context: Context) -> Proposal | None:
+    def propose(self, context: ProposalContext) -> Proposal | None:
         """The next kernel; None where the graph cannot be lowered, a case's dtypes are not known,
         or nothing is left to change."""
         language = language_of(context.hardware)

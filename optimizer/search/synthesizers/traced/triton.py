@@ -21,11 +21,8 @@ from optimizer.search.synthesizers.traced.graph import ATTENTION, ATTENTION_OPTI
 from optimizer.search.synthesizers.traced.launches import Launch, launches, place_of
 from optimizer.search.synthesizers.traced.program import Buffer, Call, NotWritten, Program, View
 from optimizer.search.synthesizers.traced.triton_kernel import Written
-from optimizer.search.synthesizers.traced.triton_product_kernel import (
-    AUTO,
-    write_product,
-)
 from optimizer.search.synthesizers.traced.triton_products import (
+    AUTO,
     LIBRARY,
     TENSOR_CORES,
     WINDOWS_TOO,
@@ -33,6 +30,7 @@ from optimizer.search.synthesizers.traced.triton_products import (
     laid_out,
     view_text,
     with_products,
+    write_product,
 )
 from optimizer.search.synthesizers.traced.triton_walks import write_kernel
 

@@ -11,13 +11,7 @@ import torch
 
 from optimizer.evaluation.runner import fresh_values
 from optimizer.evaluation.runner.clocks import original_functions, replaced
-from optimizer.evaluation.runner.fresh_values import (
-    PTX,
-    GpuValueWriter,
-    ValueShift,
-    apply,
-    refresh,
-)
+from optimizer.evaluation.runner.fresh_values import PTX, GpuValueWriter, ValueShift, apply, refresh
 
 PIECES = [1, 3, 7, 100_001, 5, 60_000, 17]
 

@@ -12,13 +12,7 @@ import pytest
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
-from optimizer.evaluation.toolchains.python import (
-    BF16_NOTE,
-    LIMITS,
-    TritonAmd,
-    TritonNvidia,
-    gfx,
-)
+from optimizer.evaluation.toolchains.python import BF16_NOTE, LIMITS, TritonAmd, TritonNvidia, gfx
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
 pytestmark = pytest.mark.slow(seconds=15)

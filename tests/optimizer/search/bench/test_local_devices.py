@@ -28,7 +28,7 @@ from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import (
     LocalBench,
     LocalDevice,
-    Place,
+    TargetToolchain,
     devices_here,
     devices_of,
 )
@@ -121,7 +121,9 @@ def test_evaluations_at_once_are_on_different_devices(
 ) -> None:
     """Two processors stand in for two devices: what is looked at is who measures where."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
-    place = Place(EvaluationTarget("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
+    place = TargetToolchain(
+        EvaluationTarget("x86-64", ("x86-64",), "native", "cpu"), CppToolchain()
+    )
     devices = (LocalDevice("cpu", 0), LocalDevice("cpu", 1))
     problem = load_problem(tmp_path / "double.py")
     together = threading.Barrier(2, timeout=60)
@@ -130,9 +132,8 @@ def test_evaluations_at_once_are_on_different_devices(
     # Two threads of one process that time calls on two processors at once delay each other, and
     # what clocks say of that is not what is looked at.
     timing = TimingPolicy(block_ms=2.0, min_pairs=2, max_pairs=4)
-    settings = EvaluationSettings(
-        seeds=1, defences=Defences(compare_clocks=False, charge_hidden_work=False), timing=timing
-    )
+    defences = Defences(compare_clocks=False, charge_hidden_work=False)
+    settings = EvaluationSettings(seeds=1, defences=defences, timing=timing)
     with LocalBench(problem, {"cpp": place}, settings, devices=devices) as bench:
         assert bench.at_once == 2
         real = bench._evaluator

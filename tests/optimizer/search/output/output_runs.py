@@ -16,9 +16,9 @@ from optimizer.evaluation.records import (
     Interval,
     verdict_from_json,
 )
-from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.confirm import CaseFigure, RunOutcome
 from optimizer.search.goal import Goal
-from optimizer.search.records import Cost, Node, Proposal, Shown
+from optimizer.search.records import Cost, Node, Proposal, ShownIds
 from optimizer.search.store import RunRow
 from optimizer.search.tree import Tree
 
@@ -128,8 +128,8 @@ def interval(value: float, n: int = 24) -> Interval:
     return Interval(value, value * 0.95, value * 1.05, n)
 
 
-def figure(case: str, value: float, held_out: bool = False) -> Figure:
-    return Figure(case, held_out, interval(value), 10.0, 10.0 * value)
+def figure(case: str, value: float, held_out: bool = False) -> CaseFigure:
+    return CaseFigure(case, held_out, interval(value), 10.0, 10.0 * value)
 
 
 FIGURES = (
@@ -181,7 +181,7 @@ def evaluation(
     )
 
 
-def winner_run(bundle: Bundle) -> tuple[RunRow, Tree, Outcome]:
+def winner_run(bundle: Bundle) -> tuple[RunRow, Tree, RunOutcome]:
     """Reference, a first step, the winner, and one of everything that can go wrong."""
     first = Bundle({"k.cpp": "// 1"}, "k.cpp", "cpp", "kernlore_run", {}, "recipe")
     broken = Bundle({"k.cpp": "// 2"}, "k.cpp", "cpp", "kernlore_run", {}, "llm")
@@ -211,21 +211,21 @@ def winner_run(bundle: Bundle) -> tuple[RunRow, Tree, Outcome]:
             "evaluated",
             last,
             evaluation(bundle, 2.1),
-            Shown("ret_1", ("ps_1",), ("mv_1", "mv_2"), ("rows-once",)),
+            ShownIds("ret_1", ("ps_1",), ("mv_1", "mv_2"), ("rows-once",)),
             at=3.0,
         ),
         Node(3, 1, "evaluated", wrong, evaluation(broken, None, validity="not_compiled"), at=4.0),
         Node(4, 2, "duplicate", replace(wrong, parent=2), None, same_as=3, at=5.0),
         Node(5, 2, "failed", replace(wrong, bundle=busy), None, problem="the device is gone"),
     ]
-    outcome = Outcome(2, interval(1.9, 48), "", interval(1.4), FIGURES, ("node 1: too busy",))
+    outcome = RunOutcome(2, interval(1.9, 48), "", interval(1.4), FIGURES, ("node 1: too busy",))
     return run_row(), Tree(nodes), outcome
 
 
-def no_gain_run() -> tuple[RunRow, Tree, Outcome]:
+def no_gain_run() -> tuple[RunRow, Tree, RunOutcome]:
     nodes = [Node(0, None, "evaluated", None, evaluation(None, None))]
     reason = "no gain: no candidate is certainly faster than the reference"
-    return run_row(), Tree(nodes), Outcome(None, None, reason)
+    return run_row(), Tree(nodes), RunOutcome(None, None, reason)
 
 
 def run_row() -> RunRow:

@@ -14,7 +14,7 @@ import pytest
 
 from optimizer.evaluation.abi import DTYPE_CODES
 from optimizer.evaluation.bundle import Bundle
-from optimizer.search.confirm import Figure, Outcome
+from optimizer.search.confirm import CaseFigure, RunOutcome
 from optimizer.search.output.module import package_name, write_module
 from optimizer.search.output.shipped import kernels
 from tests.optimizer.search.output.output_runs import (
@@ -379,8 +379,8 @@ def test_a_case_that_lost_keeps_its_shape_from_the_kernel(tmp_path: Path, run: R
         '\n[[cases]]\nname = "wide"\nconstants = {rows = 16, width = 32}\ndtype = "float32"\n'
         'distribution = "wide"\n'
     )
-    figures = (*FIGURES, Figure("wide", False, interval(0.9), 10.0, 9.0))
-    outcome = Outcome(2, interval(1.5), "", None, figures)
+    figures = (*FIGURES, CaseFigure("wide", False, interval(0.9), 10.0, 9.0))
+    outcome = RunOutcome(2, interval(1.5), "", None, figures)
     write_module(tree, outcome, problem_in(tmp_path / "problem", toml=toml), tmp_path)
     run(tmp_path, "assert not by_kernel(*pair(32), torch.randn(16, 32))")
 

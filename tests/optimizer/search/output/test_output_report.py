@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from optimizer.evaluation.records import CaseCheck, CaseTiming, verdict_from_json
-from optimizer.search.confirm import Outcome
+from optimizer.search.confirm import RunOutcome
 from optimizer.search.output.plots import STYLES, write_plots
 from optimizer.search.output.report import write_report
 from optimizer.search.records import Node, Proposal
@@ -177,7 +177,7 @@ def test_no_gain_is_said_plainly(tmp_path: Path) -> None:
 
 def test_a_loser_that_was_measured_again_keeps_its_figures(tmp_path: Path) -> None:
     run, tree, _ = winner_run(cpp_bundle())
-    outcome = Outcome(None, None, "no gain: not certain", None, (figure("main", 1.02),))
+    outcome = RunOutcome(None, None, "no gain: not certain", None, (figure("main", 1.02),))
     text = write_report(run, tree, outcome, problem_in(tmp_path / "p"), tmp_path).read_text()
     assert "| main | searched | 1.020x [0.969, 1.071] n=24 | no |" in text
     assert "no held-out case was measured" in text

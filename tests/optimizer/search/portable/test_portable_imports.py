@@ -40,8 +40,8 @@ SEARCH = """
 from pathlib import Path
 import optimizer.search.synthesizers.external
 import optimizer.search.synthesizers.recipe.synthesizer
-from optimizer.search.portable.snapshot import SnapshotKnowledge
 from optimizer.search.goal import Goal
+from optimizer.search.knowledge import SnapshotKnowledge
 from optimizer.search.loop import Search
 from optimizer.search.store import FileStore, RunRow
 from tests.optimizer.search.landscape import HARDWARE, VIEW, Steps, TableBench
@@ -98,7 +98,7 @@ def test_what_starts_a_session_needs_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "module", ["optimizer.search.bench.local", "optimizer.search.bench.catalog_store"]
+    "module", ["optimizer.search.bench.local", "optimizer.search.runs.run_store"]
 )
 def test_the_importer_refuses(module: str) -> None:
     """What is not of the core does not pass, so a pass above says something."""

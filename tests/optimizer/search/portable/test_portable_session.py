@@ -6,26 +6,31 @@ import json
 import subprocess
 import sys
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.runner import fresh_values
-from optimizer.search.knowledge import Excerpt, Knowledge, Move, Query, ShownSkill
-from optimizer.search.portable.launch import SESSION, _minutes
-from optimizer.search.portable.packing import write_session
-from optimizer.search.portable.snapshot import (
-    KEPT_EXCERPTS,
-    Snapshot,
+from optimizer.search.knowledge import (
+    PACKED_EXCERPTS,
+    Excerpt,
+    Knowledge,
+    KnowledgeSnapshot,
+    Move,
+    ShownSkill,
     SnapshotKnowledge,
     take_snapshot,
 )
+from optimizer.search.portable.launch import SESSION, _minutes
+from optimizer.search.portable.packing import write_session
+from retrieval.request import RetrieveRequest
 
 pytestmark = pytest.mark.slow(seconds=10)
 
 FACTS: dict[str, float | str] = {"l1d_size": 32768.0}
-TEMPLATE = Query((), {}, "", "x86-64", "", None, None, "", 0, 2_000)
+TEMPLATE = RetrieveRequest(hardware="x86-64", max_tokens=2_000)
 UP = {"role": "tile_m", "direction": "up", "to": None, "factor": 2}
 
 
@@ -37,18 +42,18 @@ class Source:
     """A knowledge base that counts what it is asked."""
 
     def __init__(self) -> None:
-        self.searched: list[tuple[str, str]] = []
-        self.acted: list[tuple[str, ...]] = []
+        self.searched: list[tuple[str | None, str]] = []
+        self.acted: list[tuple[str | None, ...]] = []
 
-    def consult(self, query: Query) -> Knowledge:
-        self.searched.append((query.op, query.signals[0]))
-        texts = (f"{query.signals[0]} {n}" for n in range(KEPT_EXCERPTS + 2))
+    def consult(self, request: RetrieveRequest) -> Knowledge:
+        self.searched.append((request.op, request.signals[0]))
+        texts = (f"{request.signals[0]} {n}" for n in range(PACKED_EXCERPTS + 2))
         return Knowledge("ret_x", tuple(Excerpt(text, "Manual", text) for text in texts))
 
-    def moves(self, query: Query) -> Knowledge:
-        self.acted.append((query.op, *query.signals))
-        if not query.signals:
-            begun = ShownSkill(f"tuned-{query.op}", "values", "Begin with them.", 0.9)
+    def moves(self, request: RetrieveRequest) -> Knowledge:
+        self.acted.append((request.op, *request.signals))
+        if not request.signals:
+            begun = ShownSkill(f"tuned-{request.op}", "values", "Begin with them.", 0.9)
             return Knowledge("ret_begin", skills=(begun,))
         moves = (
             move("mv_low", "metrics.l2_hit < 0.5"),
@@ -56,7 +61,7 @@ class Source:
             move("mv_always", ""),
         )
         skill = ShownSkill("wider-tiles", "tiles", "Raise the tile.", 0.5)
-        return Knowledge(f"ret_{query.op}", (), moves, (skill,), FACTS)
+        return Knowledge(f"ret_{request.op}", (), moves, (skill,), FACTS)
 
 
 @pytest.fixture
@@ -65,28 +70,29 @@ def source() -> Source:
 
 
 @pytest.fixture
-def snapshot(source: Source) -> Snapshot:
+def snapshot(source: Source) -> KnowledgeSnapshot:
     signals, operators = ("memory_bound", "latency_bound"), ("softmax", "matmul", "softmax")
     return take_snapshot(source.consult, source.moves, signals, operators, TEMPLATE)
 
 
-def query(*signals: str, **changes: object) -> Query:
-    fields = {**vars(TEMPLATE), "signals": signals, "op": "softmax", **changes}
-    return Query(**fields)
+def query(*signals: str, **changes: object) -> RetrieveRequest:
+    return replace(TEMPLATE, signals=signals, op="softmax", **changes)  # type: ignore[arg-type]
 
 
-def test_documents_are_searched_once_for_a_signal(source: Source, snapshot: Snapshot) -> None:
-    assert source.searched == [("", "memory_bound"), ("", "latency_bound")]
+def test_documents_are_searched_once_for_a_signal(
+    source: Source, snapshot: KnowledgeSnapshot
+) -> None:
+    assert source.searched == [(None, "memory_bound"), (None, "latency_bound")]
     # Two operators, one of them of two problems: their beginning, and each signal.
     assert len(source.acted) == 6 and ("softmax",) in source.acted
-    assert [len(rows) for rows in snapshot.excerpts.values()] == [KEPT_EXCERPTS, KEPT_EXCERPTS]
+    assert [len(rows) for rows in snapshot.excerpts.values()] == [PACKED_EXCERPTS, PACKED_EXCERPTS]
 
 
-def test_a_skill_is_stored_once(snapshot: Snapshot) -> None:
+def test_a_skill_is_stored_once(snapshot: KnowledgeSnapshot) -> None:
     assert json.dumps(snapshot.as_json()).count("Raise the tile.") == 1
 
 
-def test_moves_are_decided_with_what_is_measured_there(snapshot: Snapshot) -> None:
+def test_moves_are_decided_with_what_is_measured_there(snapshot: KnowledgeSnapshot) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
     answer = knowledge.consult(query("unheard_of", "memory_bound", metrics={"l2_hit": 0.9}))
     assert [(move.id, move.applies) for move in answer.moves] == [
@@ -100,7 +106,9 @@ def test_moves_are_decided_with_what_is_measured_there(snapshot: Snapshot) -> No
     assert [move.applies for move in unmeasured.moves] == [None, True, None]
 
 
-def test_a_search_begins_there_with_what_it_would_begin_with_here(snapshot: Snapshot) -> None:
+def test_a_search_begins_there_with_what_it_would_begin_with_here(
+    snapshot: KnowledgeSnapshot,
+) -> None:
     knowledge = SnapshotKnowledge(json.loads(json.dumps(snapshot.as_json())), "softmax", FACTS)
     (skill,) = knowledge.consult(query()).skills
     assert (skill.name, skill.text) == ("tuned-softmax", "Begin with them.")
@@ -111,13 +119,13 @@ def test_a_search_begins_there_with_what_it_would_begin_with_here(snapshot: Snap
     [("scan", ("memory_bound",)), ("scan", ()), ("softmax", ("unheard_of",))],
 )
 def test_without_an_answer_there_are_the_facts(
-    snapshot: Snapshot, op: str, signals: tuple[str, ...]
+    snapshot: KnowledgeSnapshot, op: str, signals: tuple[str, ...]
 ) -> None:
     knowledge = SnapshotKnowledge(snapshot.as_json(), op, FACTS)
     assert knowledge.consult(query(*signals)) == Knowledge(facts=FACTS)
 
 
-def test_a_session_has_everything_that_it_needs(tmp_path: Path, snapshot: Snapshot) -> None:
+def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: KnowledgeSnapshot) -> None:
     own = tmp_path / "mine.py"
     own.write_text(load_problem(Path("map_id")).source)
     problems = [load_problem(Path("map_id")), load_problem(own)]

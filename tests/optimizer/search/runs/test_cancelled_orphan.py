@@ -12,7 +12,7 @@ from kb.ids import derived_id
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.runs import processes
-from optimizer.search.runs.processes import RunProcesses
+from optimizer.search.runs.processes import ServiceRuns
 from optimizer.search.runs.run_lock import RunLock
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
@@ -33,7 +33,7 @@ def test_a_cancel_says_that_a_process_is_still_ending(
         connection.execute(problems.insert().values(**row, **rest, access_scope="all"))
     store = run_store(base)
     store.begin(RunRow("run_1", "/p/softmax.py", SHA, "x86-64", Goal()))
-    service = RunProcesses(base, ())
+    service = ServiceRuns(base, ())
     with RunLock(base, "run_1", 0.0):  # the process that a killed service has left behind
         answer = service.cancel("run_1")
         assert "still works on it" in answer["note"] and store.cancelled("run_1")

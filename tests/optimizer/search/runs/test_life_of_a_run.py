@@ -18,7 +18,7 @@ from kb.errors import Conflict
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
 from optimizer.search.runs.models import asked_models, models_to_go_on
-from optimizer.search.runs.optimize import Finished, RunInterrupted, optimize
+from optimizer.search.runs.optimize import FinishedRun, RunInterrupted, optimize
 from optimizer.search.runs.portable import export_run, write_result
 from optimizer.search.runs.run_store import cancel_run, run_account, run_store
 from optimizer.search.synthesizers.base import Asking
@@ -56,7 +56,7 @@ class Place:
         text = self.good + "\n" * number  # another file, the same kernel
         return Answered(f"{json.dumps(head)}\n\nFile: kernel.nv\n```\n{text}\n```")
 
-    def searched(self, run: str, listener: Any = None, **changes: Any) -> Finished:
+    def searched(self, run: str, listener: Any = None, **changes: Any) -> FinishedRun:
         goal = Goal(language="novac", candidates=3, synthesizers=("llm",))
         return optimize(
             self.base.services,
@@ -95,7 +95,7 @@ def place(base: DrawnBase, chip: Chip, monkeypatch: pytest.MonkeyPatch) -> Itera
 
 
 @pytest.fixture
-def cancelled(place: Place) -> Finished:
+def cancelled(place: Place) -> FinishedRun:
     """A run that is cancelled while its second candidate is written."""
     store = run_store(place.base.services)
     place.asked = lambda number: store.cancel("run_cancelled") if number == 1 else None
@@ -104,17 +104,17 @@ def cancelled(place: Place) -> Finished:
     return place.searched("run_cancelled")
 
 
-def stored(place: Place, run: str) -> Finished:
+def stored(place: Place, run: str) -> FinishedRun:
     from optimizer.evaluation.problem.load import load_problem
     from optimizer.search.runs.portable import outcome_of
 
     store = run_store(place.base.services)
     row, tree = store.run(run), Tree(store.nodes(run))
-    return Finished(row, tree, outcome_of(row, tree), load_problem(Path(row.problem)))
+    return FinishedRun(row, tree, outcome_of(row, tree), load_problem(Path(row.problem)))
 
 
 def test_a_cancelled_run_leaves_its_best_right_candidate(
-    place: Place, cancelled: Finished, tmp_path: Path
+    place: Place, cancelled: FinishedRun, tmp_path: Path
 ) -> None:
     assert cancelled.run.state == "cancelled" and len(cancelled.tree) == 3
     assert cancelled.outcome.node is None and cancelled.outcome.best_so_far == 1
@@ -196,7 +196,7 @@ def test_the_only_right_kernel_of_a_finished_run_is_written(place: Place, tmp_pa
 
 
 def test_the_baseline_is_named_with_its_cycles(
-    place: Place, cancelled: Finished, tmp_path: Path
+    place: Place, cancelled: FinishedRun, tmp_path: Path
 ) -> None:
     tree, run = cancelled.tree, cancelled.run
     evaluation = tree[1].evaluation
@@ -258,7 +258,7 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
     place.asked = lambda number: None
     seen: list[tuple[str, Any, float, str]] = []
 
-    def again(listener: Any) -> Finished:
+    def again(listener: Any) -> FinishedRun:
         return optimize(
             services,
             Path(row.problem),
@@ -288,7 +288,7 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
     assert store.run(row.id).state == "cancelled"
 
 
-def test_the_source_of_a_candidate_from_the_shell(place: Place, cancelled: Finished) -> None:
+def test_the_source_of_a_candidate_from_the_shell(place: Place, cancelled: FinishedRun) -> None:
     run = cancelled.run.id
     assert (
         place.shell("show", run, "--candidate", "1", "--source").out.strip() == place.good.strip()

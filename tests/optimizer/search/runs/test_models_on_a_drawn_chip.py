@@ -19,8 +19,8 @@ from kb.settings import Settings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
-from optimizer.search.runs.model_tools import MAX_DRAFTS, ModelTools
-from optimizer.search.runs.optimize import Finished, hardware_view_of, optimize
+from optimizer.search.runs.models import MAX_DRAFTS, ModelTools
+from optimizer.search.runs.optimize import FinishedRun, hardware_view_of, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import last_failure
@@ -87,7 +87,7 @@ def knowledge(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ran(place: Place) -> Iterator[tuple[Finished, ModelServer]]:
+def ran(place: Place) -> Iterator[tuple[FinishedRun, ModelServer]]:
     """A kernel that does not compile, one with a slip that is mended before compiling, that right
     one."""
     slip = place.good.replace("vadd ", f"{SLIP} ")
@@ -110,7 +110,7 @@ def ran(place: Place) -> Iterator[tuple[Finished, ModelServer]]:
     server.close()
 
 
-def test_the_second_kernel_is_right_after_a_remark(ran: tuple[Finished, ModelServer]) -> None:
+def test_the_second_kernel_is_right_after_a_remark(ran: tuple[FinishedRun, ModelServer]) -> None:
     finished, server = ran
     assert [n.verdict for n in finished.tree.nodes[1:]] == ["not_compiled", "correct"]
     assert len(server.requests) == 3
@@ -120,7 +120,7 @@ def test_the_second_kernel_is_right_after_a_remark(ran: tuple[Finished, ModelSer
 
 
 def test_prompts_share_their_beginning_and_say_what_happened(
-    ran: tuple[Finished, ModelServer],
+    ran: tuple[FinishedRun, ModelServer],
 ) -> None:
     _, server = ran
     first, second = (prompt_of(request) for request in server.requests[:2])
@@ -132,7 +132,7 @@ def test_prompts_share_their_beginning_and_say_what_happened(
 
 
 def test_a_right_kernel_becomes_a_sample_of_its_chip(
-    ran: tuple[Finished, ModelServer], place: Place
+    ran: tuple[FinishedRun, ModelServer], place: Place
 ) -> None:
     finished, _ = ran
     kept = [s for s in list_samples(place.base.services, place.chip.id) if s["run_id"]]

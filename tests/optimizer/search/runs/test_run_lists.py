@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.confirm import UNTRIED, Outcome
+from optimizer.search.confirm import UNTRIED, RunOutcome
 from optimizer.search.goal import Goal
 from optimizer.search.runs.run_store import summary_of
 from optimizer.search.store import RunRow
@@ -16,7 +16,7 @@ GAIN = {"value": 1.237, "low": 1.195, "high": 1.281, "n": 12}
 
 
 def outcome(reason: str, **changes: Any) -> dict[str, Any]:
-    return Outcome(None, None, reason + WHY, **changes).as_json()
+    return RunOutcome(None, None, reason + WHY, **changes).as_json()
 
 
 @pytest.mark.parametrize(

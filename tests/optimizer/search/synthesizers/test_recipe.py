@@ -20,14 +20,14 @@ from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.timing.measure import TimingPolicy
 from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.search.bench.local import Place, problem_view
+from optimizer.search.bench.local import TargetToolchain, problem_view
 from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.records import Node, Proposal
-from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.recipe.recipe import (
     Binding,
     Recipe,
-    Refusal,
+    RecipeMismatch,
     instantiate,
     match,
     parse_recipe,
@@ -97,7 +97,7 @@ def signature(*shape: int, dtype: str = "float32", out: tuple[int, ...] | None =
     )
 
 
-def bound(binding: Binding | Refusal) -> Binding:
+def bound(binding: Binding | RecipeMismatch) -> Binding:
     assert isinstance(binding, Binding), binding
     return binding
 
@@ -137,7 +137,7 @@ def test_a_recipe_fits_where_names_dimensions_and_traits_agree() -> None:
         "does not hold": match(scale, signature(4, 4), traits, {}, "elementwise"),
     }
     for reason, refusal in refused.items():
-        assert isinstance(refusal, Refusal) and reason in refusal.reason
+        assert isinstance(refusal, RecipeMismatch) and reason in refusal.reason
 
 
 def test_kinds_of_operators_tell_what_no_tensor_shows() -> None:
@@ -147,7 +147,7 @@ def test_kinds_of_operators_tell_what_no_tensor_shows() -> None:
     bound(match(scale, shape, traits, {}, "elementwise"))  # not watched: nothing speaks against it
     others = {"pointwise": 3, "product": 1}
     refusal = match(scale, shape, traits, {}, "elementwise", others)
-    assert isinstance(refusal, Refusal)
+    assert isinstance(refusal, RecipeMismatch)
     assert refusal.reason == "is for 1 pointwise, the case runs 3 pointwise, 1 product"
 
 
@@ -168,7 +168,7 @@ def test_values_can_carry_no_code() -> None:
 REMEDY = Move("mv_1", "bigger", {"role": "tile_m", "direction": "increase"}, None, None, "", True)
 
 
-def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> Context:
+def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> ProposalContext:
     case = CaseView("main", signature(64, 96), {"mul.other": 1.5}, True, "float32")
     fields = {
         "problem": ProblemView("scale", "elementwise", "", PROBLEM, (case,), {}),
@@ -183,7 +183,7 @@ def context(parent: Node, tried: tuple[Node, ...], **changed: Any) -> Context:
         "run_id": "run_1",
         "max_tokens": 100,
     }
-    return Context(**{**fields, **changed})
+    return ProposalContext(**{**fields, **changed})
 
 
 def node(number: int, proposal: Proposal | None) -> Node:
@@ -308,7 +308,7 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> 
         else match(recipe(ops=[]), view.main.signature, view.main.traits, {}, problem.op)
     )
     bundle = instantiate(recipe(), recipe().defaults, binding, problem.source)
-    place = Place(EvaluationTarget("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
+    place = TargetToolchain(EvaluationTarget("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
     timing = TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6)
     settings = EvaluationSettings(threads=1, timing=timing)
     with Evaluator(problem, place.target, settings, pool=pool) as evaluator:

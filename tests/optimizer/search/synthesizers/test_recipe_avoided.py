@@ -12,7 +12,7 @@ from optimizer.search.attribution import CHANGED, attribution
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.loop import Search
-from optimizer.search.propose import Task
+from optimizer.search.propose import SearchTask
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.recipe.recipe import Parameter
 from optimizer.search.synthesizers.recipe.steps import (
@@ -145,7 +145,7 @@ def test_one_step_of_each_knob_or_why_there_is_none() -> None:
 # -- in a run
 
 
-def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, Task]:
+def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, SearchTask]:
     """Over a table in which larger tiles are slower."""
     goal = Goal(candidates=6, seed=2, knowledge=on)
     row = RunRow("run_1", "hill", "0" * 64, "x86-64", goal)
@@ -156,7 +156,7 @@ def run(folder: Path, knowledge: Moves, *, on: bool = True) -> tuple[Tree, Task]
         row, store, bench, [proposer()], knowledge, PROBLEM_VIEW, HARDWARE, RecordingListener()
     )
     search.run()
-    return Tree(store.nodes("run_1")), Task("run_1", goal, PROBLEM_VIEW, HARDWARE)
+    return Tree(store.nodes("run_1")), SearchTask("run_1", goal, PROBLEM_VIEW, HARDWARE)
 
 
 def proposer() -> RecipeSynthesizer:

@@ -72,7 +72,7 @@ class Layer:
         return math.prod(self.sizes)
 
 
-class _Writer:
+class _CallWriter:
     """Puts calls before a node."""
 
     def __init__(self, before: Node) -> None:
@@ -168,7 +168,7 @@ def norm_in_weights(node: Node) -> bool:
         return False
     if layer.function is F.linear and len(shape(node) or ()) != 2:
         return False  # its channels are not the layer's
-    write = _Writer(node)
+    write = _CallWriter(node)
     layer, name = write.state(layer), str(node.target)
     mean = write.attribute(f"{name}.running_mean", norm.running_mean)
     var = write.attribute(f"{name}.running_var", norm.running_var)
@@ -189,7 +189,7 @@ def norm_in_weights(node: Node) -> bool:
     return True
 
 
-def _by_channel(write: _Writer, layer: Layer, factor: Node) -> Node:
+def _by_channel(write: _CallWriter, layer: Layer, factor: Node) -> Node:
     """The weights times one number for each output channel."""
     column = write.call(torch.reshape, factor, (-1, *([1] * (len(layer.sizes) - 1))))
     return write.call(torch.mul, layer.weight, column, like=layer.weight)
@@ -212,7 +212,7 @@ def scale_in_weights(node: Node) -> bool:
 
 
 def _scale(node: Node, layer: Layer, factor: Any, columns: bool) -> None:
-    write = _Writer(node)
+    write = _CallWriter(node)
     layer = write.state(layer)
     function = torch.mul if called(node) == "mul" else torch.div
     across = write.call(torch.reshape, factor, (-1, 1)) if columns else factor
@@ -247,7 +247,7 @@ def linear_twice(node: Node) -> bool:
     rows = math.prod((shape(inner.x) or (0,))[:-1])
     if middle * width * columns + rows * width * columns >= rows * middle * (width + columns):
         return False
-    write = _Writer(node)
+    write = _CallWriter(node)
     inner, outer = write.state(inner), write.state(outer)
     weight = write.call(torch.matmul, outer.weight, inner.weight)
     like = tensor(inner.weight)

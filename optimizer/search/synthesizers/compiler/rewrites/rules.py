@@ -14,22 +14,18 @@ from dataclasses import dataclass
 from torch import fx
 from torch.fx import Node
 
-from optimizer.search.synthesizers.compiler.rewrites import (
-    constants,
-    fuse,
-    layers,
-    products,
-    simplify,
-)
+from optimizer.search.synthesizers.compiler.configurations import ForwardText
+from optimizer.search.synthesizers.compiler.rewrites import fuse, layers, simplify
+from optimizer.search.synthesizers.compiler.rewrites import fuse as products
+from optimizer.search.synthesizers.compiler.rewrites import trace as constants
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
-from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, written
-from optimizer.search.synthesizers.compiler.source import Written
+from optimizer.search.synthesizers.compiler.rewrites.trace import SymbolicGraph, written
 
 MAX_STEPS = 200  # of one rule: a graph whose rule never ends is a defect of the rule
 
 
 @dataclass(frozen=True)
-class Rule:
+class RewriteRule:
     """A rewrite rule. `about` says in words what it does. `fewer`: it has to take operators out.
     `alone`: it is a gamble on the machine, so it is left out of all exact rules together."""
 
@@ -40,43 +36,49 @@ class Rule:
     alone: bool = False
 
 
-RULES: tuple[Rule, ...] = (
-    Rule("idle_module", "leaves out modules that do nothing", simplify.idle_module),
-    Rule("done_twice", "computes equal expressions once", simplify.done_twice),
-    Rule("neutral_number", "leaves out * 1, / 1, - 0 and ** 1", simplify.neutral_number),
-    Rule("twice_undone", "leaves out pairs that undo each other", simplify.twice_undone),
-    Rule("same_again", "leaves out repeated casts and copies", simplify.same_again),
-    Rule("needless_copy", "leaves out clones of intermediate results", simplify.needless_copy),
-    Rule("same_shape", "leaves out views to the same shape", simplify.same_shape),
-    Rule("numbers_together", "combines constant numbers", simplify.numbers_together),
-    Rule("softmax", "calls softmax for exp over its sum", fuse.softmax),
-    Rule("log_softmax", "calls log_softmax", fuse.log_softmax),
-    Rule("logsumexp", "calls logsumexp", fuse.logsumexp),
-    Rule("layer_norm", "calls layer_norm", fuse.layer_norm),
-    Rule("rms_norm", "calls rms_norm", fuse.rms_norm),
-    Rule("gelu", "calls gelu", fuse.gelu),
-    Rule("silu", "calls silu", fuse.silu),
-    Rule("attention", "calls scaled_dot_product_attention", products.attention),
-    Rule("cheaper_order", "multiplies in the cheaper order", products.cheaper_order, fewer=False),
-    Rule("merged_products", "merges products into a batched one", products.merged_products),
-    Rule("linear", "calls linear for a product and its bias", products.linear),
-    Rule("added_product", "adds inside the product's operator", products.added_product),
-    Rule("common_factor", "multiplies by a common factor once", simplify.common_factor),
-    Rule("linear_twice", "multiplies two layers' weights first", layers.linear_twice, fewer=False),
-    Rule(
+RULES: tuple[RewriteRule, ...] = (
+    RewriteRule("idle_module", "leaves out modules that do nothing", simplify.idle_module),
+    RewriteRule("done_twice", "computes equal expressions once", simplify.done_twice),
+    RewriteRule("neutral_number", "leaves out * 1, / 1, - 0 and ** 1", simplify.neutral_number),
+    RewriteRule("twice_undone", "leaves out pairs that undo each other", simplify.twice_undone),
+    RewriteRule("same_again", "leaves out repeated casts and copies", simplify.same_again),
+    RewriteRule(
+        "needless_copy", "leaves out clones of intermediate results", simplify.needless_copy
+    ),
+    RewriteRule("same_shape", "leaves out views to the same shape", simplify.same_shape),
+    RewriteRule("numbers_together", "combines constant numbers", simplify.numbers_together),
+    RewriteRule("softmax", "calls softmax for exp over its sum", fuse.softmax),
+    RewriteRule("log_softmax", "calls log_softmax", fuse.log_softmax),
+    RewriteRule("logsumexp", "calls logsumexp", fuse.logsumexp),
+    RewriteRule("layer_norm", "calls layer_norm", fuse.layer_norm),
+    RewriteRule("rms_norm", "calls rms_norm", fuse.rms_norm),
+    RewriteRule("gelu", "calls gelu", fuse.gelu),
+    RewriteRule("silu", "calls silu", fuse.silu),
+    RewriteRule("attention", "calls scaled_dot_product_attention", products.attention),
+    RewriteRule(
+        "cheaper_order", "multiplies in the cheaper order", products.cheaper_order, fewer=False
+    ),
+    RewriteRule("merged_products", "merges products into a batched one", products.merged_products),
+    RewriteRule("linear", "calls linear for a product and its bias", products.linear),
+    RewriteRule("added_product", "adds inside the product's operator", products.added_product),
+    RewriteRule("common_factor", "multiplies by a common factor once", simplify.common_factor),
+    RewriteRule(
+        "linear_twice", "multiplies two layers' weights first", layers.linear_twice, fewer=False
+    ),
+    RewriteRule(
         "norm_in_weights",
         "folds batch norm into the weights before it",
         layers.norm_in_weights,
         fewer=False,
     ),
-    Rule(
+    RewriteRule(
         "scale_in_weights",
         "folds a scale into the weights before it",
         layers.scale_in_weights,
         fewer=False,
     ),
-    Rule("kept_constant", "makes constant tensors once", constants.kept_constant),
-    Rule(
+    RewriteRule("kept_constant", "makes constant tensors once", constants.kept_constant),
+    RewriteRule(
         "channels_last",
         "lays images out with channels last",
         layers.channels_last,
@@ -90,8 +92,8 @@ RULES: tuple[Rule, ...] = (
 class Rewritten:
     """A forward with rules applied; `before` and `after` count the operators of one call."""
 
-    rules: tuple[Rule, ...]
-    text: Written
+    rules: tuple[RewriteRule, ...]
+    text: ForwardText
     before: int
     after: int
 
@@ -101,7 +103,7 @@ class Rewritten:
         return tuple(rule.name for rule in self.rules)
 
 
-def rewrite(traced: Traced, rules: Sequence[Rule]) -> Rewritten | None:
+def rewrite(traced: SymbolicGraph, rules: Sequence[RewriteRule]) -> Rewritten | None:
     """The graph with these rules, as far as they apply; None where none does."""
     module = copy_of(traced.graph)
     before = operators(module.graph)
@@ -112,7 +114,7 @@ def rewrite(traced: Traced, rules: Sequence[Rule]) -> Rewritten | None:
     return Rewritten(tuple(applied), text, before, operators(module.graph))
 
 
-def variants(traced: Traced) -> list[Rewritten]:
+def variants(traced: SymbolicGraph) -> list[Rewritten]:
     """All exact rules together, then with the gambles, then each rule by itself."""
     exact = [rule for rule in RULES if not rule.alone]
     sets = [exact, list(RULES), *([rule] for rule in RULES)]
@@ -135,7 +137,7 @@ def copy_of(module: fx.GraphModule) -> fx.GraphModule:
     return fx.GraphModule(module, graph)
 
 
-def _applied(module: fx.GraphModule, rule: Rule) -> bool:
+def _applied(module: fx.GraphModule, rule: RewriteRule) -> bool:
     """Apply a rule as often as it matches; whether anything came of it."""
     done = False
     for _ in range(MAX_STEPS):
@@ -145,7 +147,7 @@ def _applied(module: fx.GraphModule, rule: Rule) -> bool:
     return done
 
 
-def _once(module: fx.GraphModule, rule: Rule) -> bool:
+def _once(module: fx.GraphModule, rule: RewriteRule) -> bool:
     for node in list(module.graph.nodes):
         if not node.users and node.op != "output":
             continue
@@ -157,7 +159,7 @@ def _once(module: fx.GraphModule, rule: Rule) -> bool:
     return False
 
 
-def _would_shrink(module: fx.GraphModule, rule: Rule, node: Node) -> bool:
+def _would_shrink(module: fx.GraphModule, rule: RewriteRule, node: Node) -> bool:
     """Whether the rule takes operators out here: parts that others use as well stay."""
     trial = copy_of(module)
     twin = list(trial.graph.nodes)[list(module.graph.nodes).index(node)]

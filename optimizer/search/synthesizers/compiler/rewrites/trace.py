@@ -20,7 +20,7 @@ import re
 import sys
 import threading
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,11 +29,19 @@ from typing import Any
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Node
 from torch.fx.passes.fake_tensor_prop import FakeTensorProp
+from torch.utils import _pytree as pytree
 
-from optimizer.search.synthesizers.compiler.rewrites.constants import CONSTANT, SUPPORT, folded_in
-from optimizer.search.synthesizers.compiler.rewrites.pattern import overwrites, writes_in_place
-from optimizer.search.synthesizers.compiler.source import Written
+from optimizer.search.synthesizers.compiler.configurations import ForwardText
+from optimizer.search.synthesizers.compiler.rewrites.pattern import (
+    KEPT,
+    called,
+    is_random,
+    overwrites,
+    tensor,
+    writes_in_place,
+)
 
 _IMPORTS = {
     "torch": "import torch",
@@ -68,7 +76,7 @@ _FUNCTIONAL = re.compile(r"torch\._C\._nn\.(\w+)")
 
 
 @dataclass(frozen=True)
-class Traced:
+class SymbolicGraph:
     """A graph with what fake tensors know of each node in `meta["val"]`."""
 
     graph: fx.GraphModule
@@ -76,7 +84,7 @@ class Traced:
 
 
 @dataclass(frozen=True)
-class NotTraced:
+class NoSymbolicGraph:
     """Why there is no graph."""
 
     reason: str
@@ -136,18 +144,18 @@ class _Tracer(fx.Tracer):
 
 
 @lru_cache(maxsize=8)
-def trace(source: str) -> Traced | NotTraced:
+def trace(source: str) -> SymbolicGraph | NoSymbolicGraph:
     """The forward of the `Model` in a problem file, in evaluation mode."""
     try:
         return _traced(source)
     # The file is foreign code, and what a tracer cannot follow it says with errors of any kind.
     except Exception as error:
-        return NotTraced(f"{type(error).__name__}: {str(error)[:300]}")
+        return NoSymbolicGraph(f"{type(error).__name__}: {str(error)[:300]}")
 
 
-def _traced(source: str) -> Traced | NotTraced:
+def _traced(source: str) -> SymbolicGraph | NoSymbolicGraph:
     if _adds_in_place(source):
-        return NotTraced("it writes in place")
+        return NoSymbolicGraph("it writes in place")
     module = _module(source)
     with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
         model: torch.nn.Module = module.Model(*module.get_init_inputs()).eval()
@@ -158,10 +166,10 @@ def _traced(source: str) -> Traced | NotTraced:
         traced = fx.GraphModule(model, graph)
         unfit = _unfit(traced)
         if unfit:
-            return NotTraced(unfit)
+            return NoSymbolicGraph(unfit)
         inputs = module.get_inputs()
     FakeTensorProp(traced, mode).propagate_dont_convert_inputs(*inputs)
-    return Traced(traced, model)
+    return SymbolicGraph(traced, model)
 
 
 def _adds_in_place(source: str) -> bool:
@@ -217,7 +225,7 @@ def _module(source: str) -> types.ModuleType:
 # -- back to Python
 
 
-def written(graph: fx.Graph) -> Written | None:
+def written(graph: fx.Graph) -> ForwardText | None:
     """None where the graph calls something that cannot be written by name."""
     text = _named(graph.python_code("self").src)
     folded = {name: _named(module.text(name)) for name, module in folded_in(graph).items()}
@@ -227,7 +235,7 @@ def written(graph: fx.Graph) -> Written | None:
     imports = [_IMPORTS[name] for name in sorted(free | {"torch"}, key=list(_IMPORTS).index)]
     lines = [f"    {line.rstrip()}" if line.strip() else "" for line in text.splitlines()]
     functions = "\n\n\n".join([SUPPORT.strip("\n"), *folded.values()]) + "\n\n" if folded else ""
-    return Written("\n".join(lines), "\n".join(imports) + "\n", functions, tuple(folded))
+    return ForwardText("\n".join(lines), "\n".join(imports) + "\n", functions, tuple(folded))
 
 
 def _named(text: str) -> str:
@@ -247,3 +255,142 @@ def _public(match: re.Match[str]) -> str:
     name = match.group(1)
     known = hasattr(torch.nn.functional, name)
     return f"torch.nn.functional.{name}" if known else match.group(0)
+
+
+# -- constants: Tensors that a forward makes anew from constants: made once instead of in every ca
+
+CONSTANT = "constant"  # in the meta of a get_attr node: no part of the state
+NAME = "folded"
+_FACTS = ("shape", "dtype", "device", "ndim")
+_ASKS = ("size", "dim", "ndimension", "numel", "nelement")
+_DEF = re.compile(r"^def forward\(self(?:, )?(.*)\)\s*:", re.MULTILINE)
+
+SUPPORT = '''
+class _Kept:
+    """What a function made of its arguments (sizes, dtypes, devices, constant tensors), until one
+    of them is another."""
+
+    def __init__(self, make):
+        self.make, self.given, self.key, self.made = make, (), None, None
+
+    @torch.compiler.disable
+    def __call__(self, *given):
+        key = [torch.get_default_dtype(), *(_identity(value) for value in given)]
+        if key != self.key:
+            # What it was made of is kept too, so that nothing else can come to lie in its place.
+            self.made, self.given, self.key = self.make(*given), given, key
+        return self.made
+
+
+def _identity(value):
+    """A tensor is another one when it was replaced or written to; one of inference mode, which does
+    not tell, always."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return object() if value.is_inference() else (id(value), value.data_ptr(), value._version)
+'''
+
+
+class Folded(torch.nn.Module):
+    """Stands in a rewritten graph for a kept result. graph: how it is made of its arguments."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__()
+        self.graph = graph
+
+    def text(self, name: str) -> str:
+        """As a function of the module that a candidate is."""
+        code = self.graph.python_code("self").src.strip("\n")
+        return _DEF.sub(lambda match: f"def {name}({match.group(1)}):", code, count=1)
+
+
+def folded_in(graph: fx.Graph) -> dict[str, Folded]:
+    """The kept results of a graph, by the names that it calls them by."""
+    root = graph.owning_module
+    names = [str(node.target) for node in graph.nodes if node.op == "call_module"]
+    modules = {n: root.get_submodule(n) for n in names} if root is not None else {}
+    return {name: module for name, module in modules.items() if isinstance(module, Folded)}
+
+
+def kept_constant(node: Node) -> bool:
+    """The largest constant expressions, each kept as a whole."""
+    root = node.graph.owning_module
+    if root is None or node.op == "get_attr" or tensor(node) is None or not _is_constant(node):
+        return False
+    if all(_is_constant(user) for user in node.users) or _may_be_written(node):
+        return False
+    inside, parts = _expression(node)
+    name = f"{NAME}_{len(folded_in(node.graph))}"
+    root.add_submodule(name, Folded(_apart(inside, parts)))
+    # As early as can be: a compiler leaves the graph there.
+    first = next(n for n in node.graph.nodes if n.op != "placeholder")
+    place = node.graph.inserting_after(parts[-1]) if parts else node.graph.inserting_before(first)
+    with place:
+        kept = node.graph.call_module(name, tuple(parts))
+    kept.meta = {**node.meta, KEPT: True}
+    node.replace_all_uses_with(kept, delete_user_cb=lambda user: not _is_constant(user))
+    return True
+
+
+def _is_constant(node: Node, seen: dict[Node, bool] | None = None) -> bool:
+    seen = {} if seen is None else seen
+    if node not in seen:
+        seen[node] = _follows(node, seen)
+    return seen[node]
+
+
+def _follows(node: Node, seen: dict[Node, bool]) -> bool:
+    if node.op == "get_attr":
+        return tensor(node) is None or bool(node.meta.get(CONSTANT))
+    if not called(node) or is_random(node) or writes_in_place(node):
+        return False
+    return _asks(node) or all(_is_constant(part, seen) for part in node.all_input_nodes)
+
+
+def _asks(node: Node) -> bool:
+    """For a size, a dtype or a device, which are no values of a tensor."""
+    if called(node) == "getattr":
+        return node.args[1] in _FACTS
+    return called(node) in _ASKS
+
+
+def _may_be_written(node: Node) -> bool:
+    """It would leave the forward or be overwritten in it: who gets it may write into it."""
+    own = _memory(node)
+    takers = (n for n in node.graph.nodes if n.op == "output" or overwrites(n))
+    reached = (part for taker in takers for part in taker.all_input_nodes)
+    return any(part is node or _memory(part) & own for part in reached)
+
+
+def _memory(node: Node) -> set[int]:
+    """What its tensors lie in; views lie in the same."""
+    return {value.untyped_storage()._cdata for value in _tensors(node)}
+
+
+def _tensors(node: Node) -> Iterator[torch.Tensor]:
+    leaves: Sequence[Any] = pytree.tree_leaves(node.meta.get("val"))
+    return (value for value in leaves if isinstance(value, torch.Tensor))
+
+
+def _expression(node: Node) -> tuple[list[Node], list[Node]]:
+    """What a constant is made by, in order, and of: numbers, sizes and constant tensors."""
+    inside, parts = {node}, set()
+    waiting = [node]
+    while waiting:
+        for part in waiting.pop().all_input_nodes:
+            if part.op != "get_attr" and any(True for _ in _tensors(part)) and not _asks(part):
+                waiting += [part] if part not in inside else []
+                inside.add(part)
+            else:
+                parts.add(part)
+    order = list(node.graph.nodes)
+    return [n for n in order if n in inside], [n for n in order if n in parts]
+
+
+def _apart(inside: Sequence[Node], parts: Sequence[Node]) -> fx.Graph:
+    graph = fx.Graph()
+    places = {node: graph.placeholder(node.name) for node in parts}
+    for node in inside:
+        places[node] = graph.node_copy(node, lambda part: places[part])
+    graph.output(places[inside[-1]])
+    return graph

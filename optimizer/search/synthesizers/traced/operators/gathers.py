@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from typing import Any
+
 from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
+    FLOATS,
     Expression,
     call,
     cast,
+    computed_in,
     counted,
     literal,
 )
-from optimizer.search.synthesizers.traced.index import (
-    Index,
-    bounds,
-    read,
-)
+from optimizer.search.synthesizers.traced.index import Index, bounds, index, read, unflattened
 from optimizer.search.synthesizers.traced.lowering import (
     Lowering,
     NotLowered,
     Places,
     Value,
     broadcast,
+    pointwise,
     result,
 )
-from optimizer.search.synthesizers.traced.operators.edges import guarded, within
 from optimizer.search.synthesizers.traced.operators.rules import rule
+from optimizer.search.synthesizers.traced.program import Combine, Stage
 
 
 def place_from(value: Expression, size: int) -> Index:
@@ -162,3 +164,264 @@ def _pad(lowering: Lowering, node: fx.Node) -> Value:
         return guarded(value, own, fill)
 
     return Value(shape, dtype, at)
+
+
+# -- edges: Places that may lie outside of a tensor.
+
+
+def within(place: Index, size: int) -> Index:
+    """The place, moved to the nearest end where it lies outside."""
+    low, high = bounds(place)
+    if low >= 0 and high < size:
+        return place
+    number = counted(place)
+    least = call("max", (number, literal(0, "int64")), "int64")
+    return read(call("min", (least, literal(size - 1, "int64")), "int64"), 0, size - 1)
+
+
+def guarded(value: Value, places: Places, fill: Expression) -> Expression:
+    """The element at these places, `fill` where one of them lies outside."""
+    inside: Expression | None = None
+    for place, size in zip(places, value.shape, strict=True):
+        low, high = bounds(place)
+        tests = [("ge", 0)] * (low < 0) + [("lt", size)] * (high >= size)
+        for name, limit in tests:
+            test = call(name, (counted(place), literal(limit, "int64")), "bool")
+            inside = test if inside is None else call("and", (inside, test), "bool")
+    own = tuple(within(p, size) for p, size in zip(places, value.shape, strict=True))
+    element = cast(value.at(own), fill.dtype)
+    return element if inside is None else call("where", (inside, element, fill), fill.dtype)
+
+
+# -- scatters: Elements that are put, or added, where a tensor of places says.
+
+_COMBINED: dict[str, Combine] = {
+    **dict.fromkeys(("sum", "add", "mean"), "sum"),
+    **dict.fromkeys(("prod", "multiply"), "prod"),
+    "amax": "max",
+    "amin": "min",
+}
+_LARGEST = {"int64": (1 << 63) - 1, "int32": (1 << 31) - 1, "int16": (1 << 15) - 1}
+_LARGEST |= {"int8": 127, "uint8": 255}
+
+
+def _put(
+    lowering: Lowering,
+    base: Value,
+    dtype: str,
+    shape: Sequence[int],
+    at: Callable[[Places], Places],
+    steps: Sequence[tuple[Value | float, Combine | None]],
+) -> Value:
+    """`base` with what each step puts at the places `at` of the places of `shape`."""
+    inner = computed_in(dtype)
+    base = broadcast(base, base.shape, inner)
+    if 0 in base.shape or 0 in shape:
+        return base
+    filled = lowering.kept(base)
+    buffer = lowering.stages[-1].out
+    for source, combine in steps:
+        variables = lowering.variables(shape)
+        places = tuple(index(v) if v.extent != 1 else Index() for v in variables)
+        own = tuple(place for place, size in zip(at(places), base.shape, strict=True) if size != 1)
+        body = broadcast(source, tuple(shape), inner).at(places)
+        space = tuple(v for v in variables if v.extent != 1)
+        lowering.stages.append(Stage(buffer, space, body, combine=combine, at=own))
+    return filled
+
+
+def _reduced(
+    lowering: Lowering,
+    base: Value,
+    dtype: str,
+    shape: Sequence[int],
+    at: Callable[[Places], Places],
+    source: Value | float,
+    how: str,
+    with_base: bool = True,
+) -> Value:
+    """`base` with the elements of a source combined with it; without itself where `with_base` is
+    not set and something comes to a place."""
+    combine = _COMBINED[how]
+    steps: list[tuple[Value | float, Combine | None]] = [(source, combine)]
+    if not with_base:
+        steps.insert(0, (_neutral(combine, computed_in(dtype)), None))
+    total = _put(lowering, base, dtype, shape, at, steps)
+    if how != "mean":
+        return total
+    if dtype not in FLOATS:
+        raise NotLowered("a mean of integers where they are put")
+    ones: list[tuple[Value | float, Combine | None]] = [(1.0, "sum")]
+    start = broadcast(float(with_base), base.shape, "float32")
+    count = _put(lowering, start, "float32", shape, at, ones)
+    count = pointwise("max", [count, 1.0], base.shape, "float32", "float32")
+    inner = computed_in(dtype)
+    return pointwise("div", [total, count], base.shape, inner, inner)
+
+
+def _neutral(combine: Combine, dtype: str) -> float:
+    if combine in ("sum", "prod"):
+        return int(combine == "prod")
+    if dtype in FLOATS:
+        return float("-inf") if combine == "max" else float("inf")
+    most = _LARGEST.get(dtype, 1)
+    if combine == "min":
+        return most
+    return 0 if dtype in ("uint8", "bool") else -most - 1
+
+
+def _along(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
+    """Places of a tensor whose one is read from another, element by element."""
+
+    def at(places: Places) -> Places:
+        place = place_from(chosen.at(places), value.shape[dim])
+        return (*places[:dim], place, *places[dim + 1 :])
+
+    return at
+
+
+def _rows(value: Value, dim: int, chosen: Value) -> Callable[[Places], Places]:
+    """Places of a tensor whose one is read from a row of places."""
+
+    def at(places: Places) -> Places:
+        place = place_from(chosen.at((places[dim],)), value.shape[dim])
+        return (*places[:dim], place, *places[dim + 1 :])
+
+    return at
+
+
+def _with_dims(lowering: Lowering, node: fx.Node, place: int = 0) -> Value:
+    """An argument, with one dimension where it has none."""
+    value = lowering.tensor(node, place)
+    if value.shape:
+        return value
+    return Value((1,), value.dtype, lambda p: value.at(()))
+
+
+def _shaped(node: fx.Node, value: Value) -> Value:
+    """In the shape and dtype that torch gives it."""
+    shape, dtype = result(node)
+    if shape:
+        return broadcast(value, shape, dtype)
+    return Value(shape, dtype, lambda _: cast(value.at((Index(),)), dtype))
+
+
+@rule("aten.scatter.src", "aten.scatter.value", "aten.scatter.reduce", "aten.scatter.value_reduce")
+@rule("aten.scatter_add", "aten.scatter_reduce.two")
+def _scatter(lowering: Lowering, node: fx.Node) -> Value:
+    value, chosen = _with_dims(lowering, node), _with_dims(lowering, node, 2)
+    dim = lowering.argument(node, 1) % len(value.shape)
+    source: Any = lowering.argument(node, 3)
+    if isinstance(source, Value):
+        own = _with_dims(lowering, node, 3)
+        source = Value(chosen.shape, own.dtype, own.at)
+    name = str(node.target)
+    how = lowering.argument(node, 4, "reduce", "sum" if "scatter_add" in name else None)
+    with_base = bool(lowering.argument(node, 5, "include_self", True))
+    at = _along(value, dim, chosen)
+    _, dtype = result(node)
+    if how is None:
+        return _shaped(node, _put(lowering, value, dtype, chosen.shape, at, [(source, None)]))
+    made = _reduced(lowering, value, dtype, chosen.shape, at, source, how, with_base)
+    return _shaped(node, made)
+
+
+@rule("aten.index_add", "aten.index_copy", "aten.index_reduce")
+def _index_rows(lowering: Lowering, node: fx.Node) -> Value:
+    value, source = _with_dims(lowering, node), _with_dims(lowering, node, 3)
+    chosen = _with_dims(lowering, node, 2)
+    dim = lowering.argument(node, 1) % len(value.shape)
+    _, dtype = result(node)
+    name, at = str(node.target), _rows(value, dim, chosen)
+    if "index_copy" in name:
+        return _shaped(node, _put(lowering, value, dtype, source.shape, at, [(source, None)]))
+    how, with_base = "sum", True
+    if "index_reduce" in name:
+        how = lowering.argument(node, 4)
+        with_base = bool(lowering.argument(node, 5, "include_self", True))
+    elif (scale := lowering.argument(node, 4, "alpha", 1)) != 1:
+        inner = computed_in(dtype)
+        source = pointwise("mul", [source, scale], source.shape, inner, inner)
+    made = _reduced(lowering, value, dtype, source.shape, at, source, how, with_base)
+    return _shaped(node, made)
+
+
+@rule("aten.index_put", "aten._unsafe_index_put")
+def _index_put(lowering: Lowering, node: fx.Node) -> Value:
+    """Neighbouring index tensors stand for their dimensions."""
+    value, chosen = lowering.tensor(node, 0), lowering.argument(node, 1)
+    used = [d for d, part in enumerate(chosen) if part is not None]
+    gaps = used != list(range(used[0], used[-1] + 1))
+    if gaps or any(chosen[d].dtype in ("bool", "uint8") for d in used):
+        raise NotLowered(f"{node.target} with a mask or with gaps")
+    first, last = used[0], used[-1]
+    rank = max(len(chosen[d].shape) for d in used)
+    common = _joined_shape([chosen[d].shape for d in used], rank)
+    shape = (*value.shape[:first], *common, *value.shape[last + 1 :])
+
+    def at(places: Places) -> Places:
+        inner = places[first : first + rank]
+        own = (
+            place_from(broadcast(chosen[d], common, "int64").at(inner), value.shape[d])
+            for d in used
+        )
+        return (*places[:first], *own, *places[first + rank :])
+
+    _, dtype = result(node)
+    combine: Combine | None = "sum" if lowering.argument(node, 3, "accumulate", False) else None
+    source = lowering.tensor(node, 2)
+    return _shaped(node, _put(lowering, value, dtype, shape, at, [(source, combine)]))
+
+
+def _joined_shape(shapes: Sequence[tuple[int, ...]], rank: int) -> tuple[int, ...]:
+    filled = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes) if 0 not in sizes else 0 for sizes in zip(*filled, strict=True))
+
+
+@rule("aten.put")
+def _put_flat(lowering: Lowering, node: fx.Node) -> Value:
+    value, chosen = lowering.tensor(node, 0), lowering.tensor(node, 1)
+    source = lowering.tensor(node, 2)
+    _, dtype = result(node)
+    count = 1
+    for size in value.shape:
+        count *= size
+
+    def at(places: Places) -> Places:
+        return unflattened(place_from(chosen.at(places), count), value.shape)
+
+    own = Value(
+        chosen.shape,
+        source.dtype,
+        lambda p: source.at(p if source.shape == chosen.shape else _moved(p, chosen, source)),
+    )
+    combine: Combine | None = "sum" if lowering.argument(node, 3, "accumulate", False) else None
+    made = _put(lowering, value, dtype, chosen.shape, at, [(own, combine)])
+    return broadcast(made, value.shape, dtype)
+
+
+def _moved(places: Places, shaped: Value, to: Value) -> Places:
+    place = Index()
+    for part, size in zip(places, shaped.shape, strict=True):
+        place = place * size + part
+    return unflattened(place, to.shape)
+
+
+@rule("aten.as_strided_scatter")
+def _as_strided_scatter(lowering: Lowering, node: fx.Node) -> Value:
+    """Of a tensor that torch too holds in contiguous memory, from its beginning."""
+    value, source = lowering.tensor(node, 0), lowering.tensor(node, 1)
+    strides, offset = lowering.argument(node, 3), lowering.argument(node, 4, "storage_offset") or 0
+    held = node.args[0].meta["val"]  # type: ignore[union-attr]
+    if not held.is_contiguous() or held.storage_offset():
+        raise NotLowered("aten.as_strided_scatter into memory in another order")
+
+    def at(places: Places) -> Places:
+        place = Index((), offset)
+        for part, stride in zip(places, strides, strict=True):
+            place = place + part * stride
+        return unflattened(place, value.shape)
+
+    _, dtype = result(node)
+    made = _put(lowering, value, dtype, source.shape, at, [(source, None)])
+    return broadcast(made, value.shape, dtype)

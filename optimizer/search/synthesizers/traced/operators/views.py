@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from math import inf, prod
+from operator import getitem
+from typing import Any
 
 from torch import fx
 
 from optimizer.search.synthesizers.traced.expression import (
+    FLOATS,
     Expression,
+    call,
+    cast,
+    computed_in,
+    counted,
+    literal,
 )
-from optimizer.search.synthesizers.traced.index import (
-    Index,
-    flattened,
-    unflattened,
-)
+from optimizer.search.synthesizers.traced.index import Index, Var, flattened, index, unflattened
 from optimizer.search.synthesizers.traced.lowering import (
     Lowering,
     NotLowered,
     Places,
     Value,
     broadcast,
+    pointwise,
     result,
 )
+from optimizer.search.synthesizers.traced.operators.gathers import guarded
 from optimizer.search.synthesizers.traced.operators.rules import rule
+from optimizer.search.synthesizers.traced.program import Combine
 
 
 @rule("aten.view", "aten.reshape", "aten._unsafe_view", "prims.view_of", "aten.view_copy")
@@ -188,3 +197,320 @@ def _as_strided(lowering: Lowering, node: fx.Node) -> Value:
         return value.at(unflattened(place, value.shape))
 
     return Value(shape, dtype, at)
+
+
+# -- windows: Pooling and convolution: sums and extremes over a window.
+
+
+@dataclass(frozen=True)
+class Walk:
+    """How windows go over a tensor: for each place of `space` the places of `window`. `inside` says
+    where a window is shorter than the others."""
+
+    space: tuple[Var, ...]
+    window: tuple[Var, ...]
+    places: Places
+    inside: Expression | None = None
+
+
+# A result between two walks is written and read again, in loads that a walk takes; walks dimension
+# by dimension must save a third. Read off an H200; it pays on a CPU as well
+# (benchmarks/results/foreign_problems.md).
+ROUND_TRIP = 3
+SAVED = 1.5
+
+
+@rule("aten.max_pool2d_with_indices", "aten.max_pool3d_with_indices")
+def _max_pool(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+    output, spread = node.meta["val"][0], _each(lowering, node, 4, "dilation", 1)
+    most = _pooled(lowering, node, output, spread, "max")
+    return _most(lowering, node, _walk(lowering, node, output, spread), most)
+
+
+def _most(lowering: Lowering, node: fx.Node, walk: Walk, most: Value) -> tuple[Value, ...]:
+    """The greatest element of each window and, where it is asked for, its place in the plane."""
+    value = lowering.tensor(node, 0)
+    shape = tuple(map(int, node.meta["val"][0].shape))
+    if all(user.target is getitem and user.args[1] == 0 for user in node.users):
+        return (most,)
+    count = 3 if "3d" in str(node.target) else 2
+    plane = value.shape[-count:]
+
+    def place(places: Places) -> Expression:
+        """The element's place where it is the greatest, else one that is behind all."""
+        own = value.at(places)
+        highest = cast(most.at(tuple(map(index, walk.space))), own.dtype)
+        reached = call("eq", (own, highest), "bool")
+        if own.dtype in FLOATS:
+            reached = call("or", (reached, call("isnan", (own,), "bool")), "bool")
+        number = counted(flattened(places[-count:], plane))
+        return call("where", (reached, number, literal(prod(plane), "int64")), "int64")
+
+    return most, _walked(lowering, Value(value.shape, "int64", place), walk, shape, "min")
+
+
+def _walked(
+    lowering: Lowering, value: Value, walk: Walk, shape: tuple[int, ...], combine: Combine
+) -> Value:
+    """What stands in each window, combined."""
+    inner = computed_in(value.dtype)
+    start = {"max": -inf, "min": inf, "sum": 0, "prod": 1}[combine]
+    if inner not in FLOATS and start in (inf, -inf):
+        start = (1 << 62) if start > 0 else -(1 << 62)
+    fill = literal(start, inner)
+    body = cast(guarded(value, walk.places, fill), inner)
+    if walk.inside is not None:
+        body = call("where", (walk.inside, body, fill), inner)
+    own = {v: Index() for v in (*walk.space, *walk.window) if v.extent == 1}
+    kept = tuple(v for v in walk.space if v.extent != 1)
+    reduced = tuple(v for v in walk.window if v.extent != 1)
+    return lowering.stage(body.substituted(own), kept, shape, inner, reduced, combine)
+
+
+def _pooled(
+    lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int], combine: Combine
+) -> Value:
+    """Every window combined: at once, or, where that is much less work, along one dimension after
+    another, those first that leave the least."""
+    value, shape = lowering.tensor(node, 0), tuple(map(int, output.shape))
+    sizes = lowering.argument(node, 1)
+    ahead = len(shape) - len(sizes)
+    steps = lowering.argument(node, 2, "stride") or sizes
+    padding = _each(lowering, node, 3, "padding", 0)
+    walks = zip(sizes, steps, padding, strict=True)
+    walked = [d for d, walk in enumerate(walks) if walk != (1, 1, 0)]
+    walked.sort(key=lambda d: shape[ahead + d] / value.shape[ahead + d])
+    shapes = [
+        tuple(n if i - ahead in walked[last:] else shape[i] for i, n in enumerate(value.shape))
+        for last in range(1, len(walked) + 1)
+    ]
+    apart = sum(prod(s) * (sizes[d] + ROUND_TRIP) for d, s in zip(walked, shapes, strict=True))
+    whole = prod(shape) * (prod(sizes) + ROUND_TRIP)
+    if apart * SAVED > whole:
+        return _walked(lowering, value, _walk(lowering, node, output, spread), shape, combine)
+    for d, between in zip(walked, shapes, strict=True):
+        space, window = lowering.variables(between), lowering.variables([sizes[d]])
+        place = index(space[ahead + d]) * steps[d] + index(window[0]) * spread[d] - padding[d]
+        places = tuple(place if i == ahead + d else index(v) for i, v in enumerate(space))
+        value = _walked(lowering, value, Walk(space, window, places), between, combine)
+    return value
+
+
+@rule("aten.avg_pool2d", "aten.avg_pool3d", "aten.avg_pool1d")
+def _avg_pool(lowering: Lowering, node: fx.Node) -> Value:
+    spread = [1] * len(lowering.argument(node, 1))
+    value = _pooled(lowering, node, node.meta["val"], spread, "sum")
+    inner = computed_in(value.dtype)
+    sizes = lowering.argument(node, 1)
+    padding = _each(lowering, node, 3, "padding", 0)
+    padded = lowering.argument(node, 5, "count_include_pad", True)
+    divisor = lowering.argument(node, 6, "divisor_override")
+    cut = lowering.argument(node, 4, "ceil_mode") or (any(padding) and not padded)
+    if divisor or not cut:
+        by: Value | float = 1.0 / (divisor or prod(sizes))
+    else:
+        by = _share(lowering, node, padding if padded else [0] * len(padding), inner)
+    return pointwise("mul", [value, by], value.shape, inner, value.dtype)
+
+
+def _share(lowering: Lowering, node: fx.Node, edge: Sequence[int], dtype: str) -> Value:
+    """One over the number of places of each window that lie in the input with an edge of this
+    width: of the windows that reach beyond it, fewer than the others have."""
+    shape, _ = result(node)
+    sizes, inputs = lowering.argument(node, 1), lowering.tensor(node, 0).shape
+    padding = _each(lowering, node, 3, "padding", 0)
+    steps = lowering.argument(node, 2, "stride") or sizes
+    ahead = len(shape) - len(sizes)
+
+    def share(places: Places) -> Expression:
+        product = literal(1, dtype)
+        for d, size in enumerate(sizes):
+            start = places[ahead + d] * steps[d] - padding[d]
+            last = literal(inputs[ahead + d] + edge[d], "int64")
+            end = call("min", (counted(start + size), last), "int64")
+            first = call("max", (counted(start), literal(-edge[d], "int64")), "int64")
+            inside = cast(call("sub", (end, first), "int64"), dtype)
+            product = call("mul", (product, inside), dtype)
+        return call("reciprocal", (product,), dtype)
+
+    return Value(shape, dtype, share)
+
+
+def _each(lowering: Lowering, node: fx.Node, place: int, name: str, default: int) -> list[int]:
+    """An argument that gives one number for every dimension of a window, or one for all."""
+    given = lowering.argument(node, place, name)
+    given = [default] if given in (None, []) else given
+    count = len(lowering.argument(node, 1))
+    return list(given) * count if len(given) == 1 else list(given)
+
+
+def _walk(lowering: Lowering, node: fx.Node, output: Any, spread: Sequence[int]) -> Walk:
+    sizes = lowering.argument(node, 1)
+    steps = lowering.argument(node, 2, "stride") or sizes
+    padding = _each(lowering, node, 3, "padding", 0)
+    shape = tuple(map(int, output.shape))
+    ahead = len(shape) - len(sizes)
+    space, window = lowering.variables(shape), lowering.variables(sizes)
+    places = (
+        *map(index, space[:ahead]),
+        *(
+            index(s) * steps[d] + index(w) * spread[d] - padding[d]
+            for d, (s, w) in enumerate(zip(space[ahead:], window, strict=True))
+        ),
+    )
+    return Walk(space, window, places)
+
+
+@rule("aten._adaptive_avg_pool2d", "aten._adaptive_avg_pool3d")
+def _adaptive_mean(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    inner = computed_in(dtype)
+    total = _walked(
+        lowering, lowering.tensor(node, 0), _adaptive(lowering, node, shape), shape, "sum"
+    )
+    sizes = lowering.tensor(node, 0).shape
+
+    def share(places: Places) -> Expression:
+        product = literal(1, inner)
+        for place, size, count in zip(places, sizes, shape, strict=True):
+            if size != count:
+                first, end = _bounds(place, size, count)
+                inside = cast(call("sub", (counted(end), counted(first)), "int64"), inner)
+                product = call("mul", (product, inside), inner)
+        return call("reciprocal", (product,), inner)
+
+    return pointwise("mul", [total, Value(shape, inner, share)], shape, inner, dtype)
+
+
+@rule("aten.adaptive_max_pool2d", "aten.adaptive_max_pool3d")
+def _adaptive_max(lowering: Lowering, node: fx.Node) -> tuple[Value, ...]:
+    shape = tuple(map(int, node.meta["val"][0].shape))
+    walk = _adaptive(lowering, node, shape)
+    return _most(
+        lowering, node, walk, _walked(lowering, lowering.tensor(node, 0), walk, shape, "max")
+    )
+
+
+def _adaptive(lowering: Lowering, node: fx.Node, shape: tuple[int, ...]) -> Walk:
+    """Windows that share a dimension evenly; they overlap and differ by one where they must."""
+    value = lowering.tensor(node, 0)
+    if 0 in value.shape:
+        raise NotLowered("a reduction of nothing")
+    sizes = [_widest(size, count) for size, count in zip(value.shape, shape, strict=True)]
+    space, window = lowering.variables(shape), lowering.variables(sizes)
+    places, inside = [], None
+    for s, w, size, count in zip(space, window, value.shape, shape, strict=True):
+        first, end = _bounds(index(s), size, count)
+        places.append(first + index(w) if w.extent != 1 else first)
+        if size % count:
+            within = call("lt", (counted(first + index(w)), counted(end)), "bool")
+            inside = within if inside is None else call("and", (inside, within), "bool")
+    return Walk(space, window, tuple(places), inside)
+
+
+def _bounds(place: Index, size: int, count: int) -> tuple[Index, Index]:
+    """Where the window of this place begins and where it ends, of `count` windows over `size`."""
+    if size % count == 0:
+        first = place * (size // count)
+        return first, first + size // count
+    return place * size // count, (place * size + (size + count - 1)) // count
+
+
+def _widest(size: int, count: int) -> int:
+    starts = ((p * size // count, -((-(p + 1) * size) // count)) for p in range(count))
+    return max(end - first for first, end in starts)
+
+
+@rule("<built-in function getitem>")
+def _item(lowering: Lowering, node: fx.Node) -> Any:
+    values, number = lowering.argument(node, 0), lowering.argument(node, 1)
+    return values[number]
+
+
+@rule("aten.convolution")
+def _convolution(lowering: Lowering, node: fx.Node) -> Value:
+    shape, dtype = result(node)
+    value, weight, bias, steps, padding, spread, turned, _, groups = (
+        lowering.argument(node, n) for n in range(9)
+    )
+    if turned:
+        return _transposed(lowering, node)
+    inner, count = computed_in(dtype), len(shape) - 2
+    steps, padding, spread = (
+        list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
+    )
+    space = lowering.variables(shape)
+    terms = lowering.variables(weight.shape[1:])
+    per_group = shape[1] // groups
+    group = index(space[1]) // per_group if groups > 1 else Index()
+    channel = group * weight.shape[1] + index(terms[0])
+    places: Places = (
+        index(space[0]),
+        channel,
+        *(
+            index(s) * steps[d] + index(w) * spread[d] - padding[d]
+            for d, (s, w) in enumerate(zip(space[2:], terms[1:], strict=True))
+        ),
+    )
+    element = guarded(value, places, literal(0, inner))
+    factor = cast(weight.at((index(space[1]), *map(index, terms))), inner)
+    body = call("mul", (element, factor), inner)
+    total = _summed(lowering, body, space, terms, shape)
+    return _with_bias(total, bias, shape, dtype)
+
+
+def _summed(
+    lowering: Lowering,
+    body: Expression,
+    space: Sequence[Var],
+    terms: Sequence[Var],
+    shape: tuple[int, ...],
+) -> Value:
+    """The sums of a convolution: `body` over `terms` for every place of `space`."""
+    own = {v: Index() for v in (*space, *terms) if v.extent == 1}
+    kept = tuple(v for v in space if v.extent != 1)
+    reduced = tuple(v for v in terms if v.extent != 1)
+    return lowering.stage(body.substituted(own), kept, shape, body.dtype, reduced, "sum")
+
+
+def _with_bias(total: Value, bias: Value | None, shape: tuple[int, ...], dtype: str) -> Value:
+    """The sums of a convolution with what is added to each channel."""
+    if bias is None:
+        return total
+    inner = computed_in(dtype)
+    added = Value(shape, inner, lambda p: cast(bias.at((p[1],)), inner))
+    return pointwise("add", [total, added], shape, inner, dtype)
+
+
+def _transposed(lowering: Lowering, node: fx.Node) -> Value:
+    """Each result gathers what reaches it: an input stands behind every `step`-th place alone."""
+    shape, dtype = result(node)
+    value, weight, bias, steps, padding, spread, _, _, groups = (
+        lowering.argument(node, n) for n in range(9)
+    )
+    inner, count = computed_in(dtype), len(shape) - 2
+    steps, padding, spread = (
+        list(x) * count if len(x) == 1 else list(x) for x in (steps, padding, spread)
+    )
+    space = lowering.variables(shape)
+    per_group = value.shape[1] // groups
+    terms = lowering.variables((per_group, *weight.shape[2:]))
+    group = index(space[1]) // weight.shape[1] if groups > 1 else Index()
+    channel = group * per_group + index(terms[0])
+    places, reached = [index(space[0]), channel], None
+    for d, (s, w) in enumerate(zip(space[2:], terms[1:], strict=True)):
+        spot = index(s) + padding[d] - index(w) * spread[d]
+        places.append(spot // steps[d])
+        if steps[d] > 1:
+            rest = counted(spot % steps[d])
+            hit = call("eq", (rest, literal(0, "int64")), "bool")
+            reached = hit if reached is None else call("and", (reached, hit), "bool")
+    zero = literal(0, inner)
+    element = cast(guarded(value, tuple(places), literal(0, value.dtype)), inner)
+    if reached is not None:
+        element = call("where", (reached, element, zero), inner)
+    within_group = index(space[1]) % weight.shape[1] if groups > 1 else index(space[1])
+    factor = cast(weight.at((channel, within_group, *map(index, terms[1:]))), inner)
+    body = call("mul", (element, factor), inner)
+    total = _summed(lowering, body, space, terms, shape)
+    return _with_bias(total, bias, shape, dtype)

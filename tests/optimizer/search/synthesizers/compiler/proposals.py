@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from optimizer.evaluation.records import CaseCheck, Evaluation, Interval, verdict_from_json
 from optimizer.search.knowledge import Knowledge, Move
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.base import Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import HardwareView, ProblemView, ProposalContext
 from optimizer.search.synthesizers.compiler.configurations import Installed, shipped
 from optimizer.search.synthesizers.compiler.synthesizer import CompilerSynthesizer
 
@@ -46,8 +46,8 @@ def context(
     tried: Sequence[Node] = (),
     device: str | None = "cpu",
     moves: tuple[Move, ...] = (),
-) -> Context:
-    return Context(
+) -> ProposalContext:
+    return ProposalContext(
         problem=problem,
         hardware=HardwareView("x86-64", ("x86-64", "any"), device, ("torch",), {}),
         parent=parent,

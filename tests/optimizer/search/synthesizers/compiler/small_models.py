@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
+from optimizer.search.synthesizers.compiler.configurations import rewritten_bundle
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, Rewritten, rewrite
-from optimizer.search.synthesizers.compiler.rewrites.trace import Traced, trace
-from optimizer.search.synthesizers.compiler.source import rewritten_bundle
+from optimizer.search.synthesizers.compiler.rewrites.trace import SymbolicGraph, trace
 
 MODEL = """
 import math
@@ -53,7 +53,7 @@ def loaded(source: str, entry: str) -> tuple[torch.nn.Module, list[torch.Tensor]
 
 def applied(source: str, *rules: str) -> Rewritten | None:
     traced = trace(source)
-    assert isinstance(traced, Traced), traced
+    assert isinstance(traced, SymbolicGraph), traced
     return rewrite(traced, [rule for rule in RULES if rule.name in rules])
 
 

@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 import torch
 
+from optimizer.search.synthesizers.compiler.configurations import rewritten_bundle
 from optimizer.search.synthesizers.compiler.rewrites.pattern import operators
 from optimizer.search.synthesizers.compiler.rewrites.rules import RULES, variants
-from optimizer.search.synthesizers.compiler.rewrites.trace import NotTraced, Traced, trace
-from optimizer.search.synthesizers.compiler.source import rewritten_bundle
+from optimizer.search.synthesizers.compiler.rewrites.trace import (
+    NoSymbolicGraph,
+    SymbolicGraph,
+    trace,
+)
 from tests.optimizer.search.synthesizers.compiler.small_models import (
     applied,
     loaded,
@@ -243,7 +247,7 @@ def test_tensors_that_forward_makes_are_written_out() -> None:
 
 def test_tensors_without_a_name_leave_no_graph() -> None:
     traced = trace(model("return (x + self.l.table[:8]) * 1.0", init=HIDING))
-    assert isinstance(traced, NotTraced) and "no name" in traced.reason
+    assert isinstance(traced, NoSymbolicGraph) and "no name" in traced.reason
 
 
 def test_other_threads_make_tensors_while_one_traces() -> None:
@@ -251,7 +255,7 @@ def test_other_threads_make_tensors_while_one_traces() -> None:
         tracing = other.submit(lambda: [trace(model(f"return x + {n}")) for n in range(30)])
         while not tracing.done():
             assert type(torch.zeros(2)) is torch.Tensor
-    assert all(isinstance(traced, Traced) for traced in tracing.result())
+    assert all(isinstance(traced, SymbolicGraph) for traced in tracing.result())
 
 
 # -- modules that overwrite their argument
@@ -266,7 +270,7 @@ def test_results_that_are_overwritten_stay_apart() -> None:
     forward = "return self.r((x - 1.0).clone()) + 1.0"
     assert applied(model(forward, init=OVERWRITES), "needless_copy") is None
     traced = trace(model("y = x - 1.0\nz = self.r(y)\nreturn z + y", init=OVERWRITES))
-    assert isinstance(traced, NotTraced) and "place" in traced.reason
+    assert isinstance(traced, NoSymbolicGraph) and "place" in traced.reason
 
 
 def test_rounded_quotients_are_not_combined() -> None:
@@ -294,7 +298,7 @@ def test_convolutions_get_their_input_with_channels_last() -> None:
 )
 def test_what_only_looks_alike_is_left_alone(forward: str) -> None:
     traced = trace(model(forward))
-    assert isinstance(traced, Traced) and variants(traced) == []
+    assert isinstance(traced, SymbolicGraph) and variants(traced) == []
 
 
 def test_parts_that_are_needed_elsewhere_are_not_replaced() -> None:
@@ -304,12 +308,12 @@ def test_parts_that_are_needed_elsewhere_are_not_replaced() -> None:
 
 def test_a_graph_that_writes_in_place_is_left_alone() -> None:
     traced = trace(model("y = x.clone()\ny += 1\nreturn y * 1.0"))
-    assert isinstance(traced, NotTraced) and "place" in traced.reason
+    assert isinstance(traced, NoSymbolicGraph) and "place" in traced.reason
 
 
 def test_a_forward_that_depends_on_values_has_no_graph() -> None:
     traced = trace(model("return x if x.sum() > 0 else -x"))
-    assert isinstance(traced, NotTraced)
+    assert isinstance(traced, NoSymbolicGraph)
 
 
 def test_numbers_of_the_model_stay_its_attributes() -> None:
@@ -320,7 +324,7 @@ def test_numbers_of_the_model_stay_its_attributes() -> None:
 
 def test_the_source_of_a_graph_is_not_changed_by_a_rewrite() -> None:
     traced = trace(model(SOFTMAX))
-    assert isinstance(traced, Traced)
+    assert isinstance(traced, SymbolicGraph)
     before = operators(traced.graph.graph)
     assert variants(traced) == variants(traced)
     assert operators(traced.graph.graph) == before == 5

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_servers import ModelServer, Script
 
 KEY = "local-test-key-0123456789"

@@ -9,7 +9,7 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval, verdict_from_json
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.base import CaseView, Context, HardwareView, ProblemView
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView, ProposalContext
 
 SOURCE = """\
 #include "kernlore_abi.h"
@@ -82,7 +82,7 @@ def parent(source: str = SOURCE, **changes: Any) -> Node:
     return Node(3, REFERENCE, "evaluated", Proposal(bundle, "recipe"), evaluation(**changes))
 
 
-def context(**changes: Any) -> Context:
+def context(**changes: Any) -> ProposalContext:
     signature = Signature(
         (
             TensorSpec("x", "input", "float32", (64, 32)),
@@ -110,4 +110,4 @@ def context(**changes: Any) -> Context:
         "run_id": "run_test",
         "max_tokens": 6_000,
     }
-    return Context(**{**fields, **changes})
+    return ProposalContext(**{**fields, **changes})

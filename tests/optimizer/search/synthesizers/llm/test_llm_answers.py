@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from optimizer.search.synthesizers.llm.answers import BadAnswer, CheckedAnswer, answer_from
+from optimizer.search.synthesizers.llm.conversation import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_contexts import MOVE_ID, SOURCE, context
 from tests.optimizer.search.synthesizers.llm.llm_servers import Answered, ModelServer, good
 
@@ -19,7 +19,7 @@ CODE = SOURCE.replace("TILE_ROWS = 8", "TILE_ROWS = 32") + 'const char *name = "
 HEAD = {"plan": "larger tiles", "used": [MOVE_ID], "language": "cpp", "main": "kernel.cpp"}
 
 
-def read(text: str) -> Answer:
+def read(text: str) -> CheckedAnswer:
     return answer_from(text, context(), {MOVE_ID})
 
 

@@ -17,8 +17,8 @@ from optimizer.search.records import (
     node_from_json,
 )
 from optimizer.search.runs.machine import machine_here, machine_of
-from optimizer.search.synthesizers.base import Context, HardwareView
-from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.base import HardwareView, ProposalContext
+from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context, knowledge
 from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
@@ -52,7 +52,7 @@ def busy(number: int, rough: bool = True, of: int = REFERENCE, **changes: Any) -
     return child(number, of=of, **{"verdict": EvaluationVerdict(), **unmeasured, **changes})
 
 
-def first(*tried: Node, **changes: Any) -> Context:
+def first(*tried: Node, **changes: Any) -> ProposalContext:
     """A context whose parent is the reference, after these kernels."""
     bare = reference()
     assert bare.evaluation is not None
@@ -60,11 +60,11 @@ def first(*tried: Node, **changes: Any) -> Context:
     return context(parent=bare, seen=tried, tried=tried, **changes)
 
 
-def prompt(given: Context) -> Prompt:
+def prompt(given: ProposalContext) -> ModelPrompt:
     return compose(given, Fence(), budget=6_000, tools=False)
 
 
-def sources(of: Prompt) -> int:
+def sources(of: ModelPrompt) -> int:
     return sum(kind == "source" for kind, _ in blocks(of.user)[0])
 
 
@@ -191,7 +191,7 @@ def test_a_kernel_without_a_figure_is_not_called_the_best() -> None:
 
 
 def test_the_reference_is_not_said_to_stand_alone_beside_earlier_kernels() -> None:
-    def start(given: Context) -> str:
+    def start(given: ProposalContext) -> str:
         return outside(prompt(given).user).partition("# The kernel to start from\n")[2]
 
     assert start(first()).startswith("The reference above: nothing was written yet in its place.")

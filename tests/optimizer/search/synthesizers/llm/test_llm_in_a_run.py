@@ -14,15 +14,15 @@ import pytest
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.goal import Goal
-from optimizer.search.knowledge import Knowledge, Query
+from optimizer.search.knowledge import Knowledge
 from optimizer.search.loop import Search
 from optimizer.search.records import Proposal
 from optimizer.search.store import FileStore, RunRow
 from optimizer.search.synthesizers.base import Asking
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 from optimizer.search.synthesizers.llm.settings import LlmSettings, models_from
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from optimizer.search.tree import Tree
+from retrieval.request import RetrieveRequest
 from tests.optimizer.search.synthesizers.llm.conftest import KEY
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     SOURCE,
@@ -56,7 +56,7 @@ class TileBench:
 class OneMove:
     """The same knowledge for every question; keeps what it was told came of it."""
 
-    def consult(self, query: Query) -> Knowledge:
+    def consult(self, request: RetrieveRequest) -> Knowledge:
         return knowledge(limit=LIMIT)
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Any) -> None: ...

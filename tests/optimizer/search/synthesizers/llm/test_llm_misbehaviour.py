@@ -14,7 +14,7 @@ import pytest
 from kb.errors import NotFound
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.synthesizers.base import ProposalFailed
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
+from optimizer.search.synthesizers.llm.conversation import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.conftest import KEY
 from tests.optimizer.search.synthesizers.llm.llm_contexts import PLANTED, SOURCE, context, knowledge
 from tests.optimizer.search.synthesizers.llm.llm_servers import (

@@ -18,20 +18,20 @@ from optimizer.evaluation.abi import HEADER
 from optimizer.search.knowledge import Excerpt, Knowledge
 from optimizer.search.records import REFERENCE, Cost, Node
 from optimizer.search.runs.models import check_keys
-from optimizer.search.synthesizers.base import Context, HardwareView
-from optimizer.search.synthesizers.llm.answers import Answer, BadAnswer, answer_from
+from optimizer.search.synthesizers.base import HardwareView, ProposalContext
+from optimizer.search.synthesizers.llm.answers import BadAnswer, CheckedAnswer, answer_from
 from optimizer.search.synthesizers.llm.asker import (
     CallFailed,
+    ChatReply,
     ContextOverflow,
     DeadlinePassed,
-    Reply,
     ToolCall,
     pause,
     total,
     within,
 )
-from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, Transcript
-from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, ModelTranscript
+from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.settings import ModelOptions, Redaction
 from optimizer.search.synthesizers.llm.templates import VERSION, Fence, rendered, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
@@ -56,7 +56,7 @@ ANSWER = {
 TORCH = "import torch\n\n\nclass ModelNew(torch.nn.Module):\n    pass\n"
 
 
-def read(text: str, read_context: Context | None = None) -> Answer:
+def read(text: str, read_context: ProposalContext | None = None) -> CheckedAnswer:
     return answer_from(text, read_context or context(), {MOVE_ID})
 
 
@@ -176,7 +176,7 @@ def test_a_deep_answer_is_refused_not_crashed_on() -> None:
 # -- the prompt
 
 
-def prompt(prompt_context: Context, budget: int = 6_000) -> Prompt:
+def prompt(prompt_context: ProposalContext, budget: int = 6_000) -> ModelPrompt:
     return compose(prompt_context, Fence(), budget=budget, tools=False)
 
 
@@ -326,9 +326,9 @@ def test_secrets_go_and_names_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_transcript_is_read_back_as_it_was_written(tmp_path: Path) -> None:
-    reply = Reply("hi", (ToolCall("1", "search", "{}"),), "stop", 3, 4, 0.5)
-    heard: list[Reply | CallFailed] = [reply, ContextOverflow("long"), CallFailed("down")]
-    written = Transcript("run_1", 2, 0, "m", "v1", [{"role": "user", "content": "q"}], heard)
+    reply = ChatReply("hi", (ToolCall("1", "search", "{}"),), "stop", 3, 4, 0.5)
+    heard: list[ChatReply | CallFailed] = [reply, ContextOverflow("long"), CallFailed("down")]
+    written = ModelTranscript("run_1", 2, 0, "m", "v1", [{"role": "user", "content": "q"}], heard)
     store = FolderTranscripts(tmp_path)
     store.write(written)
     back = store.read("run_1", 2, 0)
@@ -346,7 +346,7 @@ def test_a_transcript_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 
 def test_an_unknown_price_makes_the_sum_unknown() -> None:
-    known, unknown = Reply("", usd=0.25, tokens_in=1), Reply("", usd=None, tokens_in=2)
+    known, unknown = ChatReply("", usd=0.25, tokens_in=1), ChatReply("", usd=None, tokens_in=2)
     assert total([known, known], 1.0, Cost()).usd == 0.5
     assert total([known, unknown], 1.0, Cost()) == Cost(1.0, 3, 0, None)
     assert total([known], 1.0, Cost(usd=None)).usd is None

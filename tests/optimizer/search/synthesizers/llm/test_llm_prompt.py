@@ -25,10 +25,10 @@ from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.toolchains.cpp import LIMITS, VARIANTS, CppToolchain
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.base import CaseView, Context, HardwareView
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm import sections
 from optimizer.search.synthesizers.llm.answers import answer_from
-from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence, data
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     MOVE_ID,
@@ -44,7 +44,7 @@ FAILING = SOURCE.replace("return 0;", "return missing;")
 ERROR = "src/kernel.cpp:9:10: error: 'missing' was not declared in this scope"
 
 
-def prompt(prompt_context: Context, budget: int = 6_000) -> Prompt:
+def prompt(prompt_context: ProposalContext, budget: int = 6_000) -> ModelPrompt:
     return compose(prompt_context, Fence(), budget=budget, tools=False)
 
 
@@ -52,7 +52,7 @@ def outside(text: str) -> str:
     return blocks(text)[1]
 
 
-def with_policy(**policy: str) -> Context:
+def with_policy(**policy: str) -> ProposalContext:
     plain = context()
     return replace(plain, problem=replace(plain.problem, policy=policy))
 

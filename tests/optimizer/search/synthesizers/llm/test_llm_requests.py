@@ -15,7 +15,7 @@ from optimizer.evaluation.problem.check import too_little
 from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
 from optimizer.search.records import Node
 from optimizer.search.runs.machine import clock, rates_of
-from optimizer.search.synthesizers.base import CaseView, Context
+from optimizer.search.synthesizers.base import CaseView, ProposalContext
 from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.templates import Fence, data, template
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
@@ -31,7 +31,7 @@ def ceilings(**changes: Any) -> Ceilings:
     return replace(whole, matmul={"float32": MeasuredRate(1.07e11, 0.0, 9)}, **changes)
 
 
-def with_outputs(*dtypes: str, outputs: str = "float") -> Context:
+def with_outputs(*dtypes: str, outputs: str = "float") -> ProposalContext:
     base = context()
     tensors = [base.problem.main.signature.tensors[0]]
     tensors += [TensorSpec(f"output{n}", "output", t, (64,)) for n, t in enumerate(dtypes)]
@@ -122,7 +122,7 @@ def test_the_share_of_the_roof_is_said_where_it_was_measured() -> None:
 # -- earlier kernels
 
 
-def sources(given: Context) -> list[str]:
+def sources(given: ProposalContext) -> list[str]:
     return [text for kind, text in blocks(prompt(given).user)[0] if kind == "source"]
 
 

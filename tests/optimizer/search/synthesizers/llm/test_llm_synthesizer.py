@@ -20,9 +20,9 @@ from optimizer.search.synthesizers.llm.conversation import (
     MAX_CALLS,
     NOT_ANSWERED,
     FolderTranscripts,
+    LlmSynthesizer,
 )
 from optimizer.search.synthesizers.llm.settings import LlmSettings, drawn, models_from
-from optimizer.search.synthesizers.llm.synthesizer import LlmSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_contexts import (
     EXCERPT_ID,
     MOVE_ID,
@@ -269,7 +269,7 @@ def test_a_key_is_not_in_the_printed_settings() -> None:
 
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = (
-        "import sys; import optimizer.search.synthesizers.llm.synthesizer;"
+        "import sys; import optimizer.search.synthesizers.llm.conversation;"
         "print(sorted({'litellm', 'openai', 'torch', 'numpy'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

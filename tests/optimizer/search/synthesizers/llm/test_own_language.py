@@ -9,9 +9,9 @@ import pytest
 
 from kb.hardware.spec import SampleArgument, ScalarSpec, ToolchainSpec
 from optimizer.search.records import REFERENCE, Node, Proposal
-from optimizer.search.synthesizers.base import Context, HardwareView
+from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.answers import BadAnswer, answer_from
-from optimizer.search.synthesizers.llm.prompt import Prompt, compose
+from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence, default_main, rule
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
@@ -36,7 +36,7 @@ kernel main(in0, out) {}
 """
 
 
-def toy(toolchain: ToolchainSpec | None = STATED, **changes: Any) -> Context:
+def toy(toolchain: ToolchainSpec | None = STATED, **changes: Any) -> ProposalContext:
     chains = {"toyc": toolchain} if toolchain is not None else {}
     return context(
         hardware=HardwareView("toy", ("toy",), None, ("toyc",), {}, chains),
@@ -45,7 +45,7 @@ def toy(toolchain: ToolchainSpec | None = STATED, **changes: Any) -> Context:
     )
 
 
-def prompt(asked: Context) -> Prompt:
+def prompt(asked: ProposalContext) -> ModelPrompt:
     return compose(asked, Fence(), budget=6_000, tools=False)
 
 

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from optimizer.search.records import REFERENCE, Node
-from optimizer.search.synthesizers.base import CaseView, Context, HardwareView
-from optimizer.search.synthesizers.traced.header import header_for
+from optimizer.search.synthesizers.base import CaseView, HardwareView, ProposalContext
+from optimizer.search.synthesizers.traced.cpp import header_for
 from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
 from tests.optimizer.search.synthesizers.llm.llm_contexts import context
 
@@ -28,7 +28,7 @@ def get_inputs():
 """
 
 
-def given(forward: str, bits: float | None = 256.0) -> Context:
+def given(forward: str, bits: float | None = 256.0) -> ProposalContext:
     base = context(parent=Node(REFERENCE, None, "evaluated", None, None))
     case = base.problem.main
     source = MODEL.format(forward=forward)

@@ -1,0 +1,445 @@
+"""Office files, books and mail (PPTX, XLSX, EPUB, RTF, ODT, EML, ...), through `unstructured`, and
+delimited text.
+
+An empty result of that library is an error here, never an empty document. Importing it takes
+seconds, so the first call does.
+
+unstructured loads a spaCy model to tell prose from titles, and downloads it if it is missing;
+without internet that fails, in some formats silently. It gets a blank pipeline instead, which only
+splits sentences, through a private function: the version is pinned exactly. Without the model it
+calls every short line of a slide a title, so only the title shape of a slide is a heading.
+"""
+
+from __future__ import annotations
+
+import csv
+import email
+import email.policy
+import importlib
+import importlib.metadata
+import io
+import logging
+import os
+import re
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import groupby
+from pathlib import Path, PurePath
+from typing import Any
+
+from ingestion.elements import Box, Element, ElementKind, ParsedDocument, make_table, table_element
+from ingestion.formats.detect import container
+from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
+
+_EXTRA = "pip install 'kernlore[unstructured]'"
+_CONVERT = "Convert the file to PDF, DOCX, HTML or Markdown and upload that."
+
+
+@dataclass(frozen=True)
+class _Partitioner:
+    """The module and function of unstructured that read a format, with keyword arguments, and the
+    packages that they need. `pandoc`: pandoc converts the file first.
+    """
+
+    module: str
+    function: str
+    packages: tuple[str, ...] = ()
+    pandoc: bool = False
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+_SHEET_PACKAGES = ("openpyxl", "pandas", "xlrd", "msoffcrypto-tool", "networkx")
+_WITHOUT_ATTACHMENTS = (("process_attachments", False),)
+_READERS = {
+    "pptx": _Partitioner(
+        "pptx", "partition_pptx", ("python-pptx",), options=(("include_slide_notes", True),)
+    ),
+    "xlsx": _Partitioner("xlsx", "partition_xlsx", _SHEET_PACKAGES),
+    "xls": _Partitioner("xlsx", "partition_xlsx", _SHEET_PACKAGES),
+    "epub": _Partitioner("epub", "partition_epub", ("pypandoc_binary",), pandoc=True),
+    "odt": _Partitioner("odt", "partition_odt", ("pypandoc_binary", "python-docx"), pandoc=True),
+    "rtf": _Partitioner("rtf", "partition_rtf", ("pypandoc_binary",), pandoc=True),
+    "org": _Partitioner("org", "partition_org", ("pypandoc_binary",), pandoc=True),
+    "eml": _Partitioner("email", "partition_email", options=_WITHOUT_ATTACHMENTS),
+    "msg": _Partitioner("msg", "partition_msg", ("python-oxmsg",), options=_WITHOUT_ATTACHMENTS),
+    "xml": _Partitioner("xml", "partition_xml"),
+}
+_OLD_OFFICE = {"doc": "docx", "ppt": "pptx"}
+_KINDS: dict[str, ElementKind] = {
+    "Title": "title",
+    "Header": "title",
+    "ListItem": "list",
+    "CodeSnippet": "code",
+    "FigureCaption": "caption",
+}
+_WORKBOOKS = ("xlsx", "xls", "ods")
+_DELIMITERS = {"csv": ",", "tsv": "\t"}
+_DROPPED = frozenset({"PageBreak", "Footer", "PageNumber", "Image"})
+_SENTENCE = re.compile(r"\w+ \w+ .*[.:;,]\s*$", re.DOTALL)
+# What the parsers of a dozen packages raise for damaged files.
+_BAD_BYTES = (
+    *(ValueError, LookupError, AttributeError, TypeError, OSError, EOFError, RuntimeError),
+    *(SyntaxError, zipfile.BadZipFile),
+)
+_MAX_LEVEL = 6
+_MAX_REASON = 200  # characters of another library's error
+# Messages of the dynamic linker at the memory limit of the parser process.
+_NO_MEMORY = re.compile(r"failed to map segment|cannot allocate memory", re.IGNORECASE)
+
+
+def parse_other(data: bytes, name: str) -> ParsedDocument:
+    """Read a file by its content if that tells its format (RTF, office files), else by its
+    extension.
+
+    Titles become headings with levels, tables keep their rows, slides and sheets are pages. Raises
+    UnsupportedFormat for a format without a reader or whose package is missing, and ParseFailed for
+    a damaged file or one without elements.
+    """
+    extension = container(data) or PurePath(name).suffix.lower().lstrip(".")
+    if extension in _DELIMITERS:
+        return _delimited(data, _DELIMITERS[extension], extension)
+    reader = _READERS.get(extension)
+    if reader is None:
+        raise _no_reader(extension)
+    parts = _partitioned(reader, extension, data, name)
+    elements = list(_ARRANGED.get(extension, _elements)(parts))
+    if not elements:
+        raise _nothing(extension)
+    attached, warnings = _attachments(_attached_files(data, extension))
+    title = _stated_title(data, extension) if reader.pandoc else None
+    if extension not in _WORKBOOKS:  # a sheet's name is no title: the file's is one
+        title = title or next((e.text for e in elements if e.kind == "title"), None)
+    pages = max([1, *(part.metadata.page_number or 1 for part in parts)])
+    return ParsedDocument(
+        (*elements, *attached), title=title, pages_seen=pages, warnings=tuple(warnings)
+    )
+
+
+def _no_reader(extension: str) -> UnsupportedFormat:
+    newer = _OLD_OFFICE.get(extension)
+    if newer is not None:
+        return UnsupportedFormat(
+            f"no reader for .{extension} files, the binary format of Office before 2007",
+            hint=f"Save it as .{newer} and upload that.",
+        )
+    return UnsupportedFormat(f"no reader for .{extension or '(no extension)'} files", hint=_CONVERT)
+
+
+def _nothing(extension: str) -> ParseFailed:
+    return ParseFailed(
+        f"nothing could be read from this .{extension} file",
+        hint=f"It may be empty, or its text may be images. {_CONVERT}",
+    )
+
+
+def _delimited(data: bytes, delimiter: str, extension: str) -> ParsedDocument:
+    """Delimited text as one table, whose first row is the header."""
+    text = data.decode("utf-8-sig", "replace")
+    try:
+        rows = [row for row in csv.reader(io.StringIO(text), delimiter=delimiter) if any(row)]
+    except csv.Error as error:
+        raise ParseFailed(
+            f"this .{extension} file cannot be read: {error}", hint=_CONVERT
+        ) from error
+    table = table_element(make_table(rows[:1], rows[1:])) if len(rows) > 1 else None
+    if table is None:
+        raise _nothing(extension)
+    return ParsedDocument((table,))
+
+
+# Calling unstructured
+
+
+def _partitioned(reader: _Partitioner, extension: str, data: bytes, name: str) -> list[Any]:
+    """unstructured's elements of one file, in reading order."""
+    function = _loaded(reader, extension)
+    from unstructured.errors import UnprocessableEntityError
+
+    try:
+        return function(
+            file=io.BytesIO(data), metadata_filename=PurePath(name).name, **dict(reader.options)
+        )
+    except ImportError as error:
+        raise _missing(reader, extension, error) from error
+    except (*_BAD_BYTES, UnprocessableEntityError) as error:
+        reason = " ".join(str(error).split())[:_MAX_REASON]
+        raise ParseFailed(
+            f"this .{extension} file cannot be read: {type(error).__name__}: {reason}",
+            hint=f"It may be damaged, encrypted or not what its name says. {_CONVERT}",
+        ) from error
+
+
+def _loaded(reader: _Partitioner, extension: str) -> Callable[..., list[Any]]:
+    os.environ.setdefault("UNSTRUCTURED_DISABLE_NOTICE", "1")
+    os.environ.setdefault("SCARF_NO_ANALYTICS", "true")
+    try:
+        with _without_torch():
+            module = importlib.import_module(f"unstructured.partition.{reader.module}")
+            _keep_offline()
+        if reader.pandoc:
+            _require_pandoc(extension)
+    except ImportError as error:
+        raise _missing(reader, extension, error) from error
+    function: Callable[..., list[Any]] = getattr(module, reader.function)
+    return function
+
+
+@contextmanager
+def _without_torch() -> Iterator[None]:
+    """Keep spaCy from importing torch, for models that are not used here: that takes seconds and
+    hundreds of megabytes."""
+    absent = "torch" not in sys.modules
+    if absent:
+        sys.modules["torch"] = None  # type: ignore[assignment]  # importing it fails
+    try:
+        yield
+    finally:
+        if absent:
+            del sys.modules["torch"]
+
+
+def _require_pandoc(extension: str) -> None:
+    """Raise UnsupportedFormat without pandoc. The package pypandoc does not contain it, and would
+    fail in the middle of a file.
+    """
+    import pypandoc
+
+    try:
+        pypandoc.get_pandoc_path()
+    except OSError as error:
+        if _installed("pypandoc_binary"):
+            raise UnsupportedFormat(
+                f"reading .{extension} needs the program pandoc; it is installed, but does not"
+                " start",
+                hint=f"Check that this user may run the files of that package. Or: {_CONVERT}",
+            ) from error
+        raise UnsupportedFormat(
+            f"reading .{extension} needs the program pandoc, which is not installed",
+            hint=f"Install pypandoc_binary, which contains it: {_EXTRA}",
+        ) from error
+
+
+def _missing(reader: _Partitioner, extension: str, error: ImportError) -> UnsupportedFormat:
+    """The error for an import that failed: a package is not installed or cannot be imported.
+    Raises MemoryError if the import ran out of memory.
+    """
+    absent = [name for name in ("unstructured", *reader.packages) if not _installed(name)]
+    if not absent:
+        if _NO_MEMORY.search(str(error)):
+            raise MemoryError from error
+        reason = str(error).strip().rpartition("\n")[2]  # numpy's begins with a page of advice
+        return UnsupportedFormat(
+            f"reading .{extension} failed, as an installed package cannot be imported:"
+            f" {reason[-_MAX_REASON:]}",
+            hint=f"`pip check` lists versions that do not fit together. Or: {_CONVERT}",
+        )
+    verb = "is" if len(absent) == 1 else "are"
+    return UnsupportedFormat(
+        f"reading .{extension} needs {' and '.join(absent)}, which {verb} not installed",
+        hint=f"Install it: {_EXTRA}. Or: {_CONVERT}",
+    )
+
+
+def _installed(package: str) -> bool:
+    try:
+        importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+def _keep_offline() -> None:
+    import spacy
+    from unstructured.nlp import tokenize
+
+    def blank() -> Any:
+        pipeline = spacy.blank("en")
+        pipeline.add_pipe("sentencizer")
+        return pipeline
+
+    tokenize._load_spacy_model = blank
+    logging.getLogger("unstructured").setLevel(logging.ERROR)
+
+
+def _stated_title(data: bytes, extension: str) -> str | None:
+    """The title in the metadata of a book or an office file, which unstructured leaves out."""
+    import pypandoc
+
+    with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
+        path, template = Path(folder, f"file.{extension}"), Path(folder, "title")
+        path.write_bytes(data)
+        template.write_text("$title$", encoding="utf-8")
+        try:
+            title = pypandoc.convert_file(
+                str(path), "plain", extra_args=["--template", str(template)], sandbox=True
+            )
+        except RuntimeError:  # the text was read; a title is not worth losing it
+            return None
+    return " ".join(title.split()) or None
+
+
+# Elements, as each kind of file arranges them
+
+
+def _elements(parts: Sequence[Any]) -> Iterator[Element]:
+    """The elements of a document; list items in a row become one element."""
+    for is_item, group in groupby(_with_text(parts), key=lambda part: part.category == "ListItem"):
+        if is_item:
+            yield _list(list(group))
+        else:
+            yield from map(_element, group)
+
+
+def _with_text(parts: Sequence[Any]) -> Iterator[Any]:
+    return (part for part in parts if part.category not in _DROPPED and (part.text or "").strip())
+
+
+def _element(part: Any) -> Element:
+    kind, boxes = _KINDS.get(part.category, "text"), _page(part)
+    table = _table(part) if part.category == "Table" else None
+    if table is not None:
+        return replace(table, boxes=boxes)
+    if kind == "title" and part.metadata.category_depth is None and _SENTENCE.search(part.text):
+        kind = "text"  # without a depth, the title was guessed from its words
+    if kind == "title":
+        level = min(_MAX_LEVEL, _depth(part) + 1)
+        return Element("title", " ".join(part.text.split()), level=level, boxes=boxes)
+    text = part.text.strip("\n") if kind == "code" else part.text.strip()
+    return Element(kind, text, boxes=boxes)
+
+
+def _list(items: Sequence[Any]) -> Element:
+    """A list with its items indented by depth. Some formats count depth from 0, some from 1."""
+    outermost = min(map(_depth, items))
+    lines = [
+        "  " * (_depth(item) - outermost) + "- " + " ".join(item.text.split()) for item in items
+    ]
+    return Element("list", "\n".join(lines), boxes=_page(items[0]))
+
+
+def _depth(part: Any) -> int:
+    return int(part.metadata.category_depth or 0)
+
+
+def _page(part: Any) -> tuple[Box, ...]:
+    """The slide or sheet of an element, as a box without coordinates."""
+    number = part.metadata.page_number
+    return (Box(number - 1, str(number), 0.0, 0.0, 0.0, 0.0),) if number else ()
+
+
+def _slides(parts: Sequence[Any]) -> Iterator[Element]:
+    """Each slide under its title, its paragraphs as one list. Speaker notes come before the title
+    and are put under it.
+    """
+    for _, slide in groupby(_with_text(parts), key=lambda part: part.metadata.page_number):
+        titles: list[Any] = []
+        others: list[Any] = []
+        for part in slide:
+            is_title = part.category == "Title" and _depth(part) == 0
+            (titles if is_title else others).append(part)
+        if titles:
+            text = " ".join(" ".join(part.text.split()) for part in titles)
+            yield Element("title", text, level=1, boxes=_page(titles[0]))
+        # A paragraph is a title or a list item by how its bullet is stored. Notes are prose.
+        for is_paragraph, group in groupby(others, key=_is_paragraph):
+            members = list(group)
+            if not is_paragraph:
+                yield from map(_element, members)
+            elif len(members) > 1:
+                yield _list(members)
+            else:
+                yield Element("text", members[0].text.strip(), boxes=_page(members[0]))
+
+
+def _is_paragraph(part: Any) -> bool:
+    return part.category in ("Title", "ListItem")
+
+
+def _sheets(parts: Sequence[Any]) -> Iterator[Element]:
+    """Each sheet under its name; the titles that unstructured finds in it are one level deeper."""
+    for name, sheet in groupby(parts, key=lambda part: part.metadata.page_name):
+        members = list(sheet)
+        if name:
+            yield Element("title", name, level=1, boxes=_page(members[0]))
+        yield from _lowered(_elements(members), 1 if name else 0)
+
+
+def _message(parts: Sequence[Any]) -> Iterator[Element]:
+    """The body of a mail under its subject."""
+    subject = next((part.metadata.subject for part in parts if part.metadata.subject), None)
+    if subject:
+        yield Element("title", " ".join(subject.split()), level=1)
+    yield from _lowered(_elements(parts), 1 if subject else 0)
+
+
+def _lowered(elements: Iterable[Element], by: int) -> Iterator[Element]:
+    for element in elements:
+        if element.level is not None:
+            element = replace(element, level=min(_MAX_LEVEL, element.level + by))
+        yield element
+
+
+_ARRANGED: dict[str, Callable[[Sequence[Any]], Iterator[Element]]] = {
+    "pptx": _slides,
+    "xlsx": _sheets,
+    "xls": _sheets,
+    "eml": _message,
+    "msg": _message,
+}
+
+
+def _attached_files(data: bytes, extension: str) -> Iterator[tuple[str, bytes | None]]:
+    """Name and bytes of every attachment of a mail; None for a message in a message."""
+    if extension == "eml":
+        message = email.message_from_bytes(data, policy=email.policy.default)
+        for part in message.iter_attachments():
+            content = part.get_payload(decode=True)
+            name = part.get_filename() or "attachment"
+            yield name, content if isinstance(content, bytes) else None
+    elif extension == "msg":
+        from oxmsg import Message
+
+        for attachment in Message.load(io.BytesIO(data)).attachments:
+            yield attachment.file_name or "attachment", attachment.file_bytes
+
+
+def _attachments(files: Iterable[tuple[str, bytes | None]]) -> tuple[list[Element], list[str]]:
+    """The attachments of a mail, each under its file name, read by `parse`, with a warning for each
+    that cannot be read. unstructured would skip those silently.
+    """
+    from ingestion.formats import parse
+
+    elements: list[Element] = []
+    warnings: list[str] = []
+    for name, content in files:
+        try:
+            if content is None:
+                raise UnsupportedFormat("it is a message itself", hint=_CONVERT)
+            document = parse(content, name)
+        except KernloreError as error:
+            warnings.append(f"attachment {name} was not read: {error.message}")
+            continue
+        elements.append(Element("title", name, level=2))
+        # Pages of an attachment are not pages of the mail.
+        elements += (replace(element, boxes=()) for element in _lowered(document.elements, 2))
+        warnings += (f"attachment {name}: {warning}" for warning in document.warnings)
+    return elements, warnings
+
+
+def _table(part: Any) -> Element | None:
+    """A table from its HTML; the first row is the header if no row is marked as one."""
+    from bs4 import BeautifulSoup
+
+    rows: list[list[str]] = []
+    marked = 0
+    for row in BeautifulSoup(part.metadata.text_as_html or "", "lxml").find_all("tr"):
+        cells = row.find_all(["td", "th"])
+        if cells and all(cell.name == "th" for cell in cells) and marked == len(rows):
+            marked += 1
+        rows.append([cell.get_text(" ") for cell in cells])
+    header = marked or int(len(rows) > 1)
+    return table_element(make_table(rows[:header], rows[header:]))

@@ -1,1 +1,0 @@
-"""reStructuredText: blocks by docutils, directives by their meaning."""

@@ -1,0 +1,305 @@
+"""What reading the built-in documents gives, shipped: the same as reading them anew, used only
+where it fits, stored whole or not at all."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+
+from ingestion.builtin import builtin_documents, builtin_hardware, load_builtin
+from ingestion.builtin.precomputed import (
+    READINGS_FILE,
+    VECTORS_FILE,
+    RecordingReader,
+    ShippedReadings,
+    embed_folder,
+    put_shipped,
+    read_vectors,
+    reading_to_json,
+    write_readings,
+    write_vectors,
+)
+from ingestion.formats import parse
+from ingestion.read import DocumentFile, LocalReader, ReadDocument
+from ingestion.worker import SHIPPED_AT_ONCE, Worker
+from kb.catalog import tables as t
+from kb.catalog.knowledge import embeddings
+from kb.embedding import LocalEmbedder
+from tests.api.cli_process import kernlore
+from tests.ingestion.builtin.test_builtin import DOCUMENT, folder, write  # noqa: F401  (a fixture)
+from tests.shared import BUILTIN, once, read_builtin_knowledge
+
+pytestmark = pytest.mark.slow(seconds=5)
+
+if TYPE_CHECKING:
+    from kb.hardware.spec import HardwareSpec
+    from tests.fixtures import Store
+
+
+def worker_of(store: Store, shipped: ShippedReadings) -> Worker:
+    reader = LocalReader(store.embedder, store.tagger, store.parsers.parse_bytes)
+    return store.worker_with(reader, shipped=shipped)
+
+
+def shipped_in(store: Store, knowledge: Path) -> ShippedReadings:
+    return ShippedReadings(knowledge, store.embedder, store.tagger)
+
+
+def load(store: Store, knowledge: Path) -> None:
+    load_builtin(knowledge, store.registry, store.uploads, store.documents)
+
+
+def ship(store: Store, knowledge: Path) -> RecordingReader:
+    """Write the readings of a folder whose chips are registered."""
+    load_builtin(knowledge, store.registry, store.uploads, store.documents)
+    reader = RecordingReader(shipped_in(store, knowledge), store.embedder, store.tagger)
+    store.worker_with(reader).drain()
+    write_readings(knowledge, reader.readings)
+    return reader
+
+
+def stored(store: Store) -> list[tuple[Any, ...]]:
+    """All passages with their sections and tags, without ids and times."""
+    with store.catalog.read() as connection:
+        rows = connection.exec_driver_sql(
+            "SELECT p.id, d.source_key, d.title, p.ordinal, p.text, p.lead, p.kind, p.embed_sha256,"
+            " p.prose, p.boxes, s.path, s.hardware_scope"
+            " FROM passages p JOIN documents d ON d.id = p.document_id JOIN sections s"
+            " ON s.id = p.section_id WHERE p.active ORDER BY d.source_key, p.ordinal"
+        ).all()
+        tags = defaultdict[str, list[tuple[str, str]]](list)
+        for passage, kind, value in connection.exec_driver_sql(
+            "SELECT passage_id, kind, value FROM passage_tags"
+        ):
+            tags[passage].append((kind, value))
+    return [(*row[1:], sorted(tags[row[0]])) for row in rows]
+
+
+def forget_documents(store: Store) -> None:
+    for document in store.documents.find():
+        store.documents.delete(document.id)
+
+
+def test_every_reading_that_ships_is_what_reading_gives(store: Store) -> None:
+    """After a change of hw_manuals or of how documents are read: `kernlore knowledge vectors`."""
+    from ingestion.findings.tags import SignalWords, Tagger
+    from retrieval.diagnose.signals import load_signals
+
+    tagger = Tagger({s.id: SignalWords(s.topics, s.phrases) for s in load_signals()})
+    specs: dict[str, HardwareSpec] = {spec.id: spec for spec in builtin_hardware(BUILTIN)}
+    shipped = ShippedReadings(BUILTIN, store.embedder, tagger)
+    for upload in builtin_documents(BUILTIN):
+        hardware, languages = (tuple(sorted(of)) for of in (upload.hardware, upload.languages))
+        file = DocumentFile(upload.data, upload.name, hardware, languages, False)
+        kept = shipped.find_file(file, specs)
+        assert kept is not None, f"{upload.source_key} does not ship"
+        anew = LocalReader(store.embedder, tagger, parse).read(file, specs)
+        assert reading_to_json(kept) == reading_to_json(anew), upload.source_key
+
+
+@pytest.mark.embedded
+def test_what_ships_is_stored_as_if_it_had_been_read(
+    store: Store,
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ship(store, folder)
+    expected = stored(store)
+    assert len(expected) == 3
+    forget_documents(store)
+    monkeypatch.setattr("ingestion.read.read_document", None)  # nobody may call it
+    load(store, folder)
+    worker_of(store, shipped_in(store, folder)).drain()
+    assert stored(store) == expected
+    assert store.jobs.counts()["ready"] >= 3 and "failed" not in store.jobs.counts()
+
+
+def test_a_document_that_changed_is_read(store: Store, folder: Path) -> None:  # noqa: F811
+    ship(store, folder)
+    changed = folder / "guidance" / "banks.md"
+    write(changed, DOCUMENT.format(title="Banks", text="Swizzle the rows."))
+    load(store, folder)
+    worker_of(store, shipped_in(store, folder)).drain()
+    assert any("Swizzle" in row[3] for row in stored(store))
+
+
+def test_a_reading_is_used_only_where_it_would_come_out_so(
+    store: Store,
+    folder: Path,  # noqa: F811
+) -> None:
+    ship(store, folder)
+    specs = store.registry.all()
+    (upload,) = (u for u in builtin_documents(folder) if u.name == "banks.md")
+    file = DocumentFile(upload.data, upload.name, upload.hardware, upload.languages, False)
+    shipped = shipped_in(store, folder)
+    assert isinstance(shipped.find_file(file, specs), ReadDocument)
+    assert shipped.find_file(replace(file, data=file.data + b"\n"), specs) is None
+    assert shipped.find_file(replace(file, hardware=("alpha",)), specs) is None
+    assert shipped.find_file(replace(file, languages=("hip",)), specs) is None
+    renamed = {**specs, "alpha": replace(specs["alpha"], name="Eta")}
+    assert shipped.find_file(file, renamed) is None
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
+def test_documents_are_read_where_the_file_cannot_be(
+    store: Store,
+    folder: Path,  # noqa: F811
+    content: bytes | None,
+) -> None:
+    if content is not None:
+        (folder / READINGS_FILE).write_bytes(content)
+    load(store, folder)
+    worker_of(store, shipped_in(store, folder)).drain()
+    assert len(stored(store)) == 3
+
+
+def test_a_damaged_reading_is_read_anew(store: Store, folder: Path) -> None:  # noqa: F811
+    ship(store, folder)
+    forget_documents(store)
+    data = bytearray((folder / READINGS_FILE).read_bytes())
+    data[60:90] = bytes(30)
+    (folder / READINGS_FILE).write_bytes(data)
+    load(store, folder)
+    worker_of(store, shipped_in(store, folder)).drain()
+    assert len(stored(store)) == 3
+
+
+def many(folder: Path, count: int) -> None:  # noqa: F811
+    for n in range(count):
+        text = DOCUMENT.format(title=f"Guide {n}", text=f"Row {n} is padded.")
+        write(folder / "guidance" / f"guide{n}.md", text)
+
+
+def test_an_upload_goes_before_the_built_in_rest(store: Store, folder: Path) -> None:  # noqa: F811
+    many(folder, 2 * SHIPPED_AT_ONCE)
+    ship(store, folder)
+    forget_documents(store)
+    load(store, folder)
+    mine = store.submit("mine.md", "# Mine\n\nThe wombat has eight lanes.\n")
+    worker_of(store, shipped_in(store, folder)).read_all(threading.Event(), until_upload=True)
+    assert store.job(mine).passages == 1
+    assert store.jobs.counts()["queued"] == 3 + 2 * SHIPPED_AT_ONCE  # nothing built in was begun
+
+
+def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
+    store: Store,
+    folder: Path,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    many(folder, SHIPPED_AT_ONCE)
+    ship(store, folder)
+    forget_documents(store)
+    load(store, folder)
+    calls: list[int] = []
+
+    def fails_once_begun(*arguments: Any) -> Any:
+        from ingestion.storing import store_version
+
+        calls.append(1)
+        if len(calls) == 3:
+            raise RuntimeError("the third document of a batch")
+        return store_version(*arguments)
+
+    monkeypatch.setattr("ingestion.worker.store_version", fails_once_begun)
+    worker_of(store, shipped_in(store, folder)).drain()
+    documents = 3 + SHIPPED_AT_ONCE
+    assert len(stored(store)) == documents and len(calls) == 3 + documents
+    with store.catalog.read() as connection:
+        versions = connection.execute(t.document_versions.select()).all()
+    assert {row.state for row in versions} == {"current"}
+
+
+def test_the_same_readings_are_the_same_file(
+    store: Store,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    recorder = ship(store, folder)
+    again = tmp_path / "again"
+    shutil.copytree(folder, again)
+    write_readings(again, dict(reversed(recorder.readings.items())))
+    assert (again / READINGS_FILE).read_bytes() == (folder / READINGS_FILE).read_bytes()
+
+
+# -- vectors
+
+MODEL = "model-384-abc"
+MANUAL = "# Manual\n\n## Clocks\n\nThe clock runs at 1.4 GHz.\n\n## Banks\n\nThere are 32 banks.\n"
+
+
+def unit_rows(count: int) -> dict[str, np.ndarray]:
+    rows = np.random.default_rng(1).normal(size=(count, 384)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return {f"{n:064x}": row for n, row in enumerate(rows)}
+
+
+def test_what_is_written_is_read_back_as_unit_vectors(tmp_path: Path) -> None:
+    rows = unit_rows(20)
+    write_vectors(tmp_path / VECTORS_FILE, MODEL, rows)
+    back = read_vectors(tmp_path / VECTORS_FILE, MODEL)
+    assert set(back) == set(rows)
+    for name, row in rows.items():
+        assert abs(float(back[name] @ row) - 1) < 1e-4
+        assert abs(float(np.linalg.norm(back[name])) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
+def test_a_file_that_cannot_be_read_gives_nothing(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / VECTORS_FILE).write_bytes(content)
+    assert read_vectors(tmp_path / VECTORS_FILE, MODEL) == {}
+
+
+def test_vectors_of_another_model_are_not_used(store: Store, tmp_path: Path) -> None:
+    write_vectors(tmp_path / VECTORS_FILE, MODEL, unit_rows(3))
+    assert read_vectors(tmp_path / VECTORS_FILE, "model-384-abd") == {}
+    assert put_shipped(store.catalog, tmp_path, store.embedder.fingerprint) == 0
+
+
+def test_a_new_directory_embeds_nothing_that_ships(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    model = store.embedder.fingerprint
+    embed_folder(store.catalog, tmp_path, model)
+    with store.catalog.write() as connection:
+        connection.exec_driver_sql("DELETE FROM embeddings")
+    assert put_shipped(store.catalog, tmp_path, model) == 2
+    assert put_shipped(store.catalog, tmp_path, model) == 0  # once is enough
+    with store.catalog.read() as connection:
+        assert embeddings.counts(connection, model) == (2, 2)
+    monkeypatch.setattr(LocalEmbedder, "encode", None)  # nobody may call it
+    store.ingest("again.md", MANUAL + "\n", hardware=("h200",))
+
+
+@pytest.mark.slow(seconds=15)
+def test_every_passage_that_ships_has_its_vector(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """After a change of hw_manuals or of how documents are cut: `kernlore knowledge vectors`."""
+    read = once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
+    from kb.catalog import open_catalog
+
+    catalog = open_catalog(read)
+    with catalog.read() as connection:
+        model = str(np.load(BUILTIN / VECTORS_FILE)["model"])
+        embedded, passages = embeddings.counts(connection, model)
+    catalog.close()
+    assert passages > 3_000 and embedded == passages
+
+
+def test_the_command_writes_them_for_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "guidance").mkdir(parents=True)
+    (tmp_path / "guidance" / "a.md").write_text(
+        '---\ntitle: "A"\nsources:\n  - title: "T"\n    url: "https://example.org"\n---\n' + MANUAL
+    )
+    done = kernlore("knowledge", "vectors", tmp_path, "--json")
+    assert done.code == 0, done.err
+    path = tmp_path / VECTORS_FILE
+    assert done.json["passages"] == 2 and Path(done.json["path"]) == path
+    assert len(read_vectors(path, str(np.load(path)["model"]))) == 2
