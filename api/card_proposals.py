@@ -63,7 +63,7 @@ def section_model(names: str, api_base: str | None) -> SectionModel:
             hint="Give a single litellm model name, as openai/gpt-4o.",
         )
     load()
-    check_keys(names, ModelOptions(api_base))
+    check_keys(ModelOptions(names, api_base))
     settings = LlmSettings(
         models,
         api_base=api_base,

@@ -208,7 +208,7 @@ def test_ray_is_imported_only_with_a_cluster() -> None:
     assert importers == {
         Path("kb/cluster.py"),
         Path("ingestion/cluster.py"),
-        Path("optimizer/search/bench/on_cluster.py"),
+        Path("optimizer/search/bench/on_node.py"),
     }
     at_once = [
         str(path)

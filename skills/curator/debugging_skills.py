@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol
-from kb.catalog.skills import FAILURES, MEND, EvidenceRow, SkillDraft, SkillScopes
+from kb.catalog.skills.evidence import FAILURES, evidence_of
+from kb.catalog.skills.reading import MEND, EvidenceRow, SkillDraft, SkillScopes, find_skill
 from kb.errors import KernloreError
 from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
@@ -242,11 +242,11 @@ def _delta(
     def measurement(row: EvidenceRow) -> tuple[Any, ...]:
         return tuple(row.details.get(name) for name in ("run", "parent", "draft", "node"))
 
-    known = store.find(connection, draft.name)
+    known = find_skill(connection, draft.name)
     if known is not None and known.state in REMOVED:
         return None, decided(False, f"{draft.name} says this, and a person took it out")
     if known is not None:
-        present = {measurement(row) for row in store.evidence_of(connection, known.id)}
+        present = {measurement(row) for row in evidence_of(connection, known.id)}
         added = tuple(row for row in rows if measurement(row) not in present)
         if not added:
             return None, decided(False, f"{draft.name} has these mends already")

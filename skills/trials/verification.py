@@ -18,11 +18,10 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
-from kb.catalog.skills import SkillRow, State
-from kb.catalog.skills.evidence import AVOID
-from kb.catalog.skills.writing import append_event
+from kb.catalog.skills.evidence import AVOID, evidence_of
+from kb.catalog.skills.reading import SkillRow, SkillState, find_skill, get_skill, skill_heads
+from kb.catalog.skills.writing import add_evidence, append_event, set_state
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
@@ -32,8 +31,8 @@ from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.knowledge import KnowledgeSource
+from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase
@@ -69,7 +68,7 @@ def verify(
     and Unavailable if nothing can be measured here, which its history records.
     """
     with catalog.read() as connection:
-        skill = store.get(connection, name)
+        skill = get_skill(connection, name)
     if skill.state not in VERIFIABLE:
         raise Conflict(
             f"{name} is {skill.state}", hint="Restore it first, or verify one that is in use."
@@ -88,7 +87,7 @@ def verify(
         with catalog.write() as connection:
             _check_unchanged(connection, skill)
             narrow(connection, skill, part, actor=actor, reason=reason)
-            skill = store.get(connection, name)
+            skill = get_skill(connection, name)
         known = {(trial.problem_sha256, trial.case) for trial in trials}
         try:
             further = _stored(catalog, skill, ablation.trials(skill, budget, known), actor)
@@ -118,7 +117,7 @@ def _stored(catalog: Catalog, skill: SkillRow, running: Iterable[Trial], actor: 
 
 
 def _check_unchanged(connection: Connection, measured: SkillRow) -> None:
-    present = store.get(connection, measured.name)
+    present = get_skill(connection, measured.name)
     if (present.version, present.state) != (measured.version, measured.state):
         raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
@@ -126,7 +125,7 @@ def _check_unchanged(connection: Connection, measured: SkillRow) -> None:
 def _add_evidence(connection: Connection, skill: SkillRow, trial: Trial, actor: str) -> None:
     figure, arm = _figure_of_claim(skill, trial)
     tried = "the avoided change" if skill.polarity == AVOID else "it"
-    store.add_evidence(
+    add_evidence(
         connection,
         skill.name,
         kind="ablation",
@@ -172,7 +171,7 @@ def _moved(
     connection: Connection, skill: SkillRow, verdict: TrialVerdict, budget: int, actor: str
 ) -> str:
     details = {"budget": budget, "gain": _interval(verdict.gain)}
-    to: State | None = None
+    to: SkillState | None = None
     if verdict.effect == "helps" and skill.state != "active":
         to = "active"
     elif verdict.effect == "harms" and skill.state == "active":
@@ -181,7 +180,7 @@ def _moved(
         to = "candidate"
     if to is not None:
         signed: dict[str, Any] = {"actor": actor, "reason": verdict.reason, "details": details}
-        store.set_state(connection, skill.name, to, **signed)
+        set_state(connection, skill.name, to, **signed)
         return to
     change = (skill.state, skill.state)
     append_event(connection, skill.id, "verified", change, actor, verdict.reason, details)
@@ -234,7 +233,7 @@ def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
     if queued:
         return queue(base.catalog)
     with base.catalog.read() as connection:
-        rows = store.heads(
+        rows = skill_heads(
             connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
         )
     return [row.name for row in rows]
@@ -272,7 +271,7 @@ class Verifier:
 
     def _skill(self, name: str) -> SkillRow:
         with self._base.catalog.read() as connection:
-            return store.get(connection, name)
+            return get_skill(connection, name)
 
     def _ablation(self, skill: SkillRow) -> Ablation:
         base, places = self._base, self._places
@@ -323,9 +322,9 @@ class Verifier:
         """The (sha256 of a problem, case) pairs of its evidence except trials, with the searched
         cases of those problems, which the search that it comes from saw too."""
         with self._base.catalog.read() as connection:
-            rows = store.evidence_of(connection, skill.id)
-            if skill.revises and (revised := store.find(connection, skill.revises)) is not None:
-                rows = [*rows, *store.evidence_of(connection, revised.id)]
+            rows = evidence_of(connection, skill.id)
+            if skill.revises and (revised := find_skill(connection, skill.revises)) is not None:
+                rows = [*rows, *evidence_of(connection, revised.id)]
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
         pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
         own = {sha256 for sha256, _ in pairs}

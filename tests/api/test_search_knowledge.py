@@ -11,7 +11,7 @@ import pytest
 
 from api.cli.backends.local import LocalTarget
 from api.services import Services
-from kb.catalog import skills as store
+from kb.catalog.skills.writing import add_evidence
 from kb.hardware.detection import detect_devices
 from kb.settings import Settings
 from optimizer.evaluation.collectors.probe import identify
@@ -59,7 +59,7 @@ def measured_skill(services: Services, folder: Path) -> None:
     figures: dict[str, Any] = {"n": 6, "speedup": 1.5, "low": 1.4, "high": 1.6}
     signed: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     with services.catalog.write() as connection:
-        store.add_evidence(
+        add_evidence(
             connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed
         )
     change_state(services.catalog, skill.name, "active", **signed)

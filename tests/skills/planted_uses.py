@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillScopes
+from kb.catalog.skills.reading import SkillDraft, SkillScopes
+from kb.catalog.skills.writing import add_evidence, set_state, store_skill
 from kb.ids import new_id
 from kb.scope import ANY, ScopeFilter
 from retrieval.journal import Journal
@@ -39,8 +39,8 @@ def learned(
     )
     gain = 1.2 if polarity == "use" else 0.8
     with catalog.write() as connection:
-        store.put(connection, draft, state="candidate", actor="curator", reason="drafted")
-        store.add_evidence(
+        store_skill(connection, draft, state="candidate", actor="curator", reason="drafted")
+        add_evidence(
             connection,
             name,
             kind="ablation",
@@ -53,7 +53,7 @@ def learned(
             actor="curator",
             reason="held-out shapes",
         )
-        store.set_state(connection, name, "active", actor="curator", reason="measured")
+        set_state(connection, name, "active", actor="curator", reason="measured")
 
 
 @dataclass

@@ -12,24 +12,26 @@ import pytest
 
 from api.cli.commands.optimize import _target
 from api.services import Services, open_services
-from kb.catalog import skills as store
-from kb.catalog.skills import Lift, SkillEvent, SkillRow
+from kb.catalog.skills.reading import SkillEvent, SkillLift, SkillRow, list_skills
+from kb.catalog.skills.writing import add_evidence, uses_of
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.table_reader import Problems
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
+from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.knowledge import (
     RecipeSource,
     ServiceKnowledge,
     library_recipes,
     library_sources,
 )
-from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize
+from optimizer.search.runs.optimize import attributed, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
@@ -157,7 +159,7 @@ def test_synthesizers_that_cannot_propose_are_refused(
     services: Services, goal: Goal, models: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        optimize(services, Path("map_id"), goal, "auto", Quiet(), models=models)
+        optimize(services, Path("map_id"), goal, "auto", Quiet(), models=ModelOptions(models))
 
 
 def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(
@@ -306,7 +308,7 @@ def _change(tuned: TunedRecipe) -> KernelChange:
 
 def rows(catalog: Any) -> list[SkillRow]:
     with catalog.read() as connection:
-        return store.listed(connection)
+        return list_skills(connection)
 
 
 # -- trials
@@ -343,7 +345,7 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
 
 def measured_and_active(services: Services, name: str) -> SkillEvent:
     with services.catalog.write() as connection:
-        store.add_evidence(
+        add_evidence(
             connection,
             name,
             kind="ablation",
@@ -397,7 +399,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     node = Node(1, 0, "evaluated", None, None, knowledge_here.shown())
     knowledge.report(knowledge_here.retrieval_id, (own.id, skill.name, "foreign"), node)
     with services.catalog.read() as connection:
-        uses = store.uses_of(connection, skill.id, role="used")
+        uses = uses_of(connection, skill.id, role="used")
     assert [use.retrieval_id for use in uses] == [knowledge_here.retrieval_id]
     change_state(services.catalog, skill.name, "retired", actor="ann", reason="a test")
     later = ServiceKnowledge(services).consult(query)
@@ -417,8 +419,8 @@ def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> N
 
 def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:
     """Newcombe 1998, table II, row (a), method 10: 56/70 and 48/80."""
-    lift = difference(Lift(70, 56, 80, 48))
+    lift = difference(SkillLift(70, 56, 80, 48))
     assert lift.value == pytest.approx(0.2)
     assert (lift.low, lift.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
-    none = difference(Lift(5, 5, 5, 0))
+    none = difference(SkillLift(5, 5, 5, 0))
     assert none.value == 1.0 and none.high == 1.0 and none.low > 0

@@ -25,18 +25,18 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 # -- records
 
-Tier = Literal["curated", "learned"]
-State = Literal["candidate", "active", "suspect", "retired", "quarantined"]
-Outcome = Literal["created", "updated", "unchanged"]
+SkillTier = Literal["curated", "learned"]
+SkillState = Literal["candidate", "active", "suspect", "retired", "quarantined"]
+StoreOutcome = Literal["created", "updated", "unchanged"]
 EvidenceKind = Literal["ablation", "pair", "lift", "simulator"]
 LinkKind = Literal["conflicts_with"]
-Role = Literal["shown", "used", "withheld"]
+UseRole = Literal["shown", "used", "withheld"]
 
-TIERS: tuple[Tier, ...] = ("curated", "learned")
-STATES: tuple[State, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
+TIERS: tuple[SkillTier, ...] = ("curated", "learned")
+STATES: tuple[SkillState, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
 EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("ablation", "pair", "lift", "simulator")
 LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with",)
-ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
+ROLES: tuple[UseRole, ...] = ("shown", "used", "withheld")
 REVISES = "revises"  # in the metadata of a revision: the name of the skill whose text it would be
 REVISES_VERSION = "revises_version"  # the version of that skill which it was made from
 REVISES_SHA256 = "revises_sha256"  # its digest under that name
@@ -74,7 +74,7 @@ class SkillDraft:
     """A skill as it is to be stored. `version` counts only when the skill is new here."""
 
     name: str
-    tier: Tier
+    tier: SkillTier
     transformation: str
     description: str
     body: str
@@ -184,7 +184,7 @@ class EvidenceRow:
 
 
 @dataclass(frozen=True)
-class Link:
+class SkillLink:
     """A relation of two skills, by name. It reads `source kind target`."""
 
     source: str
@@ -203,7 +203,7 @@ class NewUse:
 
     retrieval_id: str
     skill: str
-    role: Role
+    role: UseRole
     helped: int | None = None
     gain: float | None = None
     situation: Mapping[str, Any] = field(default_factory=dict)
@@ -225,7 +225,7 @@ class UseRow:
 
 
 @dataclass(frozen=True)
-class Lift:
+class SkillLift:
     """Known outcomes of answers that showed a skill, and of those from which it was withheld."""
 
     shown: int
@@ -235,11 +235,11 @@ class Lift:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSkill:
     """The result of a `put`."""
 
     id: SkillId
-    outcome: Outcome
+    outcome: StoreOutcome
     version: int
 
 
@@ -261,7 +261,7 @@ def as_warning(description: str) -> str:
     return description if description.lower().startswith("avoid") else f"{AVOIDING}{description}"
 
 
-def one_of(value: str, known: Sequence[str], what: str) -> None:
+def check_word(value: str, known: Sequence[str], what: str) -> None:
     """Raise InvalidRequest for a word that is not among the known ones."""
     if value not in known:
         raise InvalidRequest(f"{value!r} is no {what}", hint=f"Use one of {', '.join(known)}.")
@@ -277,7 +277,7 @@ MOST_ASKED = 60  # cached requests, of up to some MB each
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
 
-def find(
+def find_skill(
     connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillRow | None:
     """The skill of this name, or None."""
@@ -285,9 +285,11 @@ def find(
     return rows[0] if rows else None
 
 
-def get(connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS) -> SkillRow:
+def get_skill(
+    connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
+) -> SkillRow:
     """The skill of this name; NotFound names the nearest."""
-    skill = find(connection, name, access_scope)
+    skill = find_skill(connection, name, access_scope)
     if skill is None:
         known = connection.execute(
             sa.select(t.skills.c.name).where(visible.in_skills(t.skills, access_scope))
@@ -312,7 +314,7 @@ def revision_of(
     return max(rows, key=lambda row: row.updated_at) if rows else None
 
 
-def names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
+def skill_names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """The names of all skills, sorted."""
     return list(
         connection.execute(
@@ -323,7 +325,7 @@ def names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> lis
     )
 
 
-def about(
+def skills_about(
     connection: Connection,
     family: str,
     named: Iterable[str] = (),
@@ -346,7 +348,7 @@ def about(
     ]
 
 
-def heads_of(
+def heads_by_name(
     connection: Connection, names: Iterable[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, SkillHead]:
     """The skills with these names, by name; unknown names are left out."""
@@ -357,7 +359,7 @@ def heads_of(
     return heads
 
 
-def events(
+def events_of(
     connection: Connection, skill_id: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[SkillEvent]:
     """The whole history, oldest first."""
@@ -458,7 +460,7 @@ def error_words(
     return look_up(connection, "words of errors", [key], read, most=MOST_ASKED)[key]
 
 
-def heads(
+def skill_heads(
     connection: Connection, limit: int | None = None, offset: int = 0, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills sorted by name, without their texts. Takes the arguments of `listed`; with `limit`, at
@@ -468,14 +470,14 @@ def heads(
     return _heads(connection, query.limit(limit).offset(offset))
 
 
-def count(connection: Connection, **narrowing: Any) -> int:
+def count_skills(connection: Connection, **narrowing: Any) -> int:
     """How many skills there are. Takes the arguments of `listed`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     query = _narrowed(_light(scope), **narrowing).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one())
 
 
-def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
+def list_skills(connection: Connection, **narrowing: Any) -> list[SkillRow]:
     """Whole skills, sorted by name.
 
     `states`, `tier`, `origin` and `transformation` keep only skills with these values,
@@ -516,7 +518,7 @@ def _narrowed(
     return query
 
 
-def search(
+def search_skills(
     connection: Connection, text: str, *, limit: int = 50, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills that contain the most of the words, best first.

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
+from kb.catalog.skills.reading import SkillRow, get_skill
 from skills.curator.draft import MOST_LINES, key_lines
 from skills.curator.records import Distillation, KernelChange
 from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
@@ -51,10 +51,10 @@ def refuses(*_: Any) -> str:
     return REFUSAL
 
 
-def drafted(catalog: Catalog, made: Distillation) -> store.SkillRow:
+def drafted(catalog: Catalog, made: Distillation) -> SkillRow:
     [added] = made.stored
     with catalog.read() as connection:
-        return store.get(connection, added.skill)
+        return get_skill(connection, added.skill)
 
 
 def test_a_kernel_that_cannot_be_lifted_is_a_text_skill(catalog: Catalog) -> None:
