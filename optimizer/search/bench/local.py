@@ -25,7 +25,7 @@ from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.machine import DeviceLock
-from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
+from optimizer.evaluation.isolation.runner_process import VISIBLE, RunnerPool, RunnerSettings
 from optimizer.evaluation.journal import EvaluationJournal, NoJournal
 from optimizer.evaluation.problem.check import check_reference
 from optimizer.evaluation.problem.derived import DerivedCases, fitting
@@ -120,7 +120,9 @@ def journal_evaluation(
 ) -> None:
     """Store an evaluation that this process's evaluators did not journal. `elsewhere`: this machine
     need not have its device."""
-    signatures = {case.name: OpenCase(problem, case, elsewhere).signature for case in cases}
+    signatures = {
+        case.name: OpenCase(problem, case, shapes_only=elsewhere).signature for case in cases
+    }
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
 

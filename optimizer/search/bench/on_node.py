@@ -22,17 +22,14 @@ from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.isolation.machine import processor, usable_processors
+from optimizer.evaluation.isolation.runner_process import VISIBLE
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import facts_of
 from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from optimizer.search.bench.local import (
-    VISIBLE,
-    LocalBench,
-    TargetToolchain,
-)
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import GOLDENS, SimulatedBench, by_commands
 from optimizer.search.records import Proposal
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
