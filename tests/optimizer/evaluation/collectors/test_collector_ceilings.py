@@ -170,10 +170,10 @@ def test_a_machine_that_stays_busy_is_not_measured_before_every_search(
 ) -> None:
     store, now = DeviceStore(tmp_path), time.time()
     busy = replace(SEEN, waited=0.7, measured_at=now)
-    monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: busy)
+    monkeypatch.setattr(ceilings, "_measure", lambda kind, threads: busy)
     assert store.ensure("cpu", 2) == busy
     quiet = replace(SEEN, measured_at=now)
-    monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: quiet)
+    monkeypatch.setattr(ceilings, "_measure", lambda kind, threads: quiet)
     assert store.ensure("cpu", 2) == busy
     monkeypatch.setattr(time, "time", lambda: now + UNTRUSTED_SECONDS)
     assert store.ensure("cpu", 2).trusted
