@@ -40,7 +40,7 @@ from kb.index.chroma import parse_address
 from kb.memory import collect_once_and_freeze, limit_arenas, return_freed_memory
 from kb.scope import AccessScope
 from kb.settings import MIB, Settings, product_version
-from optimizer.evaluation.evaluate_processes import EvaluateProcesses
+from optimizer.evaluation.queue import EvaluationProcesses
 from retrieval.diagnose.own_rules import check_own
 from retrieval.diagnose.signals import load_signals
 from retrieval.diagnose.signatures import signature_from_mapping
@@ -76,10 +76,10 @@ CHECK_COMMAND = (sys.executable, "-m", "api.cli.main", "hardware", "check")
 RUN_COMMAND = (sys.executable, "-m", "api.run_worker")
 
 
-def evaluate_processes() -> EvaluateProcesses:
+def evaluate_processes() -> EvaluationProcesses:
     """`kernlore evaluate` in processes of their own, of which none is started yet."""
     command = (sys.executable, "-m", "api.cli.main", "evaluate")
-    return EvaluateProcesses(command, "api.evaluate_work:evaluate")
+    return EvaluationProcesses(command, "api.evaluate_work:evaluate")
 
 
 class Meter(Protocol):

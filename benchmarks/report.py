@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kb.errors import KernloreError
-from optimizer.evaluation.isolation.processors import processor
+from optimizer.evaluation.isolation.machine import processor
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[object]]) -> str:

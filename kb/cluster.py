@@ -34,7 +34,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NODE_ID = "ray.io/node-id"  # label of every node
 _CONNECT_SECONDS = 5.0
 _END_SECONDS = 1.0  # for a task to end after its last value
-_SUFFIXES = (".py", ".toml", ".md", ".json", ".h")
+_SUFFIXES = (".py", ".toml", ".md", ".json", ".h", ".ptx")
 _NOT_COPIED = ("optimizer/problems", "kb/catalog/migrations")
 # Labels of GPUs, which Ray counts itself; it sets the second for accelerators that it knows.
 _GPU_LABELS = ("gpu_model", "ray.io/accelerator-type")

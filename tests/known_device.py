@@ -9,9 +9,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore, Figure, Point
+from optimizer.evaluation.collectors.ceilings import (
+    BandwidthPoint,
+    Ceilings,
+    DeviceStore,
+    MeasuredRate,
+)
 from optimizer.evaluation.collectors.probe import identify
-from optimizer.evaluation.isolation.processors import usable_processors
+from optimizer.evaluation.isolation.machine import usable_processors
 
 MIB = 1 << 20
 # GB/s at MiB: about four times what two cores of a server reach.
@@ -21,7 +26,7 @@ FLOPS = {"float32": 1.5e12, "float64": 0.7e12, "bfloat16": 9e12}
 
 def known_ceilings() -> Ceilings:
     """Those of as many processors as a test may use."""
-    points = tuple(Point(size * MIB, rate * 1e9, 0.02, 20) for size, rate in RATES)
+    points = tuple(BandwidthPoint(size * MIB, rate * 1e9, 0.02, 20) for size, rate in RATES)
     identity = identify("cpu")
     return Ceilings(
         device=identity.id,
@@ -31,9 +36,9 @@ def known_ceilings() -> Ceilings:
         copy=points,
         read=points,
         write=points,
-        matmul={dtype: Figure(rate, 0.02, 50) for dtype, rate in FLOPS.items()},
-        launch=Figure(2e-7, 0.02, 55),
-        dispatch=Figure(5e-7, 0.02, 50),
+        matmul={dtype: MeasuredRate(rate, 0.02, 50) for dtype, rate in FLOPS.items()},
+        launch=MeasuredRate(2e-7, 0.02, 55),
+        dispatch=MeasuredRate(5e-7, 0.02, 50),
         measured_at=1.7e9,
     )
 

@@ -1,4 +1,4 @@
-"""What forks of a prepared process do in `test_prepared.py`. Importing it leaves a trace."""
+"""The work of forks in `test_fork_server.py`. Each import of this module is recorded."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from optimizer.evaluation.isolation.launch import Zygote
+from optimizer.evaluation.isolation.launch import ForkServer
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.processors import usable_processors
+from optimizer.evaluation.isolation.machine import usable_processors
 
 state = {"changes": 0}
 with Path(os.environ["IMPORTS"]).open("a", encoding="utf-8") as _trace:
@@ -19,7 +19,7 @@ with Path(os.environ["IMPORTS"]).open("a", encoding="utf-8") as _trace:
 
 
 def work(arguments: Sequence[str]) -> int:
-    """By the first argument: say what is there, leave somehow, or stay."""
+    """By the first argument: print the state, exit in some way, or stay."""
     what, *rest = arguments
     if what == "say":
         state["changes"] += 1
@@ -32,8 +32,9 @@ def work(arguments: Sequence[str]) -> int:
     if what == "die":
         os.abort()
     if what == "runners":
-        kept = Zygote.kept(usable_processors(), level_for("auto", "cpu"))
-        print(kept is Zygote.kept(usable_processors(), level_for("auto", "cpu")), kept.ended)
+        settings = usable_processors(), level_for("auto", "cpu")
+        server = ForkServer.shared(*settings)
+        print(server is ForkServer.shared(*settings), server.ended)
         print(sorted(_children()))
     if what == "stay":
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])

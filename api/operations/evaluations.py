@@ -11,7 +11,7 @@ from api.operations import operation
 from api.operations.bodies import CandidateBody, Name, ProblemBody
 from api.services import Services
 from kb.plain import Doc
-from optimizer.evaluation.queue import EvaluationJob, submission
+from optimizer.evaluation.queue import EvaluationJob
 
 declared = partial(operation, tag="evaluations")
 
@@ -50,7 +50,7 @@ def evaluate_candidate(
     """Queue the evaluation; `GET /evaluations/{evaluation_id}` has the result. A service carries
     out one at a time."""
     sent = problem if isinstance(problem, str) else problem.model_dump()
-    checked = submission(services, sent, candidate.model_dump(), hardware, cases or ())
+    checked = check_submission(services, sent, candidate.model_dump(), hardware, cases or ())
     return services.running.evaluations.submit(checked)
 
 

@@ -15,7 +15,7 @@ from api.web.pages import SentForm, error_page, form_route, page, page_router, s
 from kb.errors import InvalidRequest, KernloreError
 from kb.hardware.schema import checked_toml, dump_hardware, hardware_template
 from kb.scope import CATEGORIES
-from optimizer.evaluation.check_process import check_apart
+from optimizer.evaluation.queue import check_in_child
 from retrieval.onboarding import onboarding_steps
 
 ORIGIN = "the form"
@@ -76,5 +76,5 @@ def _read(text: str, hardware_id: str) -> dict[str, Any]:
 def check(hardware_id: str, request: Request, services: Parts) -> HTMLResponse:
     """Compile and run the sample kernel with the chip's own tools, and name missing tools."""
     shown = _shown(services, hardware_id)
-    checked = check_apart(services.settings, CHECK_COMMAND, shown["chip"].id)
+    checked = check_in_child(services.settings, CHECK_COMMAND, shown["chip"].id)
     return page(request, "setup.html", **shown | {"checked": checked})

@@ -21,16 +21,15 @@ from benchmarks.report import ended, say, table, write_result
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.runner.kernels import module_kernel
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 
 TITLE = "Evaluation: the harness against itself"
 LOOPS = 60
@@ -72,7 +71,7 @@ def twice(problem: Problem, source: str) -> Bundle:
 def in_a_loop(problem: Problem, case: Case, device: str) -> float:
     """Once over twice the work in one plain loop of one process, without any harness: what doing it
     twice in a row really costs (the second time finds its data in the caches)."""
-    opened = open_case(problem, case)
+    opened = OpenCase(problem, case)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "m.py"
         path.write_text(opened.source, encoding="utf-8")
@@ -103,7 +102,7 @@ def _wait(device: str) -> None:
         torch.cuda.synchronize()
 
 
-def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]:
+def throughput(name: str, target: EvaluationTarget, fork: bool, count: int) -> list[Trial]:
     """One candidate after the other, each in new processes: forked ahead of time, or interpreters
     started on demand."""
     problem = load_problem(Path(name))
@@ -116,7 +115,7 @@ def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]
     try:
         with Evaluator(problem, target, settings, pool=pool) as evaluator:
             cases = [c for c in problem.searched if c.timed and c.fits(evaluator.device)][:1]
-            source = open_case(problem, cases[0]).source
+            source = OpenCase(problem, cases[0]).source
             for number in range(count + 1):
                 began = time.perf_counter()
                 evaluation = evaluator.evaluate(itself(problem, source), TorchPython(), cases)
@@ -127,12 +126,12 @@ def throughput(name: str, target: Target, fork: bool, count: int) -> list[Trial]
     return trials
 
 
-def run_problem(name: str, target: Target, rounds: int, doubles: int) -> list[Trial]:
+def run_problem(name: str, target: EvaluationTarget, rounds: int, doubles: int) -> list[Trial]:
     problem = load_problem(Path(name))
     trials = []
     with Evaluator(problem, target, EvaluationSettings()) as evaluator:
         cases = [c for c in problem.searched if c.timed and c.fits(evaluator.device)][:1]
-        source = open_case(problem, cases[0]).source
+        source = OpenCase(problem, cases[0]).source
         plan = [("A/A", itself)] * (rounds + 1) + [("twice", twice)] * doubles
         for number, (kind, make) in enumerate(plan):
             began = time.perf_counter()
@@ -221,7 +220,7 @@ def main() -> None:
     parser.add_argument("--results", type=Path)
     given = parser.parse_args()
     read_logs_here()
-    target = Target(given.hardware, (given.hardware,), None, given.device)
+    target = EvaluationTarget(given.hardware, (given.hardware,), None, given.device)
 
     def run() -> None:
         trials, loops = [], []

@@ -22,22 +22,20 @@ from typing import Any
 from benchmarks.evaluation.checks import itself, twice
 from benchmarks.evaluation.gpu_machine import read_logs_here
 from benchmarks.report import ended, machine, say, table
-from optimizer.evaluation import attempt, loaded_kernel
-from optimizer.evaluation.attempt import Attempt
+from optimizer.evaluation import evaluator as attempt
+from optimizer.evaluation import loaded_kernel
 from optimizer.evaluation.candidate_processes import CandidateProcesses, EvaluationContext
-from optimizer.evaluation.correctness import comparison
+from optimizer.evaluation.correctness import check as comparison
 from optimizer.evaluation.correctness.prepared import PreparedCase
-from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerProcess
-from optimizer.evaluation.loaded_kernel import LoadedKernel
+from optimizer.evaluation.evaluator import Attempt, Evaluator
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerProcess
+from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 
 WATCHED: tuple[tuple[Any, str, str], ...] = (
     (Attempt, "_parse", "source rules"),
@@ -76,7 +74,7 @@ class Spent:
     wall: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     worked: dict[str, float] = field(default_factory=lambda: defaultdict(float))
     times: dict[str, int] = field(default_factory=lambda: defaultdict(int))
-    blocks: list[Block] = field(default_factory=list)
+    blocks: list[TimedBlock] = field(default_factory=list)
     total: float = 0.0
     beyond: float = 0.0
     process: float = 0.0
@@ -111,7 +109,7 @@ class Watch:
                 self.spent.wall[shown] += took - inner[0]
                 self.spent.worked[shown] += work - inner[1]
                 self.spent.times[shown] += 1
-            if isinstance(result, Block):
+            if isinstance(result, TimedBlock):
                 self.spent.blocks.append(result)
             return result
 
@@ -130,11 +128,11 @@ def chosen_problem(name: str, device: str, changed: dict[str, int]) -> Problem:
     return replace(problem, cases=(replace(case, constants={**case.constants, **changed}),))
 
 
-def measured(problem: Problem, target: Target, count: int, kind: str) -> list[Spent]:
+def measured(problem: Problem, target: EvaluationTarget, count: int, kind: str) -> list[Spent]:
     """Evaluations after two that are not counted."""
     watch, results = Watch(), []
     with Evaluator(problem, target, EvaluationSettings()) as evaluator:
-        source = open_case(problem, problem.cases[0]).source
+        source = OpenCase(problem, problem.cases[0]).source
         make = {"itself": itself, "twice": twice}[kind]
         for number in range(count + 2):
             watch.spent = spent = Spent()
@@ -183,7 +181,7 @@ def report(results: Sequence[Spent]) -> list[str]:
     ]
 
 
-def _of_blocks(results: Sequence[Spent], value: Callable[[Block], float]) -> str:
+def _of_blocks(results: Sequence[Spent], value: Callable[[TimedBlock], float]) -> str:
     return f"{statistics.median(sum(map(value, r.blocks)) for r in results) / 1e6:.1f}"
 
 
@@ -205,7 +203,7 @@ def main() -> None:
     parser.add_argument("--hardware", default="x86-64")
     given = parser.parse_args()
     read_logs_here()
-    target = Target(given.hardware, (given.hardware,), None, given.device)
+    target = EvaluationTarget(given.hardware, (given.hardware,), None, given.device)
 
     def run() -> None:
         problem = chosen_problem(given.problem, given.device, constants(given.constants))

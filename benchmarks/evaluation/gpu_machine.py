@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.report import machine
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_json, measure_ceilings
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from retrieval.diagnose.linear_patterns import trust_patterns
 
 HARDWARE = Path(__file__).resolve().parents[2] / "hw_manuals" / "hardware"
@@ -33,7 +33,7 @@ def read_logs_here() -> None:
         trust_patterns()
 
 
-def target_of(hardware: str, device: str | None) -> Target:
+def target_of(hardware: str, device: str | None) -> EvaluationTarget:
     """The target of a toolchain; without a device it only compiles."""
     lineage: list[str] = []
     facts: dict[str, float | str] = {}
@@ -44,7 +44,9 @@ def target_of(hardware: str, device: str | None) -> Target:
         facts = {**_values(report), **facts}
         place = report.get("parent")
     arch = str(facts.get("compute_capability", "")).replace(".", "") or None
-    return Target(hardware, (*lineage, "any"), arch, "cuda" if device == "cuda" else None, facts)
+    return EvaluationTarget(
+        hardware, (*lineage, "any"), arch, "cuda" if device == "cuda" else None, facts
+    )
 
 
 def _values(report: dict[str, Any]) -> dict[str, float | str]:

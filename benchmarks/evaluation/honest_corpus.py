@@ -20,22 +20,22 @@ from optimizer.evaluation.bundle import read_bundle
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.exploits.proof import gpu_here
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.registry import toolchain_for
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "tests" / "exploits" / "honest"
 GPU_FOLDER = ROOT / "tests" / "exploits" / "honest_gpu"
 EXPLOITED = ROOT / "optimizer" / "evaluation" / "exploits" / "problems"
-CPU = Target("x86-64", ("x86-64",), "native", "cpu")
-GPU = Target("h100", ("h100", "hopper", "nvidia"), "90")  # compiled for, checked in the interpreter
+CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
+# compiled for, checked in the interpreter
+GPU = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 BUILTIN = {"cpp": "g++", "cuda": "nvcc", "torch": "torch", "triton": "triton-nvidia"}
 SETTINGS = EvaluationSettings(timing=TimingPolicy(max_pairs=8))
 HEADER = ("problem", "candidate", "accepted", "checks", "error / bound", "speed-up", "messages")
@@ -102,7 +102,7 @@ def evaluate_all(
 
 
 def evaluate_on_gpu(
-    chosen: Sequence[Honest], target: Target, settings: EvaluationSettings = SETTINGS
+    chosen: Sequence[Honest], target: EvaluationTarget, settings: EvaluationSettings = SETTINGS
 ) -> Iterator[tuple[Honest, Evaluation]]:
     """As `evaluate_all`, on the GPU `target`."""
     level = level_for(settings.isolation, "cuda")

@@ -25,19 +25,18 @@ from benchmarks.evaluation.gpu_machine import (
     write_report,
 )
 from benchmarks.report import ended, say, table
-from optimizer.evaluation.attempt import Attempt
 from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.job import Collected
-from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.collectors.profilers import Collected
+from optimizer.evaluation.evaluator import Attempt, Evaluator
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
-from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
+from optimizer.evaluation.toolchains.python import TritonNvidia
 
 TITLE = "Planted defects and the verdict"
 FOLDER = Path(__file__).parent / "planted"
@@ -86,14 +85,14 @@ def toolchain_of(bundle: Bundle) -> Toolchain:
 # -- without a GPU
 
 
-def check(planted: Planted, target: Target) -> list[object]:
+def check(planted: Planted, target: EvaluationTarget) -> list[object]:
     """Compiled for the chip at the size that will be measured; right on a small case."""
     problem, case = planted.load()
     bundle = planted.bundle
     chain = toolchain_of(bundle)
-    signature = open_case(problem, case).signature
+    cases = (CompileCase(OpenCase(problem, case).signature),)
     with tempfile.TemporaryDirectory() as folder:
-        compiled = chain.compile(bundle, target, Path(folder), (signature,))
+        compiled = chain.compile(bundle, target, Path(folder), cases)
     right = ""
     if bundle.language == "triton":
         with Evaluator(problem, target, EvaluationSettings(seeds=1)) as evaluator:
@@ -133,7 +132,7 @@ class Keeping(Evaluator):
 
 
 def measure(
-    planted: Planted, target: Target, ceilings: Ceilings
+    planted: Planted, target: EvaluationTarget, ceilings: Ceilings
 ) -> tuple[Evaluation, Sequence[Collected]]:
     problem, case = planted.load()
     bundle = planted.bundle

@@ -29,8 +29,8 @@ from kb.errors import KernloreError
 from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.aten import (
-    Made,
-    NotMade,
+    AtenProblem,
+    SkippedOperator,
     aten_problem,
     operator_names,
     write_problem_files,
@@ -38,8 +38,8 @@ from optimizer.evaluation.problem.aten import (
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.records import Proposal
@@ -51,7 +51,7 @@ from optimizer.search.synthesizers.traced.synthesizer import CPP, LIBRARY, TRITO
 FASTER, RIGHT, LEFT = "right and faster", "right, not known to be faster", "left to the library"
 WRONG, FAILED, NOT_BEGUN = "not right", "not measured", "not begun: the time was over"
 BUILT_BY = {"cpp": "g++", "torch": "torch"}
-AMD = Target("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
+AMD = EvaluationTarget("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
 
 
 @dataclass(frozen=True)
@@ -109,24 +109,24 @@ def run(options: argparse.Namespace) -> None:
     )
 
 
-def drawn(names: Sequence[str] | None, count: int, seed: int) -> list[Made]:
+def drawn(names: Sequence[str] | None, count: int, seed: int) -> list[AtenProblem]:
     """Problems with a real size. Raises NotFound, and Unavailable without torch's samples."""
     if names:
         made = [aten_problem(name) for name in names]
-        return [m for m in made if not isinstance(m, NotMade)]
+        return [m for m in made if not isinstance(m, SkippedOperator)]
     order = operator_names()
     random.Random(seed).shuffle(order)
-    chosen: list[Made] = []
+    chosen: list[AtenProblem] = []
     for name in order:
         if len(chosen) == count:
             break
         problem = aten_problem(name)
-        if isinstance(problem, Made) and problem.larger:
+        if isinstance(problem, AtenProblem) and problem.larger:
             chosen.append(problem)
     return chosen
 
 
-def outcome_of(made: Made, folder: Path, timed: bool, cross: bool) -> Row:
+def outcome_of(made: AtenProblem, folder: Path, timed: bool, cross: bool) -> Row:
     """Write the operator's kernel and evaluate it."""
     try:
         return _cross_outcome(made, folder) if cross else _outcome(made, folder, timed)
@@ -137,7 +137,7 @@ def outcome_of(made: Made, folder: Path, timed: bool, cross: bool) -> Row:
         return Row(made.operator, FAILED, reason=f"{type(problem).__name__}: {problem}"[:160])
 
 
-def _outcome(made: Made, folder: Path, timed: bool) -> Row:
+def _outcome(made: AtenProblem, folder: Path, timed: bool) -> Row:
     problem = load_problem(write_problem_files(made, folder))
     programs = _programs(problem_view(problem, "cpu"), None)
     if isinstance(programs, str):
@@ -146,7 +146,7 @@ def _outcome(made: Made, folder: Path, timed: bool) -> Row:
     bundle = Bundle({CPP.file: text}, CPP.file, CPP.name, CPP.entry, dict(CPP.start), "recipe")
     timing = TimingPolicy(max_pairs=12, seconds=20.0)
     settings = EvaluationSettings(seeds=1, call_seconds=20.0, load_seconds=60.0, timing=timing)
-    target = Target("x86-64", ("x86-64",), "native", "cpu")
+    target = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
     places = {
         name: TargetToolchain(target, usable_toolchain(name, target, t))
         for name, t in BUILT_BY.items()
@@ -171,7 +171,7 @@ def _programs(
     return programs
 
 
-def _cross_outcome(made: Made, folder: Path) -> Row:
+def _cross_outcome(made: AtenProblem, folder: Path) -> Row:
     """Of the operator's Triton kernels, which torch may keep parts of: compiled for gfx942, and
     right in the interpreter at the small size."""
     problem = load_problem(write_problem_files(made, folder))
@@ -186,8 +186,8 @@ def _cross_outcome(made: Made, folder: Path) -> Row:
     bundle = Bundle({TRITON.file: source.text}, TRITON.file, TRITON.name, TRITON.entry)
     toolchain = usable_toolchain(TRITON.name, AMD, "triton-amd")
     with tempfile.TemporaryDirectory(dir=folder) as workdir:
-        every = tuple(signature for signature, _ in programs)
-        compiled = toolchain.compile(bundle, AMD, Path(workdir), every)
+        cases = tuple(CompileCase(signature) for signature, _ in programs)
+        compiled = toolchain.compile(bundle, AMD, Path(workdir), cases)
     if not compiled.ok:
         return Row(made.operator, WRONG, reason=f"it does not compile: {compiled.log[-200:]}")
     small = tuple(replace(case, timed=False) for case in problem.searched if not case.timed)

@@ -2,8 +2,8 @@
 then outputs, as contiguous arrays that the harness allocates.
 
 A C function gets them as `kernlore_tensor` structures (`HEADER`), a command toolchain as `.npy`
-files with a JSON manifest, a `ModelNew` as torch tensors. Integers are 64 bits wide everywhere.
-Standard library only.
+files with a JSON manifest, a `ModelNew` as torch tensors. All integers have 64 bits. Standard
+library only.
 """
 
 from __future__ import annotations
@@ -15,19 +15,7 @@ from typing import Any, Literal
 
 Role = Literal["input", "parameter", "buffer", "output"]
 
-# dtype codes of kernlore_tensor.dtype; torch's names
-DTYPE_CODES: Mapping[str, int] = {
-    "float32": 0,
-    "float64": 1,
-    "float16": 2,
-    "bfloat16": 3,
-    "int8": 4,
-    "uint8": 5,
-    "int16": 6,
-    "int32": 7,
-    "int64": 8,
-    "bool": 9,
-}
+# Bytes per element, by torch's dtype names in the order of their codes in kernlore_tensor.dtype.
 ITEM_BYTES: Mapping[str, int] = {
     "float32": 4,
     "float64": 8,
@@ -40,6 +28,7 @@ ITEM_BYTES: Mapping[str, int] = {
     "int64": 8,
     "bool": 1,
 }
+DTYPE_CODES: Mapping[str, int] = {dtype: code for code, dtype in enumerate(ITEM_BYTES)}
 
 HEADER_NAME = "kernlore_abi.h"
 HEADER = """\
@@ -84,8 +73,7 @@ typedef struct {
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """One array of the interface. `name` is that of the argument or the state_dict key, `shape`
-    counts elements; strides are contiguous."""
+    """An array of the interface, contiguous. `name` is the argument or the state_dict key."""
 
     name: str
     role: Role
@@ -94,7 +82,7 @@ class TensorSpec:
 
     @property
     def elements(self) -> int:
-        """The number of elements; 1 for a tensor without dimensions."""
+        """The number of elements."""
         return prod(self.shape)
 
     @property
@@ -109,7 +97,7 @@ class TensorSpec:
 
 @dataclass(frozen=True)
 class Signature:
-    """All arrays that a candidate gets for one case, in the order of the interface."""
+    """The arrays of a case, in the order of the interface."""
 
     tensors: tuple[TensorSpec, ...]
 

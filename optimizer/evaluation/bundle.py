@@ -1,7 +1,6 @@
-"""A candidate: files in one language with an entry point and parameters. What it computes and how
-good it is are for others to decide.
+"""A candidate: source files in one language with an entry point and parameters.
 
-Standard library only: the portable search core uses it too.
+Standard library only, because the portable search core uses it too.
 """
 
 from __future__ import annotations
@@ -29,9 +28,9 @@ class Bundle:
     """The files of a candidate.
 
     `files` maps relative POSIX paths to text; `main` is the file that a toolchain compiles or
-    imports. `entry` is the class (`ModelNew`) or C function that is called. `parameters` are chosen
-    values, as they were substituted; a toolchain may read compiler flags from them. Raises
-    InvalidRequest for a path that leaves the bundle, a missing main file, or more than MAX_BYTES.
+    imports. `entry` is the class (`ModelNew`) or C function to call. `parameters` are the values
+    substituted in the sources; a toolchain may read compiler flags from them. Raises InvalidRequest
+    for a path outside the bundle, a missing main file, or more than MAX_BYTES.
     """
 
     files: Mapping[str, str]
@@ -59,7 +58,7 @@ class Bundle:
 
     @property
     def sha256(self) -> str:
-        """A digest of everything that decides the candidate's behaviour."""
+        """A digest of files, language, entry and parameters."""
         parameters = sorted(self.parameters.items())
         identity = [sorted(self.files.items()), self.main, self.language, self.entry, parameters]
         return hashlib.sha256(json.dumps(identity).encode()).hexdigest()
@@ -79,33 +78,31 @@ class Bundle:
 
 
 def read_bundle(
-    path: Path, language: str | None = None, entry: str | None = None, own_entry: str = ""
+    path: Path, language: str | None = None, entry: str | None = None, chip_entry: str = ""
 ) -> Bundle:
     """Read a candidate from a file, or from a folder with a `bundle.json` {main, language, entry,
     parameters}.
 
     The language of a single file follows from its suffix; that of a Python file from whether it
-    uses Triton. Without `entry`, and without one in the manifest, it is `own_entry` (that of the
-    chip's own toolchain); without that, Python files are entered at `ModelNew`, others at
-    `kernlore_run`. Raises InvalidRequest for what is no candidate.
+    uses Triton. The entry is `entry`, that of the manifest, `chip_entry` (from the chip's command
+    toolchain), or `default_entry`. Raises InvalidRequest if it is not a candidate.
     """
     if path.is_dir():
-        return _folder(path, language, entry, own_entry)
+        return _folder(path, language, entry, chip_entry)
     if not path.is_file():
         raise InvalidRequest(f"{path} is not a file", hint="Give a kernel file or a bundle folder.")
     text = _text(path)
     language = language or _language(path, text)
-    entry = entry or own_entry or default_entry(path.name)
+    entry = entry or chip_entry or default_entry(path.name)
     return Bundle({path.name: text}, path.name, language, entry)
 
 
 def default_entry(name: str) -> str:
-    """The entry of a main file that names none: `ModelNew` of a Python file, else
-    `kernlore_run`."""
+    """`ModelNew` for a Python file, else `kernlore_run`."""
     return "ModelNew" if name.endswith(".py") else "kernlore_run"
 
 
-def _folder(path: Path, language: str | None, entry: str | None, own_entry: str) -> Bundle:
+def _folder(path: Path, language: str | None, entry: str | None, chip_entry: str) -> Bundle:
     manifest = path / MANIFEST
     if not manifest.is_file():
         raise InvalidRequest(
@@ -113,8 +110,8 @@ def _folder(path: Path, language: str | None, entry: str | None, own_entry: str)
             hint='Write {"main": ..., "language": ..., "entry": ...}, or give a single file.',
         )
     try:
-        described = json.loads(_text(manifest))
-        main = str(described["main"])
+        fields = json.loads(_text(manifest))
+        main = str(fields["main"])
     except (json.JSONDecodeError, KeyError, TypeError) as problem:
         raise InvalidRequest(
             f"{manifest} is not a bundle manifest: {problem!r}", hint="It needs at least `main`."
@@ -124,10 +121,10 @@ def _folder(path: Path, language: str | None, entry: str | None, own_entry: str)
     return Bundle(
         files,
         main,
-        language or described.get("language") or _language(path / main, files.get(main, "")),
-        entry or described.get("entry") or own_entry or default_entry(main),
-        dict(described.get("parameters") or {}),
-        described.get("origin", "external"),
+        language or fields.get("language") or _language(path / main, files.get(main, "")),
+        entry or fields.get("entry") or chip_entry or default_entry(main),
+        dict(fields.get("parameters") or {}),
+        fields.get("origin", "external"),
     )
 
 

@@ -1,14 +1,15 @@
-"""The processes and the memory of one candidate's evaluation: what is loaded where, and that all of
-it is gone afterwards.
+"""The processes and the memory of one candidate's evaluation, and the reference's: what is loaded
+where, and that all of it is freed.
 
-`EvaluationContext` is what the evaluator hands down: everything that outlives one candidate. This
-module uses its parts and never calls the evaluator.
+`EvaluationContext` holds everything that outlives one candidate. This module never calls the
+evaluator.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -17,45 +18,73 @@ from pathlib import Path
 import torch
 
 from kb.errors import Unavailable
-from optimizer.evaluation.baselines import Baselines
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.correctness.prepared import PreparedProblem
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import Device, RunnerProcess
-from optimizer.evaluation.journal import Journal
+from optimizer.evaluation.correctness.prepared import PreparedCase, PreparedProblem
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.isolation.runner_process import Device, RunnerPool, RunnerProcess
+from optimizer.evaluation.journal import EvaluationJournal
 from optimizer.evaluation.loaded_kernel import LoadedKernel
 from optimizer.evaluation.problem.spec import Case
 from optimizer.evaluation.settings import GIB, EvaluationSettings
 from optimizer.evaluation.shared_arrays import SharedStore
-from optimizer.evaluation.timing.blocks import RUNNER_FAILED, BaselineFailed, Side
-from optimizer.evaluation.toolchains.base import CACHE, Loader, Target
+from optimizer.evaluation.timing.measure import RUNNER_FAILED, BaselineFailed, TimedSide
+from optimizer.evaluation.toolchains.base import CACHE, EvaluationTarget, Loader
 
 READ_INSIDE = (
     "its own process read the outputs of timed calls: this system lets no process read another's"
     " memory"
 )
-ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and what they make
-LARGE = 2 * GIB  # of arrays, above which those of the candidate before are given back first
+ROOM = 4  # times the arrays of a case: the candidate's, the reference's, and temporary ones
+LARGE = 2 * GIB  # of arrays, above which those of the previous candidate are freed first
+MAX_USES = 50  # of a reference's process, which would reach its limit of processor time otherwise
+
+
+@dataclass(frozen=True)
+class EvaluationContext:
+    """Everything that outlives the evaluation of one candidate, on one device.
+
+    `reuses`: processes and memory serve several candidates, so a candidate is timed in the process
+    that checked it. `flush_bytes` is the size of the buffer that is read before each timed call on
+    a GPU. `ceilings` are those of the device, None if they were not measured.
+    """
+
+    target: EvaluationTarget
+    device: Device
+    settings: EvaluationSettings
+    problem: PreparedProblem
+    pool: RunnerPool
+    baselines: Baselines
+    store: SharedStore
+    lock: DeviceLock
+    journal: EvaluationJournal
+    flush_bytes: int
+    reuses: bool
+    departures: Departures
+    ceilings: Ceilings | None = None
+
+    def alone(self) -> None:
+        """Wait until no process that was measured before is left on the device. The lock is held.
+        Raises Unavailable if one cannot be ended."""
+        self.departures.settle()
+        self.lock.alone()
 
 
 class Departures:
-    """What earlier candidates left: processes that were killed and that the system is still taking
-    apart, and the memory that they map. A verdict need not wait for that, but nothing is timed
-    beside it. For several threads."""
+    """Killed processes of earlier candidates that the system is still ending, and the memory that
+    they map. A verdict need not wait for them, but nothing is timed meanwhile. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()  # protects _groups
-        self._groups: list[_Group] = []
+        self._groups: list[_DepartingProcesses] = []
 
     def add(self, endings: Sequence[Future[bool]], kernels: Sequence[LoadedKernel]) -> None:
-        """Processes that are being ended, and kernels whose memory they map, which is given back
-        once all of them are gone."""
+        """Add processes that are ending, and kernels whose memory they map, which is freed once all
+        of them are gone."""
         with self._lock:
-            self._groups.append(_Group(endings, kernels))
+            self._groups.append(_DepartingProcesses(endings, kernels))
 
     def settle(self) -> None:
-        """Wait until all are gone. Raises Unavailable where a process could not be ended."""
+        """Wait until all are gone. Raises Unavailable if a process could not be ended."""
         with self._lock:
             groups, self._groups = self._groups, []
         if not all([group.gone() for group in groups]):
@@ -65,12 +94,12 @@ class Departures:
             )
 
 
-class _Group:
-    """Processes of one candidate."""
+class _DepartingProcesses:
+    """Ending processes of one candidate."""
 
     def __init__(self, endings: Sequence[Future[bool]], kernels: Sequence[LoadedKernel]) -> None:
         self._endings, self._kernels = tuple(endings), list(kernels)
-        self._lock = threading.Lock()  # so that memory is given back once
+        self._lock = threading.Lock()  # memory is freed once
         for ending in self._endings:
             ending.add_done_callback(self._ended)
         self._ended(None)
@@ -80,8 +109,7 @@ class _Group:
             self.gone()
 
     def gone(self) -> bool:
-        """Wait until they are, and their memory is given back; True when nothing of any of them is
-        left."""
+        """Wait until they have ended and their memory is freed; True if nothing of them is left."""
         gone = all([ending.result() for ending in self._endings])
         with self._lock:
             while self._kernels:
@@ -89,43 +117,12 @@ class _Group:
         return gone
 
 
-@dataclass(frozen=True)
-class EvaluationContext:
-    """What outlives the evaluation of one candidate, on one device.
-
-    `stays` says whether processes and memory serve for more than one candidate, so that a candidate
-    is timed in the process that checked it. `flush_bytes` is the size of the buffer that is
-    read before each timed call on a GPU. `ceilings` are those of the device, None where nobody
-    measured them.
-    """
-
-    target: Target
-    device: Device
-    settings: EvaluationSettings
-    problem: PreparedProblem
-    pool: RunnerPool
-    baselines: Baselines
-    store: SharedStore
-    lock: DeviceLock
-    journal: Journal
-    flush_bytes: int
-    stays: bool
-    departures: Departures
-    ceilings: Ceilings | None = None
-
-    def alone(self) -> None:
-        """Wait until nothing that was measured on the device before is left on it, by whatever
-        process. The lock is held. Raises Unavailable where that cannot be had."""
-        self.departures.settle()
-        self.lock.alone()
-
-
 class CandidateProcesses:
     """The runners of one candidate. `called_ns` is the time of all its timed calls and the
-    reference's; `confined` names the limits that its runner took on."""
+    reference's; `confined` names the limits that its runner applied."""
 
     def __init__(self, context: EvaluationContext, *, seed: int, workdir: Path) -> None:
-        """`seed` is that of the values that are timed, `workdir` the candidate's folder."""
+        """`seed` is that of the timed values, `workdir` the candidate's folder."""
         self.called_ns = 0
         self.confined: tuple[str, ...] = ()
         self.notes: list[str] = []
@@ -138,11 +135,11 @@ class CandidateProcesses:
         self._loaded: tuple[Case, LoadedKernel] | None = None
 
     def check_room(self, cases: Sequence[Case]) -> None:
-        """Raises Unavailable where others have filled the device's memory: a candidate that finds
-        none is not to blame."""
+        """Raises Unavailable if others have filled the device's memory, for which a candidate is
+        not to blame."""
         if self._context.device != "cuda":
             return
-        signatures = (self._context.problem.case(case).open.signature for case in cases)
+        signatures = (self._context.problem.case(case).signature for case in cases)
         sizes = (sum(t.bytes for t in signature.tensors) for signature in signatures)
         wanted = ROOM * max(sizes, default=0)
         if wanted > ROOM * LARGE or torch.cuda.mem_get_info()[0] < wanted:
@@ -158,7 +155,7 @@ class CandidateProcesses:
 
     @contextmanager
     def runner(self) -> Iterator[RunnerProcess]:
-        """A fresh runner. When the context is left it is being ended, beside whatever follows."""
+        """A fresh runner, ended in the background when the context is left."""
         runner = self._context.pool.take()
         try:
             yield runner
@@ -166,51 +163,52 @@ class CandidateProcesses:
             self._depart(self._context.pool.end(runner))
 
     def _depart(self, ending: Future[bool]) -> None:
-        """Wait for it before anything else is timed."""
+        """Nothing is timed before this process has ended."""
         self._ending.append(ending)
-        if self._context.stays:  # the device's lock is held now, and not until it is gone
+        if self._context.reuses:  # the device's lock is held now, but maybe not until then
             mark = self._context.lock.departing()
             ending.add_done_callback(lambda _: mark.close())
 
     def leave_ending(self) -> bool:
-        """Done with all runners. Where the system ends them in any case, they are left to that;
-        elsewhere this waits for them. True when nothing of them is left, or will be."""
-        if not (self._context.stays and self._context.pool.ends_surely):
+        """Finish with all runners; True if nothing of them is left, or will be. Does not wait for
+        runners that the system ends in any case."""
+        if not (self._context.reuses and self._context.pool.ends_surely):
             return self.settle()
-        if self._loaded is not None:
-            self._spent.append(self._loaded[1])
-            self._loaded = None
+        self._spend_loaded()
         self._context.departures.add(self._ending, self._spent)
         self._ending, self._spent = [], []
         return self._gone
 
     def settle(self) -> bool:
-        """Wait for the runners that are being ended; True when nothing of any of them is left."""
+        """Wait for the runners that are ending; True if nothing of them is left."""
         gone = all([ending.result() for ending in self._ending])
         self._ending.clear()
         self._gone = self._gone and gone
-        if self._loaded is not None:
-            self._spent.append(self._loaded[1])
-            self._loaded = None
+        self._spend_loaded()
         while self._spent:
             self._spent.pop().close(reusable=gone)
         return self._gone
+
+    def _spend_loaded(self) -> None:
+        if self._loaded is not None:
+            self._spent.append(self._loaded[1])
+            self._loaded = None
 
     # -- the candidate
 
     def load(
         self, runner: RunnerProcess, loader: Loader, case: Case, timed: bool = False
     ) -> LoadedKernel:
-        """The candidate, loaded with the values of the seed; `timed` says that it will only be
-        timed. Raises KernelFailed, or what `RunnerProcess.ask` raises."""
+        """The candidate, loaded with the values of the seed; `timed`: it will only be timed. Raises
+        CandidateFailed, or as `RunnerProcess.ask` does."""
         context, settings = self._context, self._context.settings
         prepared = context.problem.case(case)
         kernel = LoadedKernel(
             runner,
-            prepared.open,
-            prepared.sample(self._seed),
+            prepared,
+            prepared.values(self._seed),
             context.store,
-            settings.without,
+            settings.defences,
             # On a GPU inputs are copied to the device when a kernel is loaded.
             fresh=timed and settings.freshens and context.device == "cpu",
         )
@@ -231,34 +229,33 @@ class CandidateProcesses:
         return kernel
 
     def _cache(self, runner: RunnerProcess) -> Path:
-        """Where the candidate's compilers keep their results, so that what the checked process
-        compiled is not compiled again in the timed one. No other evaluation ever sees it. Two
-        containers have no folder in common that they may write to."""
+        """The folder for results of the candidate's compilers, so that the timed process compiles
+        nothing that the checked one did. No other evaluation ever sees it. Two containers have no
+        writable folder in common."""
         contained = runner.settings.level == "container"
         folder = (runner.scratch if contained else self._workdir) / CACHE
         folder.mkdir(exist_ok=True)
         return folder
 
     def leave(self, case: Case, kernel: LoadedKernel) -> None:
-        """Done with the kernel for now; in a process that stays it stays loaded."""
+        """Finish with the kernel for now; in a process that is reused it stays loaded."""
         self._count(kernel)
-        if self._context.stays:
-            if self._loaded is not None:
-                self._spent.append(self._loaded[1])
+        if self._context.reuses:
+            self._spend_loaded()
             self._loaded = (case, kernel)
         else:
             self._spent.append(kernel)
 
     def _ready(self, runner: RunnerProcess, loader: Loader, case: Case) -> LoadedKernel:
         """The candidate with the values of the seed, loaded now or before."""
-        runner.wake()  # it is stopped where it was timed before
+        runner.wake()  # it is stopped after it was timed
         if self._loaded is None or self._loaded[0] is not case:
             return self.load(runner, loader, case, timed=True)
         (_, kernel), self._loaded = self._loaded, None
         try:
-            sample = self._context.problem.case(case).sample(self._seed)
+            values = self._context.problem.case(case).values(self._seed)
             settings = self._context.settings
-            kernel.renew(sample, settings.call_seconds, settings.freshens)
+            kernel.renew(values, settings.call_seconds, settings.freshens)
         except RUNNER_FAILED:
             self.leave(case, kernel)
             raise
@@ -269,13 +266,13 @@ class CandidateProcesses:
     @contextmanager
     def both(
         self, runner: RunnerProcess, loader: Loader, case: Case
-    ) -> Iterator[tuple[Side, LoadedKernel]]:
-        """The reference's side and the candidate, ready to be timed against each other. Raises
-        BaselineFailed, or what the candidate's process raises."""
+    ) -> Iterator[tuple[TimedSide, LoadedKernel]]:
+        """The reference's side and the candidate, ready to be timed. Raises BaselineFailed, or what
+        the candidate's process raises."""
         kernel, coming = self._both_ready(runner, loader, case)
         lost = False
         try:
-            if not self._context.stays:
+            if not self._context.reuses:
                 self.settle()  # the process that checked the candidate
             yield coming.result(), kernel
         except BaselineFailed:
@@ -287,18 +284,18 @@ class CandidateProcesses:
 
     def _both_ready(
         self, runner: RunnerProcess, loader: Loader, case: Case
-    ) -> tuple[LoadedKernel, Future[Side]]:
-        """The reference is loaded beside the candidate; nothing is timed yet."""
+    ) -> tuple[LoadedKernel, Future[TimedSide]]:
+        """Load both at the same time; nothing is timed yet."""
         prepared = self._context.problem.case(case)
-        prepared.sample(self._seed)  # made once, before two threads want it
-        with ThreadPoolExecutor(1) as beside, ExitStack() as undo:
-            coming = beside.submit(self._context.baselines.begin(prepared, self._seed))
+        prepared.values(self._seed)  # drawn once, before two threads need them
+        with ThreadPoolExecutor(1) as background, ExitStack() as undo:
+            coming = background.submit(self._context.baselines.begin(prepared, self._seed))
             undo.callback(self._leave_baseline, case, coming)
             kernel = self._ready(runner, loader, case)
             undo.pop_all()
         return kernel, coming
 
-    def _leave_baseline(self, case: Case, coming: Future[Side], lost: bool = False) -> None:
+    def _leave_baseline(self, case: Case, coming: Future[TimedSide], lost: bool = False) -> None:
         if coming.exception() is not None:
             return
         side = coming.result()
@@ -311,3 +308,107 @@ class CandidateProcesses:
         """Add the time of its calls so far."""
         self.called_ns += kernel.called_ns
         kernel.called_ns = 0
+
+
+@dataclass
+class WaitingBaseline:
+    """A stopped side that waits for the next candidate. `uses` counts the candidates that it was
+    timed against."""
+
+    side: TimedSide
+    uses: int = 1
+
+
+class Baselines:
+    """References in runners.
+
+    On the CPU each runs in a process that has done nothing else, because earlier allocations decide
+    up to a tenth of the time there. On a GPU a process stays for further candidates (`reuses`),
+    because copying its large arrays to the device takes longer than using them.
+    """
+
+    def __init__(
+        self,
+        pool: RunnerPool,
+        settings: EvaluationSettings,
+        store: SharedStore,
+        *,
+        flush_bytes: int,
+        folder: Path,
+        reuses: bool,
+    ) -> None:
+        """`folder` is for the reference's source; `flush_bytes` as in `EvaluationContext`."""
+        self._pool = pool
+        self._settings = settings
+        self._flush_bytes = flush_bytes
+        self._folder = folder
+        self._store = store
+        self._reuses = reuses
+        self._waiting: dict[str, WaitingBaseline] = {}
+
+    def begin(self, prepared: PreparedCase, seed: int) -> Callable[[], TimedSide]:
+        """A function that makes the reference's side ready with the values of the seed. It may be
+        called in another thread, and raises BaselineFailed."""
+        waiting = self._waiting.get(prepared.name)
+        if waiting is not None:
+            waiting.uses += 1
+            return lambda: self._renewed(waiting.side, prepared, seed)
+        runner = self._pool.take()
+        return lambda: self._loaded(runner, prepared, seed)
+
+    def _renewed(self, side: TimedSide, prepared: PreparedCase, seed: int) -> TimedSide:
+        try:
+            side.runner.wake()
+            settings = self._settings
+            side.kernel.renew(prepared.values(seed), settings.call_seconds, settings.freshens)
+        except RUNNER_FAILED as failed:
+            self._end(prepared.name, side)
+            raise BaselineFailed(str(failed)) from failed
+        return side
+
+    def _loaded(self, runner: RunnerProcess, prepared: PreparedCase, seed: int) -> TimedSide:
+        name = hashlib.sha256(prepared.name.encode()).hexdigest()[:8]
+        path = self._folder / f"reference_{name}.py"
+        path.write_text(prepared.source, encoding="utf-8")
+        kernel = LoadedKernel(
+            runner,
+            prepared,
+            prepared.values(seed),
+            self._store,
+            self._settings.defences,
+            mirrored=False,
+            fresh=self._settings.freshens and runner.settings.device == "cpu",
+        )
+        side = TimedSide("baseline", runner, kernel, trusted=True)
+        try:
+            kernel.load(
+                Loader("python", path, "Model"),
+                limits=self._settings.limits(runner.settings.device),
+                flush_bytes=self._flush_bytes,
+                seconds=self._settings.load_seconds,
+            )
+        except RUNNER_FAILED as failed:
+            self._end(prepared.name, side)
+            raise BaselineFailed(str(failed)) from failed
+        if self._reuses:
+            self._waiting[prepared.name] = WaitingBaseline(side)
+        return side
+
+    def leave(self, case: str, side: TimedSide, failed: bool = False) -> Future[bool] | None:
+        """Return the side after one candidate. Returns the future of its process if that is being
+        ended, else None."""
+        waiting = self._waiting.get(case)
+        if waiting is None or failed or waiting.uses >= MAX_USES:
+            return self._end(case, side)
+        return None
+
+    def _end(self, case: str, side: TimedSide) -> Future[bool]:
+        self._waiting.pop(case, None)
+        ending = self._pool.end(side.runner)
+        ending.add_done_callback(lambda ended: side.kernel.close(reusable=ended.result()))
+        return ending
+
+    def close(self) -> None:
+        """End the waiting processes."""
+        for case, waiting in list(self._waiting.items()):
+            self._end(case, waiting.side).result()

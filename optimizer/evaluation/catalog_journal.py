@@ -1,7 +1,6 @@
-"""Rows of the catalog about measurements: evaluations, with sources as blobs, and the devices that
-they were measured on.
+"""Stores evaluations and measured devices in the catalog; sources become blobs.
 
-Needs SQLAlchemy, which a bare GPU machine has not: nothing else in this half imports it.
+The only module of the evaluation that needs SQLAlchemy, which GPU machines of a search may lack.
 """
 
 from __future__ import annotations
@@ -25,28 +24,26 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity
-from optimizer.evaluation.journal import main_dtype, shape_bucket, shapes
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import HARNESS
 
 
 class CatalogJournal:
-    """A `Journal` over the catalog."""
+    """An `EvaluationJournal` in the catalog."""
 
     def __init__(self, evaluations: Evaluations, blobs: Blobs) -> None:
         self._rows = evaluations
         self._blobs = blobs
 
     def finished(self, key: str) -> Evaluation | None:
-        """The stored evaluation of this key, None where there is none."""
+        """See `EvaluationJournal.finished`."""
         row = self._rows.find(key)
         record = row.record if row else None
         return evaluation_from_json(record) if record else None
 
     def left(self, key: str) -> Mapping[str, Any]:
-        """The stages that an interrupted evaluation of this key had finished, with the result of
-        each."""
+        """See `EvaluationJournal.left`."""
         row = self._rows.find(key)
         return row.stages if row and row.state == "running" else {}
 
@@ -58,8 +55,7 @@ class CatalogJournal:
         bundle: Bundle,
         device: str,
     ) -> None:
-        """Store that an evaluation of this key is running, with its problem, cases and
-        candidate."""
+        """Store a running evaluation with its problem, cases and candidate."""
         self._rows.begin(
             key,
             self._problem(problem),
@@ -77,7 +73,7 @@ class CatalogJournal:
         )
 
     def problem(self, problem: Problem, signatures: Mapping[str, Signature]) -> None:
-        """Store the problem and its cases where nothing of it was evaluated yet."""
+        """Store a problem and its cases before the first evaluation."""
         self._rows.add_problem(self._problem(problem), _cases(problem, signatures))
 
     def _problem(self, problem: Problem) -> ProblemRow:
@@ -91,23 +87,23 @@ class CatalogJournal:
         )
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
-        """Store the result of a stage that an interrupted evaluation need not repeat."""
+        """See `EvaluationJournal.stage`."""
         self._rows.stage(key, stage, left)
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:
-        """Store the evaluation and the figures of its cases."""
+        """Store the evaluation and the times of its cases."""
         timings = {timing.case: timing for timing in evaluation.timings}
         checked: dict[str, bool] = {}
         for check in evaluation.checks:
             checked[check.case] = checked.get(check.case, True) and check.ok
         figures = []
-        for case, right in checked.items():
+        for case, correct in checked.items():
             timing = timings.get(case)
             ratio = timing.speedup if timing else None
             figures.append(
                 CaseFigures(
                     case,
-                    right and evaluation.correct,
+                    correct and evaluation.correct,
                     timing.baseline_us if timing else None,
                     timing.candidate_us if timing else None,
                     ratio.value if ratio else None,
@@ -132,15 +128,22 @@ def _cases(problem: Problem, signatures: Mapping[str, Signature]) -> list[CaseRo
 
 
 def _case(case: Case, signature: Signature) -> CaseRow:
+    largest = max(signature.tensors, key=lambda tensor: tensor.elements, default=None)
     return CaseRow(
         case.name,
-        case.dtype or main_dtype(signature),
-        shapes(signature),
-        shape_bucket(signature),
+        case.dtype or (largest.dtype if largest else "float32"),
+        [[tensor.role, tensor.dtype, list(tensor.shape)] for tensor in signature.tensors],
+        _shape_bucket(signature),
         case.distribution,
         case.weight,
         case.held_out,
     )
+
+
+def _shape_bucket(signature: Signature) -> str:
+    """The total number of elements, rounded to a power of four."""
+    elements = max(1, sum(tensor.elements for tensor in signature.tensors))
+    return f"4^{round((elements.bit_length() - 1) / 2)}"
 
 
 def store_device(
@@ -149,33 +152,31 @@ def store_device(
     identity: DeviceIdentity,
     ceilings: Ceilings | None = None,
 ) -> str:
-    """Create or update the row of a measured device, and return its id.
-
-    There is one row for each device and driver; its ceilings are those that were stored last.
-    """
+    """Create or update the row of a device and its driver, and return its id. The last ceilings
+    stored win."""
     row_id = derived_id("dev", identity.uuid, identity.driver or "")
     values: dict[str, Any] = {
         "hardware_id": hardware_id,
         "name": identity.name,
         "memory_bytes": identity.memory_bytes,
         "environment": identity.as_json(),
-        **(_measured(ceilings) if ceilings is not None else {}),
+        **(_ceilings(ceilings) if ceilings is not None else {}),
     }
     with catalog.write() as connection:
         stored = connection.execute(sa.select(devices.c.id).where(devices.c.id == row_id)).first()
         if stored is not None:
             connection.execute(sa.update(devices).where(devices.c.id == row_id).values(**values))
             return row_id
-        fresh = {"id": row_id, "uuid": identity.uuid, "driver": identity.driver}
+        new = {"id": row_id, "uuid": identity.uuid, "driver": identity.driver}
         connection.execute(
             sa.insert(devices).values(
-                {"matmul_peak": {}, **values, **fresh, "created_at": clock.now()}
+                {"matmul_peak": {}, **values, **new, "created_at": clock.now()}
             )
         )
     return row_id
 
 
-def _measured(ceilings: Ceilings) -> dict[str, Any]:
+def _ceilings(ceilings: Ceilings) -> dict[str, Any]:
     moment = datetime.fromtimestamp(ceilings.measured_at, UTC)
     return {
         "copy_bandwidth": ceilings.copy_bandwidth,

@@ -1,9 +1,9 @@
-"""Why an evaluation came out as it did: signals with their evidence, in the form that /retrieve
-gives its diagnosis in.
+"""Diagnosis of an evaluation: signals with their evidence, in the form of the diagnosis that
+/retrieve returns.
 
-A failure is diagnosed from its log and from what was wrong; a correct kernel from everything that
-was measured of it, by the rule table. Measures nothing. Thresholds of speed are data of
-`retrieval`; the ones here separate a lost digit from a wrong answer.
+A failure is diagnosed from its log and its errors; a correct kernel from all its measurements, by
+the rule table. Measures nothing. Thresholds of speed are data of `retrieval`; those here separate
+lost precision from a wrong result.
 """
 
 from __future__ import annotations
@@ -18,18 +18,25 @@ from kb.answers import SignalFinding, Verdict
 from kb.hardware.spec import SignatureSpec
 from kb.predicates import Value
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.collectors.job import Collected, Metric
-from optimizer.evaluation.records import CaseTiming, Evaluation, EvaluationVerdict, OutputError
-from optimizer.evaluation.roofline import Work, metrics_of
+from optimizer.evaluation.collectors.profilers import Collected
+from optimizer.evaluation.records import (
+    CaseTiming,
+    Evaluation,
+    EvaluationVerdict,
+    OutputError,
+    Violation,
+)
+from optimizer.evaluation.roofline import CaseWork, metrics_of
 from retrieval.diagnose.diagnosis import Diagnoser
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
 from retrieval.diagnose.signals import load_signals
+from retrieval.profiles.profile import Metric
 from retrieval.request import RetrieveRequest
 
-# An error up to this share of the output's own size is lost precision, above it another result.
+# An error up to this share of the output's own size is lost precision, above it a wrong result.
 SMALL_ERROR = 0.05
 SOURCE = "Kernlore evaluation"
-# How a process ended -> its signal, where the log names none.
+# How a process ended -> its signal, if the log names none.
 ENDINGS: Mapping[str, str] = {
     "SIGSEGV": "illegal_memory_access",
     "SIGBUS": "misaligned_access",
@@ -41,26 +48,24 @@ ENDINGS: Mapping[str, str] = {
     "SIGKILL": "out_of_memory",
 }
 ONE_CALL = ("cpp",)  # languages whose candidate is one function, called once
-PHYSICS = 29  # row of the exploit table: faster than the device can be
 
 
 @dataclass(frozen=True)
 class DiagnosisInputs:
-    """What a diagnosis needs beside the evaluation.
+    """Input of a diagnosis, in addition to the evaluation.
 
     `works` holds the least work of the timed cases by name. `signatures` are error texts of the
-    hardware's own tools, `rules` its own rules over its counters. `collected` is what profilers
-    reported of the candidate; `not_measured` maps a tool to the reason why it reported nothing.
+    hardware's own tools, `rules` its own rules over its counters. `collected` are profilers'
+    reports on the candidate.
     """
 
     lineage: Sequence[str] = ()
     facts: Mapping[str, Value | None] | None = None
-    works: Mapping[str, Work] | None = None
+    works: Mapping[str, CaseWork] | None = None
     ceilings: Ceilings | None = None
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
     collected: Sequence[Collected] = ()
-    not_measured: Mapping[str, str] | None = None
 
 
 @lru_cache(maxsize=1)
@@ -69,10 +74,9 @@ def _diagnoser() -> Diagnoser:
 
 
 def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> EvaluationVerdict:
-    """Why the evaluation came out as it did, by its log or by what was measured.
+    """The diagnosis, by the log or by measurements.
 
-    The metrics of a failed evaluation are left out: what was counted and timed says nothing about
-    why a kernel is wrong.
+    A failed evaluation has no metrics: counts and times do not explain why a kernel is wrong.
     """
     reader = FAILURES.get(evaluation.validity)
     timing, work = leading_case(evaluation, inputs.works or {})
@@ -86,11 +90,11 @@ def diagnose_evaluation(evaluation: Evaluation, inputs: DiagnosisInputs) -> Eval
         case=timing.case if timing is not None else "",
         op=work.op if work else "",
         kernels=tuple(_kernels(inputs.collected)),
-        not_measured={**(inputs.not_measured or {}), **refused},
+        not_measured=refused,
     )
 
 
-# -- what failed
+# -- failures
 
 
 def _from_log(evaluation: Evaluation, inputs: DiagnosisInputs, log: str) -> Verdict:
@@ -126,7 +130,7 @@ def _with(diagnosis: Verdict, first: Iterable[SignalFinding]) -> Verdict:
 def _otherwise(
     diagnosis: Verdict, signal: str, confidence: str, evidence: Mapping[str, Any]
 ) -> Any:
-    """What the log says, or this signal where it says nothing."""
+    """The log's diagnosis, or this signal if it has none."""
     if diagnosis.signals:
         return diagnosis
     return replace(diagnosis, signals=(SignalFinding(signal, confidence, (evidence,)),), hint="")
@@ -145,7 +149,7 @@ def _timed_out(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
 
 
 def _crashed(evaluation: Evaluation, inputs: DiagnosisInputs) -> Any:
-    """The log names the cause more often than the way in which the process ended."""
+    """The log names the cause more often than the exit of the process."""
     diagnosis = _from_log(evaluation, inputs, f"{evaluation.log}\n{evaluation.message}")
     ending = next((name for name in ENDINGS if name in evaluation.message), "")
     evidence = _evidence("process-ended", "message", evaluation.message[:300])
@@ -190,7 +194,7 @@ def _wrong_results(evaluation: Evaluation, inputs: DiagnosisInputs) -> Iterator[
 
 
 def _precision(error: OutputError) -> bool:
-    """NaN or infinity, or an error that is small beside the output itself."""
+    """NaN or infinity, or an error that is small compared with the output."""
     return error.kind == "float" and (not math.isfinite(error.worst) or error.worst < SMALL_ERROR)
 
 
@@ -211,10 +215,10 @@ def _of_error(
 
 
 def _rejected(evaluation: Evaluation, inputs: DiagnosisInputs) -> Verdict:
-    """Not to be believed. What it would have shown is not diagnosed."""
+    """Measurements of a rejected candidate are not diagnosed."""
     del inputs
     reasons = tuple(flag for flag in evaluation.flags if flag.severity == "reject")
-    impossible = [flag for flag in reasons if flag.defence == PHYSICS]
+    impossible = [flag for flag in reasons if flag.defence == Violation.IMPOSSIBLE_TIME]
     signals = tuple(
         SignalFinding(
             "measurement_error", "A", (_evidence("faster-than-physics", "time", flag.message),)
@@ -235,7 +239,7 @@ FAILURES: Mapping[str, Reader] = {
 }
 
 
-# -- what works
+# -- correct kernels
 
 
 def _correct(
@@ -257,10 +261,10 @@ def _correct(
 
 
 def leading_case(
-    evaluation: Evaluation, works: Mapping[str, Work]
-) -> tuple[CaseTiming | None, Work | None]:
-    """The timed case that moves or computes most: ceilings say most about it. None for both where
-    no case is known."""
+    evaluation: Evaluation, works: Mapping[str, CaseWork]
+) -> tuple[CaseTiming | None, CaseWork | None]:
+    """The timed case that moves or computes most, of which ceilings say most. None for both if no
+    case is known."""
     known = [t for t in evaluation.timings if t.state == "measured" and t.case in works]
     if not known:
         return None, next(iter(works.values()), None)
@@ -268,8 +272,8 @@ def leading_case(
     return chosen, works[chosen.case]
 
 
-def quantities(work: Work) -> dict[str, float | str]:
-    """What the predicates know as `problem.<name>`: sizes in bytes, flops, rows, and the precision
+def quantities(work: CaseWork) -> dict[str, float | str]:
+    """Values of `problem.<name>` in predicates: sizes in bytes, flops, rows, and the precision
     policy."""
     known: dict[str, float | str] = {
         **work.shape,
@@ -286,7 +290,10 @@ def quantities(work: Work) -> dict[str, float | str]:
 
 
 def gathered(
-    evaluation: Evaluation, inputs: DiagnosisInputs, timing: CaseTiming | None, work: Work | None
+    evaluation: Evaluation,
+    inputs: DiagnosisInputs,
+    timing: CaseTiming | None,
+    work: CaseWork | None,
 ) -> dict[str, Metric]:
     """Static, collected and derived metrics by raw names. A profiler's metric replaces a
     compiler's."""
@@ -310,8 +317,8 @@ def gathered(
 def _busy(
     evaluation: Evaluation, collected: Sequence[Collected], call_us: float
 ) -> dict[str, Metric]:
-    """How much of a call the device runs a kernel. A profiler's own wall clock is no measure of
-    that: it includes the profiler."""
+    """Share of a call in which the device runs a kernel. A profiler's wall clock cannot tell,
+    because it includes the profiler."""
     kernels = _kernels([c for c in collected if c.collector == "torch_profiler"])
     if evaluation.device != "cuda" or not kernels:
         return {}
@@ -338,5 +345,5 @@ def _hint(diagnosis: Verdict, inputs: DiagnosisInputs, timing: CaseTiming | None
 
 
 def _kernels(collected: Sequence[Collected]) -> list[dict[str, Any]]:
-    """Kernels or operators of a call, of the first collector that saw any."""
+    """Kernels or operators of a call, from the first collector that reported any."""
     return next(([dict(row) for row in c.kernels] for c in collected if c.kernels), [])

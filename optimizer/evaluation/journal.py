@@ -1,12 +1,9 @@
-"""Where evaluations are kept while they run and afterwards, so that none is done twice and a killed
-one is resumed.
-
-The evaluator knows the protocol; `CatalogJournal` writes rows, `NoJournal` keeps nothing.
-"""
+"""Where the evaluator stores evaluations, so that none is done twice and a killed one is
+resumed."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from optimizer.evaluation.abi import Signature
@@ -15,16 +12,15 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation
 
 
-class Journal(Protocol):
-    """Keeps evaluations by their key (`Evaluator.key`)."""
+class EvaluationJournal(Protocol):
+    """Evaluations by their key (`Evaluator.key`)."""
 
     def finished(self, key: str) -> Evaluation | None:
-        """The finished evaluation of this key, None where there is none."""
+        """The finished evaluation of this key, if any."""
         ...
 
     def left(self, key: str) -> Mapping[str, Any]:
-        """The stages that an interrupted evaluation of this key had finished, with the result of
-        each."""
+        """The results of the stages that an interrupted evaluation of this key had finished."""
         ...
 
     def begin(
@@ -48,14 +44,12 @@ class Journal(Protocol):
 
 
 class NoJournal:
-    """Keeps nothing."""
+    """Stores nothing."""
 
     def finished(self, key: str) -> Evaluation | None:
-        """Never any."""
         return None
 
     def left(self, key: str) -> Mapping[str, Any]:
-        """Never any."""
         return {}
 
     def begin(
@@ -66,31 +60,10 @@ class NoJournal:
         bundle: Bundle,
         device: str,
     ) -> None:
-        """Keeps nothing."""
-        return None
+        pass
 
     def stage(self, key: str, stage: str, left: Mapping[str, Any]) -> None:
-        """Keeps nothing."""
-        return None
+        pass
 
     def finish(self, evaluation: Evaluation, problem: Problem) -> None:
-        """Keeps nothing."""
-        return None
-
-
-def shape_bucket(signature: Signature) -> str:
-    """The number of elements handed over, as the nearest power of four: shapes of one bucket are
-    within a factor of two of its middle."""
-    elements = max(1, sum(tensor.elements for tensor in signature.tensors))
-    return f"4^{round((elements.bit_length() - 1) / 2)}"
-
-
-def main_dtype(signature: Signature) -> str:
-    """The dtype of the largest tensor."""
-    largest = max(signature.tensors, key=lambda tensor: tensor.elements, default=None)
-    return largest.dtype if largest else "float32"
-
-
-def shapes(signature: Signature) -> Sequence[Any]:
-    """Role, dtype and shape of each tensor, as they are stored."""
-    return [[tensor.role, tensor.dtype, list(tensor.shape)] for tensor in signature.tensors]
+        pass

@@ -1,6 +1,7 @@
-"""A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it.
+"""A candidate, or the reference, loaded into a runner for one case: the supervisor's end of it; and
+the blocks of timed calls that come from it.
 
-Keeps its own copy of what the kernel's inputs hold after every call (`Mirror`), which the kernel
+Has its own copy of what the kernel's inputs hold after every call (`InputMirror`), which the kernel
 cannot reach, so that any call can be checked against the reference.
 """
 
@@ -8,40 +9,36 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
-from optimizer.evaluation.host_arrays import copy_into, same_bits
 from optimizer.evaluation.isolation.runner_process import (
     Device,
+    OutputSampler,
     RunnerForged,
     RunnerProcess,
     own_wait_ns,
+    sampled_outputs,
 )
-from optimizer.evaluation.looks import Looks, outputs_of
-from optimizer.evaluation.problem.tensors import OpenCase
-from optimizer.evaluation.runner.memory import dtype_name, places_json, refresh
-from optimizer.evaluation.runner.samples import DRAW_BYTES, token
-from optimizer.evaluation.shared_arrays import SharedStore
-from optimizer.evaluation.timed_block import Block
+from optimizer.evaluation.problem.open_case import OpenCase
+from optimizer.evaluation.runner.defences import Defences
+from optimizer.evaluation.runner.fresh_values import refresh
+from optimizer.evaluation.runner.memory import dtype_name, placements_json
+from optimizer.evaluation.runner.wire import DRAW_BYTES, token
+from optimizer.evaluation.shared_arrays import SharedStore, copy_into, same_bits
 from optimizer.evaluation.toolchains.base import Loader
 
 POISON_BYTE = 0xA5
 POISON_STEP = 4093  # bytes, in outputs above SMALL_BYTES: prime, so that every lane is met
 SMALL_BYTES = 1 << 20
-# Rows of the exploit table that looking at every call's outputs serves, and those without whose
-# defence the runner is told what will be looked at.
-EVERY_CALL = (2, 3, 9, 10, 32, 33, 36, 39)
-TOLD = (41, 42)
-EVERY_CALL_ON_GPU = (46, 47)
 
 
-class KernelFailed(Exception):
-    """The kernel did not do what was requested, by its own fault. `message` is for its author,
+class CandidateFailed(Exception):
+    """The kernel failed to do what was requested, by its own fault. `message` is for its author,
     `log` is what it printed.
 
     `kind` is the failure that the runner named: subject (it could not be set up or called), raised,
@@ -56,69 +53,75 @@ class KernelFailed(Exception):
 
 
 @dataclass(frozen=True)
-class Sample:
+class CaseValues:
     """Values for one call. `tensors` are inputs, then weights, in the order of the ABI; `banks`
-    holds a second draw for each tensor that may be changed in pieces, None for the others."""
+    holds a second draw for each tensor that may get fresh values, None for the others."""
 
     seed: int
     tensors: tuple[torch.Tensor, ...]
     banks: tuple[torch.Tensor | None, ...]
 
 
-class Mirror:
-    """What a kernel's inputs hold, by making the fresh values of its last call again.
+class InputMirror:
+    """What a kernel's inputs hold, computed by repeating the fresh values of its last call; only on
+    demand, because the outputs of most blocks agree."""
 
-    They are made when somebody asks for them: most blocks end with outputs that agree.
-    """
-
-    def __init__(self, sample: Sample, device: Device, without: Collection[int] = ()) -> None:
-        """`device` is the runner's. `without` holds rows of the exploit table whose defence is off,
-        which decide about fresh values."""
-        self._spread, self._whole = 33 not in without, not {33, 34, 35} & {*without}
-        self._moved = (38 if device == "cpu" else 49) not in without
-        self._fresh = not {7, 8} & {*without}
+    def __init__(
+        self, values: CaseValues, device: Device, defences: Defences | None = None
+    ) -> None:
+        """`device` is the runner's."""
+        self._defences = defences or Defences()
         self._rounded = device == "cuda"
-        self.reset(sample)
+        self.reset(values)
 
-    def reset(self, sample: Sample) -> None:
-        """Hold the values of another sample."""
-        self._sample = sample
-        self._missing: list[int] = []  # seeds of calls whose values are to be made
+    def reset(self, values: CaseValues) -> None:
+        """Hold other values."""
+        self._values = values
+        self._missing: list[int] = []  # seeds of calls whose values are not computed yet
         self._own: list[torch.Tensor] | None = None
+
+    @property
+    def _whole(self) -> bool:
+        """Whether the values of a call do not depend on the calls before it."""
+        return self._defences.fresh_values in ("all", "none")
 
     def replay(self, seeds: Sequence[int]) -> None:
         """Change the values as calls with these seeds changed them."""
-        if not self._fresh:
-            return
-        if self._whole:  # what is replaced as a whole does not depend on the calls before
-            self._missing = [*seeds[-1:]]
-        else:
-            self._missing += seeds
+        if self._defences.fresh_values != "none":
+            self._missing = [*seeds[-1:]] if self._whole else [*self._missing, *seeds]
 
     def of(self, seed: int) -> Sequence[torch.Tensor] | None:
-        """Inputs, then weights, as in the call with this seed; None where they depend on the calls
-        before it."""
+        """Inputs, then weights, in the call with this seed; None if they depend on earlier
+        calls."""
         if not self._whole:
             return None
-        values = [value.clone() for value in self._sample.tensors]
-        if self._fresh:
-            self._refresh(values, seed, True)
+        values = [value.clone() for value in self._values.tensors]
+        self._refresh(values, seed)
         return values
 
     @property
     def tensors(self) -> Sequence[torch.Tensor]:
-        """Inputs, then weights, as after the last call."""
+        """Inputs, then weights, after the last call."""
         if self._missing and self._own is None:
-            self._own = [value.clone() for value in self._sample.tensors]
+            self._own = [value.clone() for value in self._values.tensors]
         missing, self._missing = self._missing, []
         for seed in missing:
             assert self._own is not None
-            self._refresh(self._own, seed, self._whole)
-        return self._sample.tensors if self._own is None else self._own
+            self._refresh(self._own, seed)
+        return self._values.tensors if self._own is None else self._own
 
-    def _refresh(self, values: list[torch.Tensor], seed: int, whole: bool) -> None:
-        banks, spread = self._sample.banks, self._spread
-        refresh(values, banks, seed, 0, spread, whole, moved=self._moved, rounded=self._rounded)
+    def _refresh(self, values: list[torch.Tensor], seed: int) -> None:
+        fresh = self._defences.fresh_values
+        if fresh != "none":
+            refresh(
+                values,
+                self._values.banks,
+                seed,
+                whole=fresh == "all",
+                spread=fresh != "stretch",
+                shift=self._defences.shift_values,
+                rounded=self._rounded,
+            )
 
 
 class LoadedKernel:
@@ -128,63 +131,61 @@ class LoadedKernel:
         self,
         runner: RunnerProcess,
         case: OpenCase,
-        sample: Sample,
+        values: CaseValues,
         store: SharedStore | None = None,
-        without: frozenset[int] = frozenset(),
-        followed: bool = True,
+        defences: Defences | None = None,
+        mirrored: bool = True,
         fresh: bool = False,
     ) -> None:
-        """`store` is where its memory comes from. `without` holds rows of the exploit table whose
-        defence is off. `followed` says whether there is a mirror, which a trusted kernel does not
-        need. `fresh` says that the kernel is only called in blocks, before which its inputs get
-        fresh values anyway."""
+        """`store` provides its memory. A trusted kernel needs no mirror. `fresh`: the kernel is
+        only called in blocks, in which its inputs get fresh values anyway."""
         self._runner = runner
         self._case = case
         self._store = store or SharedStore()
-        self._without = without
-        self._left: Sequence[torch.Tensor] | None = None
+        self._defences = defences or Defences()
+        self._results: Sequence[torch.Tensor] | None = None
         self._first_seconds = 0.0
         self.called_ns = 0  # in timed calls, also in those that failed
-        signature = case.signature
-        outputs = signature.of("output")
+        outputs = case.outputs
         self._expected = [(t.dtype, list(t.shape)) for t in outputs]
-        held = [(dtype_name(t.dtype), t.shape) for t in sample.tensors]
+        held = [(dtype_name(t.dtype), t.shape) for t in values.tensors]
         take, on_gpu = self._store.take, runner.settings.device == "cuda"
         self._shared = {
             "inputs": take(held),
-            "banks": take([_bank_spec(bank) for bank in sample.banks]),
+            "banks": take([_bank_spec(bank) for bank in values.banks]),
             "outputs": take([(t.dtype, t.shape) for t in outputs], pinned=on_gpu),
         }
-        self._sample = sample
-        self._mirror = Mirror(sample, runner.settings.device, without) if followed else None
-        written = self._write(sample, fresh)
+        self._values = values
+        device = runner.settings.device
+        self._mirror = InputMirror(values, device, self._defences) if mirrored else None
+        written = self._write(values, fresh)
         for name, shared in self._shared.items():
-            if shared.used:  # it holds what another kernel was given, or its results
+            if shared.used:  # it holds inputs or results of another kernel
                 for number, tensor in enumerate(shared.arrays.tensors):
                     if (name, number) not in written:
                         _bytes(tensor).fill_(POISON_BYTE)
 
     @property
-    def mirror(self) -> Mirror:
-        """The supervisor's copy of the inputs; only a followed kernel has it."""
-        assert self._mirror is not None, "a kernel that is not followed has no mirror"
+    def mirror(self) -> InputMirror:
+        """The supervisor's copy of the inputs."""
+        assert self._mirror is not None, "this kernel was loaded without a mirror"
         return self._mirror
 
-    def held(self, block: Block, call: int) -> Sequence[torch.Tensor] | None:
-        """What the inputs held in a call of a block; None where that is not known."""
+    def held(self, block: TimedBlock, call: int) -> Sequence[torch.Tensor] | None:
+        """What the inputs held in a call of a block; None if unknown."""
         return self.mirror.of(block.seeds[call]) if block.seeds else None
 
-    def _write(self, sample: Sample, fresh: bool, set_up: bool = True) -> set[tuple[str, int]]:
-        """Which arrays, by kind and number, were written. `set_up` says that the kernel will be set
-        up with these values."""
+    def _write(self, values: CaseValues, fresh: bool, set_up: bool = True) -> set[tuple[str, int]]:
+        """Write values to shared memory; returns the arrays, by kind and number, that were written.
+        `set_up`: the kernel will be set up with these values."""
         count, written = len(self._case.scalars), set()
         for number, shared in enumerate(self._shared["inputs"].arrays.tensors):
-            # A kernel sees weights when it is set up, and inputs first when it is called.
+            # A kernel sees weights when it is set up, and inputs when it is called.
             seen = set_up and number >= count
-            if not fresh or seen or sample.banks[number] is None:
-                copy_into(shared, sample.tensors[number])
+            if not fresh or seen or values.banks[number] is None:
+                copy_into(shared, values.tensors[number])
                 written.add(("inputs", number))
-        banks = zip(self._shared["banks"].arrays.tensors, sample.banks, strict=True)
+        banks = zip(self._shared["banks"].arrays.tensors, values.banks, strict=True)
         for number, (shared, bank) in enumerate(banks):
             if bank is not None:
                 copy_into(shared, bank)
@@ -201,11 +202,11 @@ class LoadedKernel:
         seed: int = 0,
         cache: Path | None = None,
     ) -> dict[str, Any]:
-        """Set the kernel up in the runner, within `seconds`. Returns the runner's reply: notes,
-        threads and confined. Raises KernelFailed, or what `RunnerProcess.ask` raises.
+        """Set the kernel up in the runner, within `seconds`. Returns the runner's reply: notes and
+        confined. Raises CandidateFailed, or as `RunnerProcess.ask` does.
 
-        `cache` is the folder where its compilers keep their results. It is given to a kernel that
-        compiles at its first call, so that this call gets the deadline of loading.
+        `cache` is the folder for results of the kernel's compilers. A kernel that gets one compiles
+        at its first call, so this call gets the deadline of loading.
         """
         self._first_seconds = seconds if cache is not None else 0.0
         arrays = list(self._shared.values())
@@ -214,51 +215,40 @@ class LoadedKernel:
             "kind": loader.kind,
             "path": str(loader.path),
             "entry": loader.entry,
-            "init_args": self._case.init_args,
-            "dtype": self._case.case.dtype,
+            **self._case.calling_convention(),
             "seed": seed,
-            "inputs": len(self._case.scalars),
-            "scalars": list(self._case.scalars),
-            "state": [t.name for t in self._case.signature.of("parameter", "buffer")],
-            "fresh": [bank is not None for bank in self._banks],
-            "expected": self._expected,
-            "keys": list(self._case.output_keys),
-            "arrays": [[places_json(a.places), a.size] for a in arrays],
+            "fresh": [bank is not None for bank in self._values.banks],
+            "arrays": [[placements_json(a.placements), a.size] for a in arrays],
             "scratch": str(self._runner.scratch),
             "cache": str(cache) if cache is not None else None,
             "limits": dict(limits),
             "flush_bytes": flush_bytes,
-            "without": sorted(self._without),
+            "defences": asdict(self._defences),
         }
         return dict(self._ask(message, seconds, [a.fd for a in arrays]))
 
-    @property
-    def _banks(self) -> Sequence[torch.Tensor | None]:
-        return self._sample.banks
-
-    def renew(self, sample: Sample, seconds: float, fresh: bool = False) -> None:
-        """Put other values into the same buffers. `fresh` says that only blocks follow. Raises as
-        `load` does."""
-        self._sample = sample
-        self._write(sample, fresh, set_up=False)
+    def renew(self, values: CaseValues, seconds: float, fresh: bool = False) -> None:
+        """Put other values into the same buffers. `fresh` as in the constructor. Raises as `load`
+        does."""
+        self._values = values
+        self._write(values, fresh, set_up=False)
         if self._mirror is not None:
-            self._mirror.reset(sample)
+            self._mirror.reset(values)
         self._ask({"op": "renew", "fresh": fresh}, seconds)
 
     def call(self, seconds: float) -> list[torch.Tensor]:
-        """The outputs of one call. They lie in shared memory until the next call. Raises as `load`
-        does."""
+        """The outputs of one call, in shared memory until the next call. Raises as `load` does."""
         self._poison()
-        self.called_ns += self._ask({"op": "call"}, self._patience(seconds))["wall_ns"]
+        self.called_ns += self._ask({"op": "call"}, self._deadline(seconds))["wall_ns"]
         return self.outputs
 
-    def _patience(self, seconds: float) -> float:
+    def _deadline(self, seconds: float) -> float:
         """The deadline of a call; the first one may compile."""
-        patience, self._first_seconds = max(seconds, self._first_seconds), 0.0
-        return patience
+        deadline, self._first_seconds = max(seconds, self._first_seconds), 0.0
+        return deadline
 
     def inputs_changed(self, seconds: float) -> list[str]:
-        """Names of inputs and weights that the kernel changed although nobody asked it to."""
+        """Names of inputs and weights that the kernel changed."""
         self._ask({"op": "inputs"}, seconds)
         names = [t.name for t in self._case.signature.tensors if t.role != "output"]
         shared = self._shared["inputs"].arrays.tensors
@@ -268,9 +258,8 @@ class LoadedKernel:
             if not same_bits(now, was)
         ]
 
-    def keeps_inputs(self, held: Mirror) -> bool:
-        """Whether the inputs, which the runner maps too, are what the mirror holds. Weights are the
-        runner's own."""
+    def preserves_inputs(self, held: InputMirror) -> bool:
+        """Whether the shared inputs equal the mirror's. Weights are the runner's own."""
         shared = self._shared["inputs"].arrays.tensors[: len(self._case.scalars)]
         return all(map(same_bits, shared, held.tensors))
 
@@ -283,25 +272,28 @@ class LoadedKernel:
         """Torch operators that one call dispatches, with their counts."""
         return dict(self._ask({"op": "trace"}, seconds)["operators"])
 
-    def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> Block:
+    def block(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
         """Time so many calls on fresh values; the mirror follows. `seed` and `secret` decide the
-        values, which the runner is told call by call, and which elements are looked at. Raises as
-        `load` does, and RunnerForged for times that cannot be."""
+        values, of which the runner gets the seed call by call, and the sampled elements. Raises as
+        `load` does, and RunnerForged for impossible times."""
         self._poison()
-        drawn = _Drawn(seed, secret, calls)
-        ahead, look = 32 in self._without, self._looking()
-        looks = self._looks(drawn.looks) if look == "outside" else None
+        draws = _BlockDraws(seed, secret, calls)
+        single, sampling = self._defences.single_tokens, self._sampling()
+        sampler = self._sampler(draws.samples) if sampling == "outside" else None
         waited, delayed = self._runner.waited_ns(), own_wait_ns()
         busy, worked = self._runner.busy_ns(), self._runner.worked_ns()
         began = time.perf_counter_ns()
-        self._runner.send({"op": "block", "look": look})
-        patience = self._patience(seconds)
-        self._runner.feed(drawn.tokens(look == "inside"), patience, looks, ahead)
-        reply = self._checked(self._runner.await_answer(patience))
-        if looks is not None and looks.refused:
-            raise KernelFailed("refused", f"its outputs cannot be read: {looks.refused}")
-        if not ahead:
-            self._runner.finish_feeding()
+        self._runner.send({"op": "block", "sample": sampling})
+        deadline, tokens = self._deadline(seconds), draws.tokens(sampling == "inside")
+        if single:
+            self._runner.grant(tokens, deadline, sampler)
+        else:
+            self._runner.grant_all(tokens)
+        reply = self._checked(self._runner.await_answer(deadline))
+        if sampler is not None and sampler.error:
+            raise CandidateFailed("refused", f"its outputs cannot be read: {sampler.error}")
+        if single:
+            self._runner.check_granted()
         _check_times(reply, calls)
         wall = time.perf_counter_ns() - began
         waited = self._runner.waited_ns() - waited
@@ -309,10 +301,11 @@ class LoadedKernel:
         busy = self._runner.busy_ns() - busy
         worked = self._runner.worked_ns() - worked
         if self._mirror is not None:
-            self._mirror.replay(drawn.seeds)
+            self._mirror.replay(draws.seeds)
         try:
             self.called_ns += sum(reply["walls_ns"])
-            return Block(
+            samples = map(bytes.fromhex, reply["samples"]) if sampler is None else sampler.samples
+            return TimedBlock(
                 times=tuple(reply["times_ns"]),
                 walls=tuple(reply["walls_ns"]),
                 spans=tuple((calls, ns, waited) for calls, ns, waited in reply["spans"]),
@@ -325,50 +318,48 @@ class LoadedKernel:
                 busy_ns=busy,
                 threads=(reply["threads"][0], reply["threads"][1]),
                 patched=reply["patched"],
-                draws=drawn.looks,
-                looks=tuple(map(bytes.fromhex, reply["looks"]) if looks is None else looks.looks),
-                inputs=() if looks is None else tuple(looks.inputs),
-                late=0 if looks is None else looks.late,
+                draws=draws.samples,
+                samples=tuple(samples),
+                inputs=() if sampler is None else tuple(sampler.inputs),
+                changed_late=0 if sampler is None else sampler.changed_late,
                 worked_ns=worked,
-                seeds=tuple(drawn.seeds),
+                seeds=tuple(draws.seeds),
                 idles=tuple(reply["idles_ns"]),
-                diverted=reply["diverted"],
-                moded=reply["moded"],
+                library_patched=reply["library_patched"],
+                mode_left=reply["mode_left"],
                 inside_ns=int(reply["inside_ns"]),
             )
         except (KeyError, IndexError, TypeError, ValueError) as error:
-            # A candidate can replace what writes the answer; it does not end the supervisor.
+            # A candidate can replace the function that writes the answer.
             raise RunnerForged(
                 f"an answer of another form: {error!r}", reply, self._runner.log
             ) from error
 
-    def _looking(self) -> Literal["outside", "inside", ""]:
-        """Who looks at the outputs of every call: this process, the runner, or nobody."""
-        if self._runner.settings.device != "cpu":
-            return "inside" if self._without.isdisjoint(EVERY_CALL_ON_GPU) else ""
-        if not self._without.isdisjoint(EVERY_CALL):
+    def _sampling(self) -> Literal["outside", "inside", ""]:
+        """Which process samples the outputs of every call: this one, the runner, or none."""
+        if not self._defences.sample_every_call:
             return ""
-        told = not self._without.isdisjoint(TOLD) or not self._runner.readable
-        return "inside" if told else "outside"
+        outside = self._runner.settings.device == "cpu" and self._defences.secret_draws
+        return "outside" if outside and self._runner.readable else "inside"
 
-    def _looks(self, draws: Sequence[bytes]) -> Looks:
+    def _sampler(self, draws: Sequence[bytes]) -> OutputSampler:
         shared = self._shared["inputs"].arrays.tensors[: len(self._case.scalars)]
-        return Looks(self._runner.pid, outputs_of(self._expected), draws, shared)
+        return OutputSampler(self._runner.pid, sampled_outputs(self._expected), draws, shared)
 
     @property
     def outputs(self) -> list[torch.Tensor]:
-        """The shared memory of the outputs, as the last call left it."""
+        """The shared memory of the outputs after the last call."""
         return self._shared["outputs"].arrays.tensors
 
-    def leave(self, results: Sequence[torch.Tensor]) -> None:
-        """Let the runner's memory hold these results before every call: the right results, as in
-        harnesses whose reference runs in the candidate's process (without defence 5 or 11)."""
-        self._left = results
+    def reveal(self, results: Sequence[torch.Tensor]) -> None:
+        """Leave these results in the runner's memory before every call, as a harness does whose
+        reference runs in the candidate's process."""
+        self._results = results
 
     def _poison(self) -> None:
-        """Nothing that an earlier call left may pass for this one's result."""
-        if self._left is not None:
-            for tensor, result in zip(self.outputs, self._left, strict=True):
+        """Overwrite the outputs, so that no earlier result passes for this call's."""
+        if self._results is not None:
+            for tensor, result in zip(self.outputs, self._results, strict=True):
                 tensor.copy_(result)
             return
         for tensor in self.outputs:
@@ -380,44 +371,44 @@ class LoadedKernel:
 
     def _checked(self, reply: dict[str, Any]) -> dict[str, Any]:
         if not reply.get("ok"):
-            raise KernelFailed(
+            raise CandidateFailed(
                 str(reply.get("failure")), str(reply.get("message")), str(reply.get("log", ""))
             )
         return reply
 
     def close(self, reusable: bool = False) -> None:
-        """Give the memory back. `reusable` says that the process has ended for certain, so that the
-        memory may serve another kernel."""
+        """Return the memory. `reusable`: the process has ended for certain, so another kernel may
+        get it."""
         for shared in self._shared.values():
             self._store.give(shared, reusable)
 
 
-class _Drawn:
-    """What decides about a block: the seed of each call's values, and the draw of the elements that
-    are looked at after it. From a part of either the rest cannot be known."""
+class _BlockDraws:
+    """Random numbers of a block: the seed of each call's values, and the draw of the elements that
+    are sampled after it. None can be computed from the others."""
 
     def __init__(self, seed: int, secret: int, calls: int) -> None:
         name = f"{seed} {secret}".encode()
         words = hashlib.shake_256(name).digest(2 * calls * DRAW_BYTES)
         halves = [words[at : at + DRAW_BYTES] for at in range(0, len(words), DRAW_BYTES)]
-        self._seeds, self.looks = halves[:calls], tuple(halves[calls:])
+        self._seeds, self.samples = halves[:calls], tuple(halves[calls:])
 
     @property
     def seeds(self) -> list[int]:
-        """Of the calls, in their order."""
+        """In the order of the calls."""
         return [int.from_bytes(drawn, "little") for drawn in self._seeds]
 
-    def tokens(self, told: bool) -> list[bytes]:
-        """One for each call and one for the end. `told` puts the draws of the looks into them."""
+    def tokens(self, reveal: bool) -> list[bytes]:
+        """A token for each call and one for the end. `reveal` puts the draws of the samples in."""
         nothing = bytes(DRAW_BYTES)
-        draws = [nothing, *(self.looks if told else [nothing] * len(self.looks))]
+        draws = [nothing, *(draw if reveal else nothing for draw in self.samples)]
         seeds = [*self._seeds, nothing]
         last = len(seeds) - 1
         return [token(n < last, *pair) for n, pair in enumerate(zip(seeds, draws, strict=True))]
 
 
 def _check_times(reply: Mapping[str, Any], calls: int) -> None:
-    """As many times as calls, all of them possible, and spans that are made of them."""
+    """As many times as calls, all positive, and spans that add up to them."""
     times, spans = reply["times_ns"], reply["spans"]
     if len(times) != calls or min(times) <= 0:
         raise RunnerForged(f"times of {len(times)} calls instead of {calls}")
@@ -431,3 +422,103 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 def _bank_spec(bank: torch.Tensor | None) -> tuple[str, Sequence[int]]:
     return ("uint8", (0,)) if bank is None else (dtype_name(bank.dtype), bank.shape)
+
+
+# -- timed blocks
+
+COLD_NS, COLD_SHARE = 5_000_000, 0.2  # of a block, in which the clock warms up
+WARM_SPANS = 3
+GRACE_NS = 20_000  # waits that wake-ups cost on a quiet machine
+WAITING = 2  # threads that can wait while other work has a processor
+
+
+@dataclass(frozen=True)
+class TimedBlock:
+    """Calls that were timed together. All times are in nanoseconds.
+
+    Of each call: `times` by the device's clock, `walls` by the wall clock, `draws` (which elements
+    were sampled), `samples` (bytes of those of its outputs, empty if nothing sampled), `inputs` (of
+    its inputs, if the supervisor sampled), `seeds` of its fresh values, and `idles`, the time from
+    its end on its stream until the GPU was idle, if known. Each of `spans` is a number of calls,
+    their time, and for how long threads were ready without a processor meanwhile.
+
+    Of the block: `waited_ns` is that wait, `delayed_ns` the supervisor's own, which made it see the
+    end late. `busy_ns` is processor time of the runner's main thread by the kernel's account,
+    `inside_ns` the part within calls by the runner's, `worked_ns` that of all its threads,
+    `others_ns` that of other work, None if unknown. `threads` counts Python threads before and
+    after. `changed_late` counts calls whose outputs changed after they had ended. `patched`: timers
+    or functions of the runner were replaced. `library_patched`: library functions that tell times
+    were. `mode_left`: a mode of torch's dispatcher was on after a call.
+    """
+
+    times: tuple[int, ...]
+    walls: tuple[int, ...]
+    spans: tuple[tuple[int, int, int], ...]
+    refresh_ns: int
+    touch_ns: int
+    total_ns: int
+    wall_ns: int
+    waited_ns: int
+    delayed_ns: int
+    busy_ns: int
+    threads: tuple[int, int]
+    patched: bool
+    draws: tuple[bytes, ...] = ()
+    samples: tuple[bytes, ...] = ()
+    inputs: tuple[bytes, ...] = ()
+    changed_late: int = 0
+    worked_ns: int = 0
+    seeds: tuple[int, ...] = ()
+    idles: tuple[int, ...] = ()
+    library_patched: bool = False
+    mode_left: bool = False
+    inside_ns: int = 0
+    others_ns: float | None = None
+
+    @property
+    def disturbed_ns(self) -> float:
+        """The wait that other work may have caused; otherwise threads waited for each other, or for
+        a processor to wake up."""
+        if self.others_ns is None:
+            return self.waited_ns
+        return min(self.waited_ns, WAITING * self.others_ns)
+
+    @property
+    def mean_ns(self) -> float:
+        """The mean call."""
+        return sum(self.times) / len(self.times)
+
+    def quiet_mean_ns(self, share: float) -> float | None:
+        """The mean call in spans that waited for at most this share; None if those are less than
+        half of the calls.
+
+        A block begins with caches that hold the other side's data and with sleeping threads: its
+        first spans do not count if there are enough others.
+        """
+        spans = self._warm_spans()
+        quiet = [(calls, ns) for calls, ns, waited in spans if waited <= share * ns + GRACE_NS]
+        calls = sum(calls for calls, _ in quiet)
+        if not calls or 2 * calls < sum(calls for calls, _, _ in spans):
+            return None
+        return sum(ns for _, ns in quiet) / calls
+
+    def waiting_mean_ns(self, share: float) -> float | None:
+        """The mean call of a block whose threads waited without a disturbance: other work used less
+        than this share of a processor, and too little to explain the waits. None for any other
+        block, and if that is unknown."""
+        if self.others_ns is None or self.others_ns > share * self.wall_ns:
+            return None
+        if sum(waited for _, _, waited in self.spans) <= WAITING * self.others_ns:
+            return None
+        spans = self._warm_spans()
+        return sum(ns for _, ns, _ in spans) / sum(calls for calls, _, _ in spans)
+
+    def _warm_spans(self) -> Sequence[tuple[int, int, int]]:
+        cold = min(COLD_NS, COLD_SHARE * sum(self.times))
+        passed = skipped = 0
+        for _, ns, _ in self.spans:
+            if passed >= cold:
+                break
+            passed += ns
+            skipped += 1
+        return self.spans[skipped:] if len(self.spans) - skipped >= WARM_SPANS else self.spans

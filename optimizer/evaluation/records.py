@@ -1,46 +1,43 @@
 """The result of evaluating a candidate. Validity, provenance of the timing and merit are three
-separate facts: a valid kernel whose timing must be repeated is no failed kernel and has no figure
-yet; a failed kernel has no speed-up, never 1.0.
+separate facts: a valid kernel whose timing must be repeated has not failed and has no figure yet; a
+failed kernel has no speed-up, never 1.0.
 
-Needs nothing but the standard library. The JSON forms are what is stored and what
-`kernlore evaluate --json` prints.
+Standard library only. The JSON forms are stored, and printed by `kernlore evaluate --json`.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from enum import IntEnum
 from typing import Any, Literal
 
 from kb.answers import SignalFinding, Verdict
 
 Stage = Literal["parse", "compile", "correctness", "benchmark", "profile", "diagnose"]
 STAGES: tuple[Stage, ...] = (
-    "parse",
-    "compile",
-    "correctness",
-    "benchmark",
-    "profile",
-    "diagnose",
+    *("parse", "compile", "correctness"),
+    *("benchmark", "profile", "diagnose"),
 )
 Validity = Literal[
     "correct", "incorrect", "crashed", "timed_out", "not_compiled", "rejected", "not_run"
 ]
 TIMING = "KERNLORE_TIMING"  # environment variable: full or brief
-# The note of what was timed in the second way.
+# A note on brief timings.
 BRIEFLY = f"timed briefly ({TIMING}): in four short pairs of blocks, on a machine that may be busy"
 TimingState = Literal["measured", "simulator", "repeat", "none"]
 
 
 @dataclass(frozen=True)
 class OutputError:
-    """The largest error of one output beside what was allowed, in units of the output's own size;
-    of a `kind` that is compared exactly or points into an input, the share of wrong elements.
-    `where` is the worst index.
+    """The largest error of one output and its limit, in units of the output's own size; for a
+    `kind` that is compared exactly or points into an input, the share of wrong elements. `where` is
+    the index of the worst.
 
-    `quantile` is the 99.9 % quantile of the errors, or the largest error where that is within the
-    quantile's bound. `undecided` counts elements that differ from the reference's and are right:
-    its own rounding decides them (see correctness/undecided.py).
+    `quantile` is the 99.9 % quantile of the errors, or the largest error if that is within the
+    quantile's limit. `undecided` counts elements that differ from the reference's and are right,
+    because its own rounding decides them (`correctness.prepared.OtherRoundings`).
     """
 
     output: str
@@ -58,8 +55,8 @@ class OutputError:
         return self.worst <= self.allowed and self.quantile <= self.quantile_allowed
 
     def in_words(self, what: str = "") -> str:
-        """What is wrong with the output, as a sentence for the author of the kernel; `what` is
-        wrong, by default the output."""
+        """The error as a sentence for the author of the kernel, about `what` (default: the
+        output)."""
         what = what or self.output
         at = f" at {list(self.where)}" if self.where else ""
         if self.kind != "float" and self.worst <= 1:
@@ -79,7 +76,7 @@ class OutputError:
 
 @dataclass(frozen=True)
 class CaseCheck:
-    """Correctness on one case and seed. `message` says what is wrong, as a sentence."""
+    """Correctness on one case and seed. `message` describes the error in a sentence."""
 
     case: str
     seed: int
@@ -104,14 +101,15 @@ class Interval:
 @dataclass(frozen=True)
 class CaseTiming:
     """Times of one case in microseconds a call. `speedup` is baseline over candidate; `cycles` are
-    those of one call, as a simulator counts them.
+    a simulator's for one call. `charged_us` is the part of `candidate_us` that its own clock
+    missed.
 
-    `spread` is the half-width of the 95 % interval of `candidate_us`, in log units, where the
-    candidate was run repeatedly without a reference beside it; else 0.
+    `spread` is the half-width of the 95 % interval of `candidate_us`, in log units, of a candidate
+    that was run repeatedly without a reference; else 0.
 
-    In the state `repeat` the machine was too busy to measure, as `reason` says; then there is no
-    speed-up. `rough_us` and `rough_baseline_us` are the fastest calls of both sides
-    then, None where none was made: never a figure to compare or to rank by.
+    In the state `repeat` the machine was too busy to measure, as `reason` says, and there is no
+    speed-up. `rough_us` and `rough_baseline_us` are then the fastest calls of both sides, if any:
+    never figures to compare or to rank by.
     """
 
     case: str
@@ -128,10 +126,27 @@ class CaseTiming:
     rough_baseline_us: float | None = None
 
 
+class Violation(IntEnum):
+    """Kinds of flags, by the numbers that are stored."""
+
+    SIDE_STREAM = 1
+    BACKGROUND_WORK = 2
+    REPLACED_FUNCTIONS = 4
+    INTROSPECTION = 11
+    FORGED_RESULT = 12
+    HIDDEN_TIME = 13
+    FALLBACK = 14
+    LIBRARY = 15
+    IMPOSSIBLE_TIME = 29
+    LATE_OUTPUT = 36
+    DISPATCH_MODE = 46
+    PATCHED_LIBRARY = 50
+
+
 @dataclass(frozen=True)
 class Flag:
-    """A finding about the candidate's integrity. `defence` is the number of the row in the exploit
-    table. Severity `reject` ends the evaluation, `review` is shown to a person."""
+    """A finding about the candidate's integrity. `defence` is a `Violation`. Severity `reject` ends
+    the evaluation, `review` is shown to a person."""
 
     defence: int
     severity: Literal["reject", "review"]
@@ -140,7 +155,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Isolation:
-    """The isolation that an evaluation really had."""
+    """The isolation that an evaluation had."""
 
     network: bool
     user_namespace: bool
@@ -151,12 +166,12 @@ class Isolation:
 
 @dataclass(frozen=True)
 class EvaluationVerdict(Verdict):
-    """Why an evaluation came out as it did: a diagnosis, and what it was derived from.
+    """A diagnosis of an evaluation, and its input.
 
     `metrics` are measured and derived metrics of a correct kernel by raw names, `problem` the
     quantities of the leading case, `case` its name and `op` its operator. `kernels` are rows of a
     profiler: name, calls, us, pct. `not_measured` maps a tool to the reason why it reported
-    nothing. An empty `EvaluationVerdict()` is no verdict yet.
+    nothing. `EvaluationVerdict()` means none yet.
     """
 
     metrics: Mapping[str, float | str] = field(default_factory=dict)
@@ -167,7 +182,7 @@ class EvaluationVerdict(Verdict):
     op: str = ""
 
     def as_json(self) -> dict[str, Any]:
-        """The stored form; an empty object where there is no verdict yet."""
+        """The stored form; an empty object if there is no verdict yet."""
         if self == EvaluationVerdict():
             return {}
         stored = asdict(self)
@@ -178,7 +193,7 @@ class EvaluationVerdict(Verdict):
 @dataclass(frozen=True)
 class Evaluation:
     """One candidate on one problem and device. `seconds` maps a stage to its duration, and `calls`
-    to the time that candidate and reference spent in timed calls."""
+    to the time of all timed calls of candidate and reference."""
 
     key: str
     problem: str
@@ -205,7 +220,7 @@ class Evaluation:
 
     @property
     def correct(self) -> bool:
-        """Whether every check passed and nothing was rejected."""
+        """Whether every check passed without a rejection."""
         return self.validity == "correct"
 
     def as_json(self) -> dict[str, Any]:
@@ -263,3 +278,35 @@ def _timing(row: Mapping[str, Any]) -> CaseTiming:
 
 def _interval(row: Mapping[str, Any] | None) -> Interval | None:
     return Interval(**row) if row else None
+
+
+# -- rough times, for readers
+
+BUSY = "not confirmed: the processors were busy"
+
+
+def rough_ratio(timings: Sequence[CaseTiming | Mapping[str, Any]]) -> str:
+    """The rough speed-up of a kernel that could not be timed, over the cases that have one, such as
+    `roughly 20x (not confirmed: the processors were busy)`; else empty."""
+    ratios = [
+        float(baseline) / float(candidate)
+        for row in (asdict(t) if isinstance(t, CaseTiming) else t for t in timings)
+        if (baseline := row.get("rough_baseline_us")) and (candidate := row.get("rough_us"))
+    ]
+    if not ratios:
+        return ""
+    mean = math.exp(sum(map(math.log, ratios)) / len(ratios))
+    return f"roughly {_two_digits(mean)}x ({BUSY})"
+
+
+def rough_times(timing: Mapping[str, Any]) -> str:
+    """The fastest disturbed calls of one case in words; empty if there are none."""
+    candidate, baseline = timing.get("rough_us"), timing.get("rough_baseline_us")
+    if not candidate or not baseline:
+        return ""
+    return f"about {_two_digits(candidate)} us a call, reference {_two_digits(baseline)} us"
+
+
+def _two_digits(value: float) -> str:
+    """More digits would be read as a measurement."""
+    return f"{float(f'{value:.2g}'):g}"

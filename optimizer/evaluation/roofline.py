@@ -1,9 +1,9 @@
-"""What a case must do at least, against what it took: bytes and flops against measured ceilings,
-and times that no kernel can have reached.
+"""The least work of a case against its time: bytes and flops against measured ceilings, and times
+that no kernel can have reached.
 
 Compulsory bytes are every input and weight read once and every output written once. Operators that
-read only a part of an input (gathers, jagged rows) have a smaller floor, and no share of the
-bandwidth is stated for them. Knows nothing of how a candidate works. Standard library only.
+read only part of an input (gathers, jagged rows) have a smaller floor, and no share of the
+bandwidth is stated for them. Does not know how a candidate works. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,37 +15,35 @@ from typing import TYPE_CHECKING
 from kb.problem_terms import op_family
 from optimizer.evaluation.abi import ITEM_BYTES, Signature
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.problem.shapes import shape_quantities
-from optimizer.evaluation.records import CaseTiming, Flag
+from optimizer.evaluation.problem.spec import shape_quantities
+from optimizer.evaluation.records import CaseTiming, Flag, Violation
 
 if TYPE_CHECKING:
-    from optimizer.evaluation.problem.tensors import OpenCase
+    from optimizer.evaluation.problem.open_case import OpenCase
 
 
-ROW = 29  # of the exploit table: faster than physics
-# Inside the caches the measured rate is itself no limit: a better loop than torch's may exceed it.
+# Inside the caches the measured rate is no limit: a better loop than torch's may exceed it.
 CACHED_SLACK = 2.0
 READS_A_PART = frozenset({"gather", "scatter", "jagged"})
 # Fast algorithms need fewer multiplications than are counted: Winograd's F(4x4, 3x3) a quarter;
 # causal attention skips half of its products.
 FEWEST_FLOPS = {"conv": 0.25, "attention": 0.5}
-# How many times as fast as 16-bit values matrix units take narrower ones at most, by the dtype of
-# an input. Ceilings are of 16 bits and more. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in FP8,
-# 989 in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in FP4,
-# 2.25 in BF16). Data sheets of NVIDIA H100 and DGX B200.
+# How many times as fast as 16-bit values, of which ceilings are measured, matrix units process
+# narrower ones at most, by the dtype of an input. 8 bits: twice (H100 SXM, dense: 1,979 TFLOPS in
+# FP8, 989 in BF16). Unsigned bytes may hold two 4-bit values: four times (B200, dense: 9 PFLOPS in
+# FP4, 2.25 in BF16). Data sheets of NVIDIA H100 and DGX B200.
 NARROW_RATE = {"int8": 2.0, "uint8": 4.0}
-NARROW_SHARE = 1 / 8  # of the bytes that are read, from which on such inputs are operands
+NARROW_SHARE = 1 / 8  # of the bytes read, from which on such inputs count as operands
 
 
 @dataclass(frozen=True)
-class Work:
-    """The work of one case. `dtype` is that of most of its bytes. `flops` are counted from the
-    reference, 0 where none are.
+class CaseWork:
+    """The least work of one case. `dtype` is that of most of its bytes. `flops` are counted from
+    the reference, 0 if none are.
 
-    `relaxed` says that lower precision inside is allowed. `causal` marks attention in which a place
-    sees itself and those before it; the counter counts all pairs. `shape` are quantities of
-    `shape_quantities`. `narrow_rate` is how many times as fast as 16-bit values matrix units may
-    take its operands.
+    `relaxed`: lower precision inside is allowed. `causal`: attention in which a position sees only
+    itself and earlier ones; the counter counts all pairs. `shape` comes from `shape_quantities`.
+    `narrow_rate` is how many times as fast as 16-bit values matrix units may process its operands.
     """
 
     op: str
@@ -61,18 +59,18 @@ class Work:
 
     @property
     def needed_flops(self) -> int:
-        """Flops without products that the result does not depend on: half of the pairs in causal
-        attention, where both sides are of one length."""
+        """Flops that the result depends on: half of the pairs in causal attention, whose two sides
+        have the same length."""
         return self.flops // 2 if self.causal else self.flops
 
     @property
     def compulsory_bytes(self) -> int:
-        """Bytes read and written at least."""
+        """Fewest bytes read and written."""
         return self.read_bytes + self.written_bytes
 
     @property
     def whole(self) -> bool:
-        """Whether every byte of every input is really needed."""
+        """Whether every byte of every input is needed."""
         return op_family(self.op) not in READS_A_PART
 
     @property
@@ -81,16 +79,16 @@ class Work:
         return ITEM_BYTES[self.dtype]
 
 
-def work_of(case: OpenCase) -> Work:
+def work_of(case: OpenCase) -> CaseWork:
     """The work of a case. Runs the reference once to count its operations."""
     signature = case.signature
     read = signature.compulsory_read_bytes
-    return Work(
+    return CaseWork(
         op=case.problem.op,
         dtype=main_dtype(signature),
         read_bytes=read,
         written_bytes=signature.compulsory_bytes - read,
-        flops=case.flops(),
+        flops=case.flops,
         relaxed=case.problem.policy.precision == "relaxed",
         reduction_length=case.reduction_length(),
         causal=_causal(case),
@@ -108,12 +106,10 @@ def _narrow_rate(signature: Signature, read_bytes: int) -> float:
 
 
 def _causal(case: OpenCase) -> bool:
-    """Whether the reference's own operator is causal; a mask in a tensor is not looked at."""
+    """Whether the reference's operator is causal; a mask in a tensor does not count."""
     if op_family(case.problem.op) != "attention":
         return False
-    from optimizer.evaluation.problem.operators import (
-        traits_of,  # runs the reference, and needs torch
-    )
+    from optimizer.evaluation.problem.operators import traits_of  # needs torch
 
     return any(
         name.endswith(".is_causal") and value is True for name, value in traits_of(case).items()
@@ -121,7 +117,7 @@ def _causal(case: OpenCase) -> bool:
 
 
 def main_dtype(signature: Signature) -> str:
-    """The floating dtype of most bytes; of all dtypes where none is floating."""
+    """The dtype of most bytes, among floating ones if there are any."""
     totals: dict[str, int] = {}
     for tensor in signature.tensors:
         totals[tensor.dtype] = totals.get(tensor.dtype, 0) + tensor.bytes
@@ -132,10 +128,10 @@ def main_dtype(signature: Signature) -> str:
 
 @dataclass(frozen=True)
 class Achieved:
-    """Rates of one timed case and their shares of the ceilings, in percent; None where unknown.
+    """Rates of one timed case and their shares of the ceilings, in percent; None if unknown.
 
-    `floor_seconds` is the least time at the measured ceilings, by bytes or by flops; `limit` names
-    which.
+    `floor_seconds` is the least time at the measured ceilings; `limit` names the one that gives it,
+    bytes or flops.
     """
 
     seconds: float
@@ -154,13 +150,13 @@ class Achieved:
 
 
 def achieved(
-    work: Work, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
+    work: CaseWork, seconds: float, ceilings: Ceilings, counted_bytes: float | None = None
 ) -> Achieved:
-    """The rates of a case that took so many seconds. `counted_bytes` is real traffic, where a
-    counter gave it."""
+    """The rates of a case that took so many seconds. `counted_bytes` is the traffic that a counter
+    reported."""
     by_bytes = _byte_seconds(work, ceilings)
     peak = ceilings.peak(work.dtype, relaxed=work.relaxed)
-    # Without counted flops there is hardly any arithmetic: 0 % of the peak, not an unknown share.
+    # No counted flops means hardly any arithmetic: 0 % of the peak, not an unknown share.
     by_flops = work.needed_flops / peak if peak else None
     floors = {"bytes": by_bytes, "flops": by_flops or None}
     known = {limit: floor for limit, floor in floors.items() if floor is not None}
@@ -178,17 +174,17 @@ def achieved(
     )
 
 
-def _byte_seconds(work: Work, ceilings: Ceilings) -> float | None:
+def _byte_seconds(work: CaseWork, ceilings: Ceilings) -> float | None:
     if not work.whole or not work.compulsory_bytes:
         return None
     return ceilings.stream_seconds(work.read_bytes, work.written_bytes)
 
 
 def metrics_of(
-    work: Work, seconds: float, ceilings: Ceilings | None, launches: float | None = None
+    work: CaseWork, seconds: float, ceilings: Ceilings | None, launches: float | None = None
 ) -> dict[str, float]:
-    """What the harness itself knows of a timed case, by its raw metric names. Shares are only given
-    of ceilings that a quiet machine measured."""
+    """The harness's own metrics of a timed case, by raw names. Shares are given only of ceilings
+    that a quiet machine measured."""
     metrics = {"call_us": seconds * 1e6}
     if ceilings is None or not ceilings.trusted:
         return metrics
@@ -205,15 +201,12 @@ def metrics_of(
     return metrics
 
 
-# -- faster than physics
+# -- impossible times
 
 
-def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
-    """Flags of row 29 of the exploit table for one timed case: `reject` where no kernel can be so
-    fast on this device, `review` where a person should look.
-
-    `ceilings` is None where the device was not measured; then only the speed-up is looked at.
-    """
+def impossible_times(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> list[Flag]:
+    """Flags of one timed case: `reject` if no kernel can be so fast on this device, `review` if a
+    person should look. Without `ceilings` only the speed-up is checked."""
     limits = limits_of(work, timing, ceilings)
     flags = list(roofline_flags(timing, limits))
     took = timing.candidate_us
@@ -223,22 +216,22 @@ def impossible_times(work: Work, timing: CaseTiming, ceilings: Ceilings | None) 
     soft = achieved(least, took * 1e-6, ceilings).floor_seconds
     if soft is not None and took < soft * 1e6 / CACHED_SLACK:
         message = f"case {timing.case}: {took:.3g} us, where the ceilings give {soft * 1e6:.3g} us"
-        flags.append(Flag(ROW, "review", message))
+        flags.append(Flag(Violation.IMPOSSIBLE_TIME, "review", message))
     return flags
 
 
-def limits_of(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> DeviceLimits:
-    """What binds every kernel, by the kindest reading: what fits the cache was there already, in
-    any dtype, by the best algorithm, at the fastest rate.
+def limits_of(work: CaseWork, timing: CaseTiming, ceilings: Ceilings | None) -> DeviceLimits:
+    """Limits of every kernel, by the most favourable assumptions: what fits the cache was already
+    in it, in any dtype, by the best algorithm, at the fastest rate.
 
-    Ceilings of a busy machine, or ceilings that the reference itself beats, bind nobody.
+    Ceilings of a busy machine, or ceilings that the reference itself beats, set no limit.
     """
     total = work.compulsory_bytes if work.whole else work.written_bytes
     flops = int(work.flops * FEWEST_FLOPS.get(op_family(work.op), 1.0))
     unbound = DeviceLimits(total, flops)
     if ceilings is None or not ceilings.trusted:
         return unbound
-    moved = max(0, int(total - ceilings.kept_bytes))
+    moved = max(0, int(total - ceilings.cached_bytes))
     peak = ceilings.fastest_peak
     peak = peak and peak * work.narrow_rate
     limits = DeviceLimits(moved, flops, ceilings.fastest_bandwidth(total), peak)
@@ -246,15 +239,14 @@ def limits_of(work: Work, timing: CaseTiming, ceilings: Ceilings | None) -> Devi
     return unbound if baseline is not None and baseline < limits.least_us else limits
 
 
-# Ceilings are measured too, and by a program that is no better than a good kernel.
-MARGIN = 1.05
+MARGIN = 1.05  # ceilings are measured, by a program that is no better than a good kernel
 REMARKABLE = 10.0  # a gain that a person should look at
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What one call has to do, and the best that the device did: bytes and flops a second, None
-    where nobody measured it or where it does not bind (a case that fits the cache)."""
+    """The work of one call, and the device's best rates in bytes and flops a second, None if they
+    were not measured or set no limit (a case that fits the cache)."""
 
     bytes: int
     flops: int
@@ -270,20 +262,20 @@ class DeviceLimits:
 
 
 def roofline_flags(timing: CaseTiming, work: DeviceLimits) -> Iterator[Flag]:
-    """Flags of row 29 of the exploit table, for one case and its limits."""
+    """Flags of one case with these limits."""
     took = timing.candidate_us
     if took is None:
         return
     if took < work.least_us:
         yield Flag(
-            29,
+            Violation.IMPOSSIBLE_TIME,
             "reject",
             f"case {timing.case}: {took:.3g} us, but {work.bytes:,} bytes and {work.flops:,} "
             f"operations take this device {work.least_us:.3g} us at least",
         )
     if timing.speedup is not None and timing.speedup.value >= REMARKABLE:
         yield Flag(
-            29,
+            Violation.IMPOSSIBLE_TIME,
             "review",
             f"case {timing.case}: {timing.speedup.value:.1f} times as fast as the reference; look "
             "at what it leaves out",

@@ -1,8 +1,8 @@
-"""Do the whole kernels that ship with the knowledge still compile? Each is given to the tool that
-its row names, for the row's chip, which need not be here.
+"""Compile the sample kernels that ship with the knowledge, each with the tool and for the chip of
+its row. The chip need not be in this machine.
 
-Compiles and parses only. Whether a kernel is right needs its device; the rows say where that was
-seen.
+Compiles or parses, never runs: correctness needs the device, and the rows record where it was
+verified.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from kb import clock
 from kb.errors import NotFound
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cuda import SPECIFIC, Nvcc, code_for, find_nvcc
-from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
-from optimizer.evaluation.toolchains.triton.toolchains import capability
+from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, run
 
-LIMITS = Limits(seconds=180.0, memory_bytes=None, file_bytes=512 << 20)
+LIMITS = CommandLimits(seconds=180.0, memory_bytes=None, file_bytes=512 << 20)
 CHILD = Path(__file__).with_name("toolchains") / "triton" / "sample_child.py"
 GPP = ("-std=c++17", "-O2", "-shared", "-fPIC", "-fopenmp")
 MAX_DETAIL = 2_000  # characters of a compiler's message
@@ -39,8 +38,8 @@ MAX_DETAIL = 2_000  # characters of a compiler's message
 
 @dataclass(frozen=True)
 class SampleCheck:
-    """What a check of one sample found here. `outcome` is `compiles`, `parses`, `refused` or `not
-    checked`; `broken` says that it was seen to do more in the row than now. `detail` is the tool's
+    """The check of one sample. `outcome` is `compiles`, `parses`, `refused` or `not checked`;
+    `broken`: it compiled when its row was recorded, and is now refused. `detail` is the tool's
     message, or why it was not checked."""
 
     sample: str
@@ -54,7 +53,7 @@ class SampleCheck:
     broken: bool
 
     def as_json(self) -> dict[str, Any]:
-        """The form that the command prints."""
+        """The output of the command."""
         return asdict(self)
 
 
@@ -67,8 +66,8 @@ class _Result:
 
 
 def check_samples(folder: Path, hardware: str | None = None) -> Iterator[SampleCheck]:
-    """Check the samples of a folder of knowledge one after the other, of one hardware id with those
-    above it, or of all. Raises NotFound for an id without samples."""
+    """Check the samples of a knowledge folder, all or those of a hardware id and its ancestors.
+    Raises NotFound for an id without samples."""
     specs = {spec.id: spec for spec in builtin_hardware(folder)}
     wanted = lineage(hardware, specs) if hardware in specs else ()
     samples = [s for s in shipped_samples(folder) if hardware is None or s.hardware in wanted]
@@ -81,10 +80,10 @@ def check_samples(folder: Path, hardware: str | None = None) -> Iterator[SampleC
 def check_sample(
     folder: Path, sample: ShippedSample, specs: Mapping[str, HardwareSpec]
 ) -> SampleCheck:
-    """Give one sample to its tool."""
+    """Compile or parse one sample."""
     with tempfile.TemporaryDirectory(prefix="kernlore-sample-") as scratch:
         result = _TOOLS[sample.check](folder / sample.path, sample, specs, Path(scratch))
-    held = sample.status in ("compiles", "runs", "right")
+    compiled_before = sample.status in ("compiles", "runs", "right")
     return SampleCheck(
         sample=sample.path,
         title=sample.title,
@@ -94,12 +93,12 @@ def check_sample(
         date=clock.now()[:10],
         detail=result.detail.strip()[-MAX_DETAIL:],
         recorded=sample.evidence,
-        broken=held and result.outcome == "refused",
+        broken=compiled_before and result.outcome == "refused",
     )
 
 
 def _arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
-    """The row's own, else the compute capability of its hardware."""
+    """The row's architecture, or the compute capability of its hardware."""
     if sample.arch:
         return sample.arch
     facts = effective_facts(sample.hardware, specs) if sample.hardware in specs else {}
@@ -108,8 +107,8 @@ def _arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
 
 
 def _cuda_arch(sample: ShippedSample, specs: Mapping[str, HardwareSpec]) -> str:
-    """Such as "90a"; empty where none is known."""
-    arch = capability(Target(sample.hardware, (), arch=_arch(sample, specs) or None))
+    """An architecture such as "90a"; "" if unknown."""
+    arch = EvaluationTarget(sample.hardware, (), arch=_arch(sample, specs) or None).capability
     return f"{arch}{'a' if arch in SPECIFIC else ''}" if arch else ""
 
 
@@ -139,7 +138,9 @@ def _python_tool(
     target: Any = f"sm_{_cuda_arch(sample, specs)}"
     if name == "triton":
         amd = arch.startswith("gfx")
-        number = None if amd else capability(Target(sample.hardware, (), arch=arch or None))
+        number = (
+            None if amd else EvaluationTarget(sample.hardware, (), arch=arch or None).capability
+        )
         wave = 64 if arch.startswith("gfx9") else 32
         target = ["hip", arch, wave] if amd else ["cuda", number, 32]
     request = scratch / "request.json"

@@ -1,4 +1,4 @@
-"""How an evaluation is done: limits, seeds, timing, and which defences are on."""
+"""How an evaluation is done: limits, seeds, timing and defences."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from dataclasses import asdict, dataclass, field
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.isolation.levels import Wanted
-from optimizer.evaluation.isolation.processors import usable_processors
+from optimizer.evaluation.isolation.machine import usable_processors
 from optimizer.evaluation.records import TIMING
-from optimizer.evaluation.timing.blocks import TimingPolicy
+from optimizer.evaluation.runner.defences import Defences
+from optimizer.evaluation.timing.measure import TimingPolicy
 
 HARNESS = "16"  # raised whenever the same candidate could get another verdict
 GIB = 1 << 30
 MIB = 1 << 20
-# Four short pairs of blocks, of whose time the threads may have waited half for a processor: with
-# more, clocks say nothing about a candidate either.
+# Four short pairs of blocks, whose threads may have waited for a processor half of the time: with
+# more waiting, clocks say nothing about a candidate either.
 BRIEF = TimingPolicy(block_ms=5.0, min_pairs=4, max_pairs=10, narrow=math.inf, tolerated=0.5)
 
 
 def timing_policy() -> TimingPolicy:
-    """How candidates are timed where nobody says it, by the environment. It reaches every process
-    that evaluates: services, runs, and sessions on another machine. Raises InvalidRequest."""
+    """The default timing, by the environment, which reaches every process that evaluates: services,
+    runs, and sessions on other machines. Raises InvalidRequest."""
     named = os.environ.get(TIMING, "full")
     if named not in ("full", "brief"):
         raise InvalidRequest(f"{TIMING} is {named!r}", hint="Set it to full or brief.")
@@ -37,10 +38,9 @@ class EvaluationSettings:
     """How candidates are evaluated.
 
     `seeds` counts correctness runs of each case. `call_seconds` and `load_seconds` are deadlines.
-    `memory_bytes` is beyond what a runner has mapped before a candidate is loaded. `golden_bytes`
-    is what goldens of a case may take that are kept for later candidates; those of one seed are
-    kept in any case. `without` holds rows of the exploit table whose defence is off; only
-    `kernlore doctor --exploits` sets it.
+    `memory_bytes` is in addition to what a runner has mapped before it loads a candidate.
+    `golden_bytes` limits the goldens of a case that stay for later candidates; those of one seed
+    always do.
     """
 
     seeds: int = 2
@@ -54,27 +54,22 @@ class EvaluationSettings:
     processes: int = 1024
     timing: TimingPolicy = field(default_factory=timing_policy)
     profile: bool = False
-    without: frozenset[int] = frozenset()
+    defences: Defences = field(default_factory=Defences)
 
     @property
     def brief(self) -> bool:
         """Whether a result has to say that it was timed briefly."""
         return self.timing == BRIEF
 
-    def on(self, *defences: int) -> bool:
-        """Whether the defences of these rows of the exploit table are all on. A check that serves
-        several rows names them all, so that switching one row off switches it off."""
-        return self.without.isdisjoint(defences)
-
     @property
     def freshens(self) -> bool:
-        """Whether every input with a second draw is written anew before each timed call, so that
-        what it held before matters to none."""
-        return self.on(7, 8, 33, 34, 35)
+        """Whether every input with a second draw is overwritten before each timed call, so that its
+        earlier content does not matter."""
+        return self.defences.fresh_values == "all"
 
     def limits(self, device: str) -> Mapping[str, int]:
-        """The limits that a runner takes on, in bytes and seconds. CUDA reserves address space far
-        beyond its use, so there is no memory limit there."""
+        """The limits of a runner, in bytes and seconds. No memory limit on a GPU, because CUDA
+        reserves far more address space than it uses."""
         limits = {
             "file_bytes": self.file_bytes,
             "processes": self.processes,
@@ -86,9 +81,9 @@ class EvaluationSettings:
 
     @property
     def fingerprint(self) -> str:
-        """A digest of everything that decides a result."""
+        """A digest of everything that decides a result; part of the keys of stored evaluations."""
         values = asdict(self)
-        values["without"] = sorted(self.without)
-        return hashlib.sha256(json.dumps([HARNESS, values], sort_keys=True).encode()).hexdigest()[
-            :16
-        ]
+        del values["defences"]
+        values["without"] = self.defences.weakened
+        digest = hashlib.sha256(json.dumps([HARNESS, values], sort_keys=True).encode())
+        return digest.hexdigest()[:16]

@@ -1,99 +1,168 @@
-"""Memory that the supervisor shares with a runner, and a store that gives it out again.
+"""Memory that the supervisor shares with runners, a store that reuses it, and copies and
+comparisons of large arrays by a few threads.
 
-Fresh memory is faulted in page by page, which takes ten times as long as writing it. Only memory
-that no living process maps goes back to the store. What is given out a second time holds nothing of
-its last use outside of its arrays; those are the taker's to write.
+New memory is faulted in page by page, ten times as slow as writing it. Only memory that no living
+process maps returns to the store. Reused memory has zeros outside of its arrays; what is in them is
+for the taker to overwrite.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import random
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import TypeVar
 
-from optimizer.evaluation.runner.memory import Arrays, Place, create, lay_out, pin, unpin
+import torch
 
-Specs = Sequence[tuple[str, Sequence[int]]]
-KEPT_BYTES = 16 << 30  # at most, and no more than a quarter of what is free
+from optimizer.evaluation.runner.memory import (
+    ArrayPlacement,
+    Arrays,
+    create,
+    lay_out,
+    pin,
+    unpin,
+)
+
+MAX_STORED_BYTES = 16 << 30  # and no more than a quarter of what is free
 _PAGES = "SC_AVPHYS_PAGES"
 
 
 @dataclass(frozen=True)
-class Shared:
-    """A memory file and views on it. `used` says that it held something else before. `pinned` says
-    that its pages stay in place for a GPU (see `optimizer.evaluation.runner.memory.pin`), as long
-    as it is kept."""
+class SharedArrays:
+    """A memory file and views on it. `used`: it held something else before. `pinned`: its pages
+    stay in place for a GPU (see `runner.memory.pin`) until it is closed."""
 
     fd: int
-    places: list[Place]
+    placements: list[ArrayPlacement]
     size: int
     arrays: Arrays
     used: bool = False
     pinned: bool = False
 
     def close(self) -> None:
-        """Unpin and close the file; the views stay valid while they are held."""
+        """Unpin and close the file; the views stay valid while they are referenced."""
         if self.pinned:
             unpin(self.arrays)
         os.close(self.fd)
 
 
 class SharedStore:
-    """Gives out shared memory. `keeps` says whether memory that was given back is given out again.
-    May be used by several threads."""
+    """Provides shared memory. `reuses`: memory that was given back is provided again.
+    Thread-safe."""
 
-    def __init__(self, keeps: bool = False) -> None:
-        self._keeps = keeps
-        self._room = _room() if keeps else 0
-        self._free: list[Shared] = []
+    def __init__(self, reuses: bool = False) -> None:
+        self._reuses = reuses
+        self._room = _room() if reuses else 0
+        self._free: list[SharedArrays] = []
         self._lock = threading.Lock()
 
-    def take(self, specs: Specs, pinned: bool = False) -> Shared:
-        """Memory for arrays of these (dtype, shape) pairs: zeros, or whatever it held where it was
-        used before. `pinned` asks for pinned memory, where that can be had."""
-        places, size = lay_out(specs)
-        shared = self._reusable(places) or _created(places, size)
+    def take(
+        self, specs: Sequence[tuple[str, Sequence[int]]], pinned: bool = False
+    ) -> SharedArrays:
+        """Memory for arrays of these (dtype, shape) pairs: zeros, or what it held before. `pinned`
+        asks for pinned memory, where possible."""
+        placements, size = lay_out(specs)
+        shared = self._reusable(placements) or _created(placements, size)
         if pinned and not shared.pinned:
             shared = replace(shared, pinned=pin(shared.arrays))
         return shared
 
-    def _reusable(self, places: Sequence[Place]) -> Shared | None:
-        """Memory laid out like this, by chance: where it lies decides some hundredths of a kernel's
-        time, which shall not always fall on the same side."""
+    def _reusable(self, placements: Sequence[ArrayPlacement]) -> SharedArrays | None:
+        """Free memory of this layout, chosen at random: its address decides some hundredths of a
+        kernel's time, which shall not always favour the same side."""
         with self._lock:
-            fitting = [n for n, shared in enumerate(self._free) if shared.places == places]
+            fitting = [n for n, shared in enumerate(self._free) if shared.placements == placements]
             if not fitting:
                 return None
             shared = self._free.pop(random.choice(fitting))
         shared.arrays.clear_gaps()
         return shared
 
-    def give(self, shared: Shared, reusable: bool) -> None:
-        """Give memory back. `reusable` says that no process maps it any more."""
+    def give(self, shared: SharedArrays, reusable: bool) -> None:
+        """Give memory back. `reusable`: no process maps it any more."""
         with self._lock:
-            held = sum(kept.size for kept in self._free)
-            if self._keeps and reusable and held + shared.size <= self._room:
+            held = sum(free.size for free in self._free)
+            if self._reuses and reusable and held + shared.size <= self._room:
                 self._free.append(replace(shared, used=True))
                 return
         shared.close()
 
     def close(self) -> None:
-        """Close what is kept. What is given back later is closed at once."""
+        """Close free memory. What is given back later is closed at once."""
         with self._lock:
-            self._keeps = False
+            self._reuses = False
             free, self._free = self._free, []
         for shared in free:
             shared.close()
 
 
-def _created(places: list[Place], size: int) -> Shared:
+def _created(placements: list[ArrayPlacement], size: int) -> SharedArrays:
     fd = create(size)
-    return Shared(fd, places, size, Arrays(fd, places, size))
+    return SharedArrays(fd, placements, size, Arrays(fd, placements, size))
 
 
 def _room() -> int:
-    """Bytes that may be kept."""
+    """Bytes that may be stored."""
     free = os.sysconf(_PAGES) * os.sysconf("SC_PAGE_SIZE") if _PAGES in os.sysconf_names else 0
-    return min(KEPT_BYTES, free // 4)
+    return min(MAX_STORED_BYTES, free // 4)
+
+
+# -- large arrays
+#
+# One thread is slower than the memory. These threads sleep between tasks, where OpenMP's spin on
+# into what is timed next.
+
+PIECE = 4 << 20  # bytes for which a thread is worth waking
+MAX_THREADS = 8
+T = TypeVar("T")
+_memcmp = ctypes.CDLL(None).memcmp
+_memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
+
+
+def copy_into(target: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy values into a tensor of the same size, both in host memory."""
+    plain = target.is_contiguous() and values.is_contiguous() and target.dtype == values.dtype
+    if not plain or target.shape != values.shape or target.nbytes < 2 * PIECE:
+        target.copy_(values)
+        return
+    to, source = target.view(-1), values.view(-1)
+
+    def copied(begin: int, end: int) -> None:
+        to[begin:end].copy_(source[begin:end])
+
+    list(_in_pieces(copied, to.numel(), target.element_size()))
+
+
+def same_bits(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors of one size and dtype in host memory are equal bit by bit; NaN is a value
+    here."""
+    ours, theirs = left.contiguous(), right.contiguous()
+    size = ours.numel() * ours.element_size()
+    first, second = ours.data_ptr(), theirs.data_ptr()
+
+    def same(begin: int, end: int) -> bool:
+        return bool(_memcmp(first + begin, second + begin, end - begin) == 0)
+
+    return not size or all(_in_pieces(same, size, 1))
+
+
+def _in_pieces(work: Callable[[int, int], T], count: int, size: int) -> Iterable[T]:
+    """Results of `work` on each piece, from one number to another, of `count` elements of `size`
+    bytes."""
+    pieces = max(1, min(torch.get_num_threads(), MAX_THREADS, count * size // PIECE))
+    bounds = [count * number // pieces for number in range(pieces + 1)]
+    if pieces == 1:
+        return [work(0, count)]
+    return _workers(os.getpid()).map(work, bounds[:-1], bounds[1:])
+
+
+@cache
+def _workers(process: int) -> ThreadPoolExecutor:
+    """The threads of this process; a fork has none of them."""
+    return ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="arrays")

@@ -1,5 +1,8 @@
-"""From a hardware id to what a toolchain needs: facts, the compiler's name for the chip, and
-whether the chip is in this machine."""
+"""From a hardware id to the target of a toolchain: its facts, the compiler's name for the chip, and
+whether the chip is in this machine.
+
+Knows neither the catalog nor toolchains: nodes of a search import it without them.
+"""
 
 from __future__ import annotations
 
@@ -12,35 +15,22 @@ from kb.hardware.detection import DetectedDevice
 from kb.hardware.spec import HardwareSpec, ToolchainSpec
 from optimizer.evaluation.bundle import SUFFIXES
 from optimizer.evaluation.collectors.probe import DeviceIdentity
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.registry import NOT_BUILT
 
-AUTO = "auto"
-# As the operating system names a core's caches, and the fact of each.
+AUTO = "auto"  # hardware: the first registered device of this machine
+# Cache levels by the operating system's name, with the fact of each.
 CACHES = {"L1d": "l1_size", "L2": "l2_size", "L3": "l3_size"}
-# Widest first; flags of /proc/cpuinfo.
-VECTORS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
+# Flags of /proc/cpuinfo, widest first.
+VECTOR_BITS = (("avx512f", 512), ("avx2", 256), ("avx", 256))
 
 
 @dataclass(frozen=True)
-class Chosen:
+class ChosenTarget:
     """A target, and the built-in toolchain that its hardware.toml names for the language."""
 
-    target: Target
+    target: EvaluationTarget
     builtin: str | None
-
-
-def here(devices: tuple[DetectedDevice, ...]) -> str:
-    """The id of the first registered device of this machine, accelerators first. Raises Unavailable
-    where none is registered."""
-    for device in devices:
-        if device.hardware_id_hint is not None:
-            return device.hardware_id_hint
-    names = ", ".join(device.name for device in devices) or "nothing"
-    raise Unavailable(
-        f"none of this machine's devices is a known hardware ({names})",
-        hint="Name one with --hardware, or describe it with `kernlore hardware new ID`.",
-    )
 
 
 def target_for(
@@ -51,16 +41,16 @@ def target_for(
     language: str,
     devices: tuple[DetectedDevice, ...],
     cuda: Callable[[], bool],
-) -> Chosen:
-    """The target of a hardware id for one language. `cuda` says whether torch can use a GPU here;
-    it is only called where that matters."""
+) -> ChosenTarget:
+    """The target of a hardware id for one language. `cuda`, which imports torch, says whether it
+    can use a GPU; it is only called if the hardware is a GPU of this machine."""
     toolchain = _toolchain(lineage, specs, language)
-    return Chosen(
-        Target(
+    return ChosenTarget(
+        EvaluationTarget(
             hardware=hardware,
             lineage=lineage,
             arch=_arch(facts, lineage),
-            device=_device(hardware, lineage, specs, devices, cuda),
+            device=_device(hardware, devices, cuda),
             facts=facts,
             templates=_templates(toolchain),
             languages=_languages(lineage, specs),
@@ -69,39 +59,62 @@ def target_for(
     )
 
 
+def detected_hardware(devices: tuple[DetectedDevice, ...]) -> str:
+    """The id of the first registered device of this machine, accelerators first. Raises Unavailable
+    if none is registered."""
+    for device in devices:
+        if device.hardware_id_hint is not None:
+            return device.hardware_id_hint
+    names = ", ".join(device.name for device in devices) or "nothing"
+    raise Unavailable(
+        f"none of this machine's devices is a known hardware ({names})",
+        hint="Name one with --hardware, or describe it with `kernlore hardware new ID`.",
+    )
+
+
 def facts_of(identity: DeviceIdentity) -> dict[str, float | str]:
-    """Facts that a CPU of this machine reports about itself, by key: caches in bytes, as one core
-    sees them, and the width of its vectors, where an instruction set has several. Empty for a GPU,
-    whose facts are those of its data sheet."""
+    """Facts that a CPU of this machine reports: cache sizes in bytes per core, and vector width.
+    {} for a GPU, whose facts are those of its data sheet."""
     if identity.kind != "cpu":
         return {}
     known = identity.caches
     facts: dict[str, float | str] = {
         fact: float(known[level]) for level, fact in CACHES.items() if level in known
     }
-    bits = next((bits for flag, bits in VECTORS if flag in identity.flags), None)
+    bits = next((bits for flag, bits in VECTOR_BITS if flag in identity.flags), None)
     if bits is not None:
         facts |= {"vector_bits": float(bits), "vector_load_max": bits / 8}
     return facts
 
 
+def command_toolchains(
+    specs: Mapping[str, HardwareSpec], lineage: Sequence[str]
+) -> dict[str, ToolchainSpec]:
+    """By language, the command toolchains of a chip and of its ancestors; the nearest wins."""
+    by_language: dict[str, ToolchainSpec] = {}
+    for ancestor in lineage:
+        for language, chain in specs[ancestor].toolchains.items() if ancestor in specs else ():
+            by_language.setdefault(language, chain)
+    return {language: chain for language, chain in by_language.items() if not chain.builtin}
+
+
 def _toolchain(
     lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec], language: str
 ) -> ToolchainSpec | None:
-    """Of the chip, else of the nearest above it."""
-    for place in lineage:
-        spec = specs.get(place)
+    """The toolchain of the chip, or of its nearest ancestor that has one."""
+    for ancestor in lineage:
+        spec = specs.get(ancestor)
         if spec is not None and language in spec.toolchains:
             return spec.toolchains[language]
     return None
 
 
 def _languages(lineage: tuple[str, ...], specs: Mapping[str, HardwareSpec]) -> dict[str, str]:
-    """The suffix of a kernel's file in each language that something compiles for the hardware."""
+    """File suffixes by language, of the languages that can be compiled for the chip."""
     suffixes = {language: suffix for suffix, language in reversed([*SUFFIXES.items()])}
     known: dict[str, str] = {}
-    for place in lineage:
-        for language, chain in specs[place].toolchains.items() if place in specs else ():
+    for ancestor in lineage:
+        for language, chain in specs[ancestor].toolchains.items() if ancestor in specs else ():
             if chain.builtin not in NOT_BUILT:
                 known.setdefault(language, chain.suffix or suffixes.get(language, ".py"))
     return dict(sorted(known.items()))
@@ -113,25 +126,8 @@ def _templates(toolchain: ToolchainSpec | None) -> Mapping[str, object]:
     return {name: value for name, value in vars(toolchain).items() if name != "builtin"}
 
 
-def own_toolchains(
-    specs: Mapping[str, HardwareSpec], lineage: Sequence[str]
-) -> dict[str, ToolchainSpec]:
-    """The command templates of a hardware by language: its own, else of the nearest above it."""
-    nearest: dict[str, ToolchainSpec] = {}
-    for place in lineage:
-        for language, toolchain in specs[place].toolchains.items() if place in specs else ():
-            nearest.setdefault(language, toolchain)
-    return {name: toolchain for name, toolchain in nearest.items() if not toolchain.builtin}
-
-
-def own_entry(specs: Mapping[str, HardwareSpec], lineage: Sequence[str], language: str) -> str:
-    """What a hardware's own toolchain wants a kernel to be called; empty where it does not say."""
-    toolchain = own_toolchains(specs, lineage).get(language)
-    return toolchain.entry if toolchain is not None else ""
-
-
 def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | None:
-    """ "90" for compute capability 9.0, "gfx942" as it is; a CPU is compiled for as "native"."""
+    """ "90" for compute capability 9.0, "gfx942" unchanged; "native" for a CPU."""
     capability = facts.get("compute_capability")
     if isinstance(capability, str):
         return capability.replace(".", "") if capability[0].isdigit() else capability
@@ -139,11 +135,7 @@ def _arch(facts: Mapping[str, float | str], lineage: tuple[str, ...]) -> str | N
 
 
 def _device(
-    hardware: str,
-    lineage: tuple[str, ...],
-    specs: Mapping[str, HardwareSpec],
-    devices: tuple[DetectedDevice, ...],
-    cuda: Callable[[], bool],
+    hardware: str, devices: tuple[DetectedDevice, ...], cuda: Callable[[], bool]
 ) -> Literal["cpu", "cuda"] | None:
     present = [device for device in devices if device.hardware_id_hint == hardware]
     if not present:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 
-from optimizer.evaluation.rough import rough_ratio, rough_times
+from optimizer.evaluation.records import rough_ratio, rough_times
 from optimizer.search.goal import MemoryName
 from optimizer.search.records import IN_FLIGHT, REFERENCE, Node, best_of, time_text
 

@@ -23,7 +23,7 @@ from kb.errors import InvalidKnowledge
 from kb.ids import derived_id
 from kb.moves_vocabulary import direction_of
 from kb.problem_terms import canonical_dtype, canonical_op, problem_terms
-from optimizer.evaluation.problem.shapes import SIZES
+from optimizer.evaluation.problem.spec import SIZES
 from optimizer.evaluation.records import CaseTiming, Interval
 from retrieval.diagnose.signals import load_signals
 from skills.curator.comparison import kernel_key

@@ -22,7 +22,7 @@ from optimizer.evaluation.evaluate import declaration_of
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import HARNESS
-from optimizer.evaluation.targets import own_toolchains
+from optimizer.evaluation.targets import command_toolchains
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.propose import SearchTask
@@ -269,6 +269,6 @@ def task_of(base: KnowledgeBase, exported: ExportedSearch) -> SearchTask:
         device,
         languages,
         registry.values_if_known(search.hardware),
-        own_toolchains(registry.all(), lineage),
+        command_toolchains(registry.all(), lineage),
     )
     return SearchTask(search.id, goal, problem_view(exported.problem, device), hardware)

@@ -221,11 +221,11 @@ def tree_of(
 def problem_of(problem: ExternalProblem) -> Problem:
     """Load the problem; none of its code runs. Raises NotFound or InvalidRequest."""
     # Imported here: it takes seconds, which a service without external trajectories saves.
-    from optimizer.evaluation.evaluate import problem_named, problem_sent
+    from optimizer.evaluation.evaluate import problem_from_text, problem_named
 
     if problem.name is not None:
         return problem_named(problem.name)
-    return problem_sent(problem.source, problem.toml)
+    return problem_from_text(problem.source, problem.toml)
 
 
 # -- the lines of an exported run

@@ -18,9 +18,8 @@ from kb.catalog.trajectories import State, StoredTrajectory
 from kb.errors import InvalidRequest, Unavailable
 from kb.ids import new_id
 from kb.workers import WorkerThread
-from optimizer.evaluation.evaluate_processes import EvaluateProcesses
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.queue import EvaluationQueue
+from optimizer.evaluation.queue import EvaluationProcesses, EvaluationQueue
 from optimizer.evaluation.targets import AUTO
 from retrieval.knowledge_base import KnowledgeBase
 from skills.trajectories.external import (
@@ -85,7 +84,7 @@ def requeue(base: KnowledgeBase, row: StoredTrajectory) -> StoredTrajectory:
 def evaluation_obstacle(base: KnowledgeBase, external: ExternalTrajectory, problem: Problem) -> str:
     """The reason why this machine cannot measure a trajectory, or "". Raises InvalidRequest for a
     step that no machine could evaluate."""
-    from optimizer.evaluation.evaluate import ask_for  # seconds to import
+    from optimizer.evaluation.evaluate import check_request  # seconds to import
 
     obstacles: dict[str, str] = {}  # by language
     searched = [case.name for case in problem.searched]
@@ -100,7 +99,7 @@ def evaluation_obstacle(base: KnowledgeBase, external: ExternalTrajectory, probl
         if language in obstacles:
             continue
         try:
-            request = ask_for(base, problem, step.bundle, hardware=external.hardware)
+            request = check_request(base, problem, step.bundle, hardware=external.hardware)
         except Unavailable as error:
             obstacles[language] = error.message
             continue
@@ -195,7 +194,7 @@ class TrajectoryQueue:
 def evaluate_now(
     base: KnowledgeBase,
     row: StoredTrajectory,
-    processes: EvaluateProcesses,
+    processes: EvaluationProcesses,
     listener: Callable[[str], None],
 ) -> StoredTrajectory:
     """Evaluate a queued trajectory in this process; returns its row afterwards.

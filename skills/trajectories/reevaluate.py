@@ -21,13 +21,12 @@ from kb.errors import InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.workers import keep_lease
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
-from optimizer.evaluation.evaluate import ask_for, choose_target
+from optimizer.evaluation.evaluate import check_request, choose_target
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
-from optimizer.evaluation.problem.importing import substituted
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.spec import Problem
+from optimizer.evaluation.problem.user_code import substituted
 from optimizer.evaluation.queue import EvaluationQueue, Submission
 from optimizer.evaluation.records import Evaluation, evaluation_from_json
 from optimizer.evaluation.settings import EvaluationSettings
@@ -125,7 +124,7 @@ class Reevaluation:
                 return None
             source = substituted(problem, cases[0].constants)
             bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model")
-            ask_for(self.base, problem, bundle, hardware=external.hardware)
+            check_request(self.base, problem, bundle, hardware=external.hardware)
         except (InvalidRequest, Unavailable):
             return None
         result = self._evaluate(external, problem, bundle, (cases[0].name,))
@@ -153,7 +152,7 @@ class Reevaluation:
         """The finished evaluation that the journal has under the same key. Looking it up here saves
         the process of an evaluation."""
         try:
-            asked = ask_for(self.base, problem, bundle, hardware=hardware, cases=cases)
+            asked = check_request(self.base, problem, bundle, hardware=hardware, cases=cases)
         except KernloreError:
             return None  # the queue will report it for this step alone
         settings, device = EvaluationSettings(), asked.chosen.target.device or "cpu"

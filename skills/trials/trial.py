@@ -18,10 +18,10 @@ from kb.errors import KernloreError
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op
 from optimizer.evaluation.diagnose import quantities
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Interval
-from optimizer.evaluation.roofline import Work, work_of
+from optimizer.evaluation.roofline import CaseWork, work_of
 from optimizer.evaluation.timing.statistics import combined
 from skills.trajectories.records import BOUNDING
 
@@ -236,7 +236,7 @@ _UNUSABLE = (KernloreError, RuntimeError, ValueError, IndexError, AssertionError
 def _opens(target: HeldOutCase) -> bool:
     """Whether the problem's own code can run these sizes."""
     try:
-        opened = open_case(target.problem, target.case)
+        opened = OpenCase(target.problem, target.case)
         opened.reference(opened.inputs(0), opened.state(0))
     except _UNUSABLE:
         return False
@@ -267,8 +267,8 @@ def can_be_offered(
     return compile_predicate(skill.predicate).evaluate(known).value is not False
 
 
-def _work(problem: Problem, case: Case) -> Work | None:
+def _work(problem: Problem, case: Case) -> CaseWork | None:
     try:
-        return work_of(open_case(problem, case))
+        return work_of(OpenCase(problem, case))
     except _UNUSABLE:
         return None

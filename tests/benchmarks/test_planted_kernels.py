@@ -6,9 +6,9 @@ import pytest
 
 from benchmarks.evaluation.gpu_machine import target_of
 from benchmarks.evaluation.planted_kernels import FOLDER, Planted, all_planted
+from optimizer.evaluation.evaluator import source_flags
 from optimizer.evaluation.problem.check import check_problem
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.source_rules import source_flags
 from retrieval.diagnose.signals import load_signals
 
 PROBLEMS = sorted(path.stem for path in (FOLDER / "problems").glob("*.py"))

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 
 
 @pytest.fixture(scope="session")

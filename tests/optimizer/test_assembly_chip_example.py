@@ -23,7 +23,7 @@ from kb.hardware.schema import parse_hardware
 from kb.hardware.spec import HardwareSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle, read_bundle
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
 from retrieval.diagnose.linear_patterns import compile_linear
 from retrieval.diagnose.metrics import load_metrics
@@ -60,8 +60,8 @@ class Drawn:
         return CommandToolchain(self.language, self.spec.toolchains[self.language])
 
     @property
-    def target(self) -> Target:
-        return Target(self.spec.id, (self.spec.id,))
+    def target(self) -> EvaluationTarget:
+        return EvaluationTarget(self.spec.id, (self.spec.id,))
 
     def code(self, kind: str) -> str:
         return str(self.numbers["errors"][kind]["code"])

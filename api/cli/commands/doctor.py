@@ -16,8 +16,8 @@ from api.cli.options import AsJson, DataDir, Url
 from api.cli.output import show
 
 if TYPE_CHECKING:
-    from optimizer.evaluation.exploits.defences import Defence
     from optimizer.evaluation.exploits.proof import ExploitResult
+    from optimizer.evaluation.exploits.table import Defence
 
 
 def doctor(

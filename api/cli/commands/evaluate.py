@@ -44,7 +44,7 @@ def evaluate(
 ) -> int:
     """Compile, check and time one candidate kernel. Exits 1 unless it is correct."""
     with opened(data_dir) as local:
-        from optimizer.evaluation.evaluate import evaluate_files, known_about
+        from optimizer.evaluation.evaluate import evaluate_files, knowledge_about
 
         evaluation = evaluate_files(
             local.services,
@@ -56,7 +56,7 @@ def evaluate(
             cases=tuple(case or ()),
             isolation=isolation,
         )
-        known = known_about(local.services, evaluation) if knowledge else {}
+        known = knowledge_about(local.services, evaluation) if knowledge else {}
     show({**evaluation.as_json(), "knowledge": known}, as_json, _rendered)
     return 0 if evaluation.correct else 1
 
@@ -92,7 +92,7 @@ def _short(value: float | str) -> str:
 
 
 def _timing(timing: Json) -> str:
-    from optimizer.evaluation.rough import rough_ratio, rough_times
+    from optimizer.evaluation.records import rough_ratio, rough_times
 
     if timing["state"] == "simulator":
         return f"{timing['case']}: {timing['cycles']} cycles (simulator)"

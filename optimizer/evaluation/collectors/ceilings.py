@@ -1,19 +1,19 @@
-"""What a device can really do: measured here, not taken from a data sheet.
+"""Ceilings of a device, measured rather than read from a data sheet.
 
 * copy: bytes read plus bytes written, over the time of torch's `copy_` between two buffers; read:
   `sum` of one buffer; write: `fill_`. Each at several footprints, the largest beyond the last-level
-  cache where memory allows. A CPU that reads a line before it overwrites it is slower at copying
-  than at reading, so a share of a ceiling is taken of the mix that the case has.
-* clone: a copy into memory that is allocated for it, as the outputs of every call are. On a CPU the
-  operating system hands large arrays out page by page where the allocator does not keep them;
-  here, as in the runners, it keeps them.
-* matmul: flops of one large product by torch's library, for each dtype; on a CPU those of
-  independent multiply-adds where they are more, because a library need not use its widest vectors.
-* launch: on a GPU one empty kernel in a queue of a hundred, on a CPU one empty OpenMP region.
+  cache if memory suffices. A CPU that reads a line before overwriting it copies more slowly than
+  it reads, so the ceiling of a case depends on its mix of reads and writes.
+* clone: a copy into newly allocated memory, like the outputs of every call. On a CPU large arrays
+  are mapped page by page unless the allocator retains freed memory, which it does here and in
+  runners.
+* matmul: flop/s of one large product by torch's library, for each dtype; on a CPU those of
+  independent multiply-adds if they are faster, as a library may not use the widest vectors.
+* launch: one empty kernel in a queue of a hundred on a GPU, one empty OpenMP region on a CPU.
 * dispatch: one torch operator on one element, called from Python.
 
-Every figure is the best of its repeats; `spread` is how far the median stayed behind. Measured in a
-child process, so that the supervisor stays cold. Standard library only.
+Each rate is the best of its repeats; `spread` is the relative distance of the median. Measured in a
+child process, because the supervisor must not compute with torch. Standard library only.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from typing import Any
 from kb.data_dir import private_file, private_folder
 from kb.errors import Unavailable
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
-from optimizer.evaluation.isolation.device_lock import DeviceLock
 from optimizer.evaluation.isolation.launch import threads_and_memory
-from optimizer.evaluation.toolchains.processes import Limits, clean_env, run
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, run
 
 CHILD = Path(__file__).with_name("ceilings_child.py")
 SECONDS = 120.0
 MIB = 1 << 20
-BUSY = 0.05
-AGAIN_SECONDS = 1800.0  # after which what a busy machine measured is measured again
-FORM = 4  # of the stored JSON; raised when a figure changes its meaning
+MAX_WAITED = 0.05  # share of time without a processor in a trusted measurement
+UNTRUSTED_SECONDS = 1800.0  # until an untrusted measurement is repeated
+FORM = 4  # version of the stored JSON; increased when a rate changes its meaning
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured figure. `value` is in bytes/s, flop/s or s; `spread` is median over best, less
-    one; `n` counts repeats."""
+class MeasuredRate:
+    """`value` is in bytes/s, flop/s or s; `spread` is median over best minus 1; `n` counts
+    repeats."""
 
     value: float
     spread: float
@@ -53,8 +53,8 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Point:
-    """Bandwidth in bytes/s at one footprint: all bytes that are touched."""
+class BandwidthPoint:
+    """Bandwidth in bytes/s at a footprint of `bytes`."""
 
     bytes: int
     value: float
@@ -64,53 +64,50 @@ class Point:
 
 @dataclass(frozen=True)
 class Ceilings:
-    """All ceilings of one device with one number of threads. `cache_bytes` is the size of its last
-    level.
+    """The ceilings of a device for one number of threads. `cache_bytes` is the size of its last
+    level cache.
 
-    `waited` is the share of the time in which its threads had no processor. Above `BUSY` the
-    figures are those of a machine that did other work too, and no time counts as impossible by
-    them.
+    `waited` is the share of the time in which threads waited for a processor. Above MAX_WAITED the
+    machine was busy, and the ceilings do not make a time impossible.
     """
 
     device: str
     kind: DeviceKind
     threads: int
     cache_bytes: int
-    copy: tuple[Point, ...]
-    read: tuple[Point, ...] = ()
-    write: tuple[Point, ...] = ()
-    clone: tuple[Point, ...] = ()
-    matmul: Mapping[str, Figure] = field(default_factory=dict)
-    launch: Figure | None = None
-    dispatch: Figure | None = None
+    copy: tuple[BandwidthPoint, ...]
+    read: tuple[BandwidthPoint, ...] = ()
+    write: tuple[BandwidthPoint, ...] = ()
+    clone: tuple[BandwidthPoint, ...] = ()
+    matmul: Mapping[str, MeasuredRate] = field(default_factory=dict)
+    launch: MeasuredRate | None = None
+    dispatch: MeasuredRate | None = None
     measured_at: float = 0.0
     seconds: float = 0.0
     waited: float = 0.0
 
     @property
     def trusted(self) -> bool:
-        """Whether the machine was quiet enough."""
-        return self.waited <= BUSY
+        """Whether the machine was idle enough."""
+        return self.waited <= MAX_WAITED
 
     @property
     def copy_bandwidth(self) -> float:
-        """At the largest footprint, in bytes/s."""
+        """Bandwidth at the largest footprint, in bytes/s."""
         return self.copy[-1].value
 
     @property
-    def kept_bytes(self) -> float:
-        """The most that can have stayed in a cache from one call to the next: below the footprint
-        from which on bandwidth no longer falls, and no more than the last level is reported to
-        hold."""
+    def cached_bytes(self) -> float:
+        """An upper bound of the bytes that stay in cache between calls: the footprint from which
+        bandwidth stops falling, or the size of the last level if that is smaller."""
         slowest = 1.25 * self.fastest_bandwidth(self.copy[-1].bytes)
         flat = [p.bytes for p in self.copy if self.fastest_bandwidth(p.bytes) <= slowest]
         beyond = min(flat, default=self.copy[-1].bytes)
         return min(beyond, self.cache_bytes) if self.cache_bytes else beyond
 
     def stream_seconds(self, read_bytes: float, written_bytes: float) -> float:
-        """The time that moving these bytes once takes at the measured rates: as much as can be
-        paired is a copy, the rest is plain reading or writing; and the cost of new memory for the
-        outputs."""
+        """The time to move these bytes once at the measured rates: equal amounts as a copy, the
+        rest as reads or writes, plus the allocation of the outputs."""
         footprint = read_bytes + written_bytes
         paired = min(read_bytes, written_bytes)
         copy = interpolated(self.copy, footprint)
@@ -122,8 +119,8 @@ class Ceilings:
         )
 
     def _new_memory(self, size: float) -> float:
-        """Seconds that allocating and first touching an output adds: a step where the allocator
-        stops to keep arrays, so nothing is interpolated."""
+        """Seconds to allocate and first touch an output. Not interpolated: it is a step at the size
+        from which the allocator returns memory to the system."""
         known = {point.bytes: point.value for point in self.copy}
         below = [point for point in self.clone if point.bytes <= 2 * size and point.bytes in known]
         if not below:
@@ -132,14 +129,13 @@ class Ceilings:
         return max(0.0, 2 * size / point.value - 2 * size / known[point.bytes])
 
     def fastest_bandwidth(self, footprint: float) -> float:
-        """The bandwidth that nothing of this footprint exceeded: over all kinds of access, at the
-        largest measured footprint that is no larger."""
-        rates = [_at_most(points, footprint) for points in (self.copy, self.read, self.write)]
-        return max(rates)
+        """The highest measured bandwidth of any access, at footprints from the nearest smaller one
+        upwards."""
+        return max(_fastest(points, footprint) for points in (self.copy, self.read, self.write))
 
     def peak(self, dtype: str, *, relaxed: bool = False) -> float | None:
-        """Flop/s of matrix products in this dtype, None where it was not measured; with `relaxed`,
-        the fastest dtype, because lower precision inside is allowed."""
+        """Flop/s of matrix products in this dtype, None if not measured; with `relaxed` those of
+        the fastest dtype, because computing in lower precision is allowed."""
         if relaxed and self.matmul:
             return self.fastest_peak
         figure = self.matmul.get(dtype)
@@ -147,7 +143,7 @@ class Ceilings:
 
     @property
     def fastest_peak(self) -> float | None:
-        """Flop/s of the fastest dtype; None without any."""
+        """Flop/s of the fastest dtype."""
         return max((figure.value for figure in self.matmul.values()), default=None)
 
     def as_json(self) -> dict[str, Any]:
@@ -161,28 +157,27 @@ def from_json(record: Mapping[str, Any]) -> Ceilings:
         raise KeyError("form")
     fields = {name: record[name] for name in Ceilings.__dataclass_fields__}
     for name in ("copy", "read", "write", "clone"):
-        fields[name] = tuple(Point(**row) for row in record[name])
-    fields["matmul"] = {dtype: Figure(**row) for dtype, row in record["matmul"].items()}
+        fields[name] = tuple(BandwidthPoint(**row) for row in record[name])
+    fields["matmul"] = {dtype: MeasuredRate(**row) for dtype, row in record["matmul"].items()}
     for name in ("launch", "dispatch"):
-        fields[name] = Figure(**record[name]) if record[name] else None
+        fields[name] = MeasuredRate(**record[name]) if record[name] else None
     return Ceilings(**fields)
 
 
 def measure_ceilings(kind: DeviceKind = "cpu", threads: int = 1) -> Ceilings:
     """Measure the ceilings of this machine's device. Takes about ten seconds, twice that on a busy
-    machine, and the device for itself: the caller must not hold its lock. Raises Unavailable where
-    it fails."""
-    first = _measured(kind, threads)
-    return first if first.trusted else joined(first, _measured(kind, threads))
+    machine, and locks the device, whose lock the caller must not hold. Raises Unavailable."""
+    first = _measure(kind, threads)
+    return first if first.trusted else joined(first, _measure(kind, threads))
 
 
-def _measured(kind: DeviceKind, threads: int) -> Ceilings:
+def _measure(kind: DeviceKind, threads: int) -> Ceilings:
     identity = identify(kind)
     command = [sys.executable, "-I", str(CHILD), kind, str(threads), str(_largest(identity))]
     env = clean_env(Path.cwd(), **threads_and_memory(threads))
     env.pop("HOME")
     env.pop("TMPDIR")
-    limits = Limits(seconds=SECONDS, memory_bytes=None)
+    limits = CommandLimits(seconds=SECONDS, memory_bytes=None)
     with DeviceLock(kind) as lock:
         lock.alone()
         done = run(command, cwd=Path.cwd(), limits=limits, env=env)
@@ -196,7 +191,7 @@ def _measured(kind: DeviceKind, threads: int) -> Ceilings:
 
 
 def _ceilings(identity: DeviceIdentity, threads: int, figures: Mapping[str, Any]) -> Ceilings:
-    own = {
+    common = {
         "form": FORM,
         "device": identity.id,
         "kind": identity.kind,
@@ -204,11 +199,12 @@ def _ceilings(identity: DeviceIdentity, threads: int, figures: Mapping[str, Any]
         "cache_bytes": identity.cache_bytes,
         "measured_at": time.time(),
     }
-    return from_json({**figures, **own})
+    return from_json({**figures, **common})
 
 
 def _largest(identity: DeviceIdentity) -> int:
-    """Twice the last-level cache and at least 256 MiB, but an eighth of memory at most."""
+    """The largest footprint: twice the last-level cache, at least 256 MiB, at most an eighth of
+    memory."""
     wanted = max(256 * MIB, 2 * identity.cache_bytes)
     if identity.kind == "cuda":
         wanted = max(wanted, 2048 * MIB)
@@ -216,8 +212,8 @@ def _largest(identity: DeviceIdentity) -> int:
     return max(16 * MIB, min(wanted, most))
 
 
-def interpolated(points: Sequence[Point], footprint: float) -> float:
-    """Bandwidth at a footprint, between measured ones on logarithmic axes."""
+def interpolated(points: Sequence[BandwidthPoint], footprint: float) -> float:
+    """Bandwidth at a footprint, interpolated on logarithmic axes."""
     ordered = sorted(points, key=lambda point: point.bytes)
     after = next((n for n, point in enumerate(ordered) if point.bytes >= footprint), len(ordered))
     if after in (0, len(ordered)):
@@ -227,21 +223,17 @@ def interpolated(points: Sequence[Point], footprint: float) -> float:
     return float(low.value ** (1 - share) * high.value**share)
 
 
-def _at_most(points: Sequence[Point], footprint: float) -> float:
-    """The fastest of the points at this footprint's side: the nearest below and all above it."""
+def _fastest(points: Sequence[BandwidthPoint], footprint: float) -> float:
+    """The highest bandwidth of the nearest point below the footprint and of all above it."""
     if not points:
         return 0.0
-    below = max((p.bytes for p in points if p.bytes <= footprint), default=min(map(_size, points)))
+    smallest = min(p.bytes for p in points)
+    below = max((p.bytes for p in points if p.bytes <= footprint), default=smallest)
     return max(point.value for point in points if point.bytes >= below)
 
 
-def _size(point: Point) -> int:
-    return point.bytes
-
-
 def joined(before: Ceilings, after: Ceilings) -> Ceilings:
-    """The better figure of each; as trusted as the quieter measurement."""
-    quiet = min(before.waited, after.waited)
+    """The better value of each rate; as trusted as the better measurement."""
     matmul = {
         dtype: max((f for f in (before.matmul.get(dtype), figure) if f), key=lambda f: f.value)
         for dtype, figure in after.matmul.items()
@@ -255,27 +247,29 @@ def joined(before: Ceilings, after: Ceilings) -> Ceilings:
         matmul=matmul,
         launch=_shorter(before.launch, after.launch),
         dispatch=_shorter(before.dispatch, after.dispatch),
-        waited=quiet,
+        waited=min(before.waited, after.waited),
     )
 
 
-def _better(before: Sequence[Point], after: Sequence[Point]) -> tuple[Point, ...]:
+def _better(
+    before: Sequence[BandwidthPoint], after: Sequence[BandwidthPoint]
+) -> tuple[BandwidthPoint, ...]:
     known = {point.bytes: point for point in before}
     return tuple(max(known.get(p.bytes, p), p, key=lambda q: q.value) for p in after)
 
 
-def _shorter(before: Figure | None, after: Figure | None) -> Figure | None:
+def _shorter(before: MeasuredRate | None, after: MeasuredRate | None) -> MeasuredRate | None:
     known = [figure for figure in (before, after) if figure is not None]
     return min(known, key=lambda figure: figure.value) if known else None
 
 
 def _outdated(stored: Ceilings) -> bool:
     age = time.time() - stored.measured_at
-    return not stored.trusted and not 0 <= age < AGAIN_SECONDS
+    return not stored.trusted and not 0 <= age < UNTRUSTED_SECONDS
 
 
 def from_file(path: Path) -> Ceilings | None:
-    """The ceilings of a file; None where there are none or their form differs."""
+    """The ceilings in a file; None if there are none in this form."""
     try:
         return from_json(json.loads(path.read_text(encoding="utf-8")))
     except (FileNotFoundError, KeyError, TypeError, ValueError):
@@ -283,13 +277,13 @@ def from_file(path: Path) -> Ceilings | None:
 
 
 class DeviceStore:
-    """Ceilings kept as one JSON file for each device: `DATA_DIR/devices/<id>.json`."""
+    """Stores ceilings in one JSON file per device, `DATA_DIR/devices/<id>.json`."""
 
     def __init__(self, data_dir: Path) -> None:
         self._folder = data_dir / "devices"
 
     def load(self, identity: DeviceIdentity, threads: int) -> Ceilings | None:
-        """The stored ceilings; None when there are none, or only in another form."""
+        """The stored ceilings; None if there are none in this form."""
         stored = self._read(identity)
         try:
             return from_json(stored["ceilings"][str(threads)])
@@ -297,30 +291,29 @@ class DeviceStore:
             return None
 
     def save(self, identity: DeviceIdentity, ceilings: Ceilings) -> Path:
-        """Store the ceilings and return the file's path. They are joined with stored ones of the
-        same number of threads: a ceiling is the best that was ever seen. The file is replaced as a
-        whole."""
-        kept = self._read(identity).get("ceilings", {})
+        """Store the ceilings, joined with the stored ones for the same number of threads, and
+        return the path of the file, which is replaced atomically."""
+        stored = self._read(identity).get("ceilings", {})
         before = self.load(identity, ceilings.threads)
         best = ceilings if before is None else joined(before, ceilings)
-        kept[str(ceilings.threads)] = best.as_json()
+        stored[str(ceilings.threads)] = best.as_json()
         private_folder(self._folder)
         path = self._path(identity)
         draft = path.with_suffix(".part")
-        record = {"identity": identity.as_json(), "ceilings": kept}
+        record = {"identity": identity.as_json(), "ceilings": stored}
         private_file(draft)
         draft.write_text(json.dumps(record, indent=1), encoding="utf-8")
         draft.replace(path)
         return path
 
     def ensure(self, kind: DeviceKind, threads: int) -> Ceilings:
-        """The ceilings of this machine's device; measured if none are stored, or only those that a
-        busy machine measured more than AGAIN_SECONDS ago: a machine that stays busy would pay for
-        them, half a minute each, before every search."""
+        """The ceilings of this machine's device, measured if none are stored. Untrusted ones are
+        measured again after UNTRUSTED_SECONDS, not each time: that takes half a minute, and a busy
+        machine tends to stay busy."""
         identity = identify(kind)
         stored = self.load(identity, threads)
         if stored is None or _outdated(stored):
-            self.save(identity, _measured(kind, threads))
+            self.save(identity, _measure(kind, threads))
             stored = self.load(identity, threads)
             assert stored is not None
         return stored

@@ -1,8 +1,8 @@
 """`python -I THIS_FILE DEVICE THREADS LARGEST_BYTES`: measures the ceilings and prints them as one
 JSON line.
 
-A process of its own, because the supervisor must not have computed anything with torch (its runners
-are forked) and holds no CUDA context. See `ceilings` for what each figure means.
+A separate process, because the supervisor, whose runners are forked, must neither compute with
+torch nor create a CUDA context. `ceilings` explains each rate.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from typing import Any
 
 import torch
 
-SECONDS_EACH = 0.1  # of repeats of one figure
+SECONDS_EACH = 0.1  # of repeats of one rate
 MIN_REPEATS, MAX_REPEATS = 4, 400
 MIB = 1 << 20
 LONG_PRODUCT = 1.0  # seconds
 FORK_REGIONS = 2_000
 FMA_LOOPS = 200_000
-CHAINS, VECTOR_BYTES = 12, 64  # independent chains, so that latency does not show
-# Calls from Python; vectors wider than the chip's are split by the compiler.
+CHAINS, VECTOR_BYTES = 12, 64  # enough independent chains to hide latency
+# Called from Python. The compiler splits vectors that are wider than the chip's.
 PROBES = """
 #include <omp.h>
 extern "C" void regions(int count) {
@@ -54,12 +54,12 @@ template <typename T> static inline void fma_chains(long loops, T *out) {
 extern "C" void fma_float32(long loops, float *out) { fma_chains<float>(loops, out); }
 extern "C" void fma_float64(long loops, double *out) { fma_chains<double>(loops, out); }
 """
-Figure = dict[str, float]
+Rate = dict[str, float]
 Timer = Callable[[Callable[[], Any]], float]
 
 
 def repeated(call: Callable[[], Any], seconds_of: Timer) -> list[float]:
-    """Times of one call in seconds, after two that warm up."""
+    """Times of a call in seconds, after two warm-up calls."""
     for _ in range(2):
         seconds_of(call)
     times: list[float] = []
@@ -71,8 +71,8 @@ def repeated(call: Callable[[], Any], seconds_of: Timer) -> list[float]:
     return times
 
 
-def rate(work: float, times: list[float]) -> Figure:
-    """The best rate, and how far the median stays behind it: a ceiling is what was reached once."""
+def rate(work: float, times: list[float]) -> Rate:
+    """The best rate, which is the ceiling, and the relative distance of the median."""
     best, middle = min(times), statistics.median(times)
     return {"value": work / best, "spread": middle / best - 1, "n": len(times)}
 
@@ -96,9 +96,9 @@ def device_time(call: Callable[[], Any]) -> float:
     return float(start.elapsed_time(end)) * 1e-3
 
 
-def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, list[Figure]]:
-    """Bandwidth by footprint. Pages are touched before the clock runs, but not those of `clone`."""
-    rows: dict[str, list[Figure]] = {"copy": [], "clone": [], "read": [], "write": []}
+def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, list[Rate]]:
+    """Bandwidth by footprint. All pages but those of `clone` are touched before timing."""
+    rows: dict[str, list[Rate]] = {"copy": [], "clone": [], "read": [], "write": []}
     for footprint in sizes:
         half = torch.ones(footprint // 8, device=device)
         other = torch.zeros_like(half)
@@ -116,7 +116,7 @@ def bandwidths(device: str, sizes: list[int], seconds_of: Timer) -> dict[str, li
     return rows
 
 
-def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
+def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Rate:
     """2 n^3 over the time of one n x n x n product by torch's library."""
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
     kind = torch.float32 if dtype == "tf32" else getattr(torch, dtype)
@@ -127,24 +127,24 @@ def matmul(device: str, dtype: str, size: int, seconds_of: Timer) -> Figure:
 
 
 def affordable(dtype: str, size: int) -> int:
-    """The size of a product on the CPU, or a third of it where one would take long: a chip without
-    instructions for bfloat16 takes nine seconds for 1536, and is no faster at it."""
+    """The size of a product on the CPU, or a third of it if the product would take long: a chip
+    without bfloat16 instructions takes nine seconds for 1536, at the same rate."""
     small = size // 3
     one = torch.randn(small, small).to(getattr(torch, dtype))
     torch.mm(one, one)
     return small if wall(lambda: torch.mm(one, one)) > LONG_PRODUCT / 27 else size
 
 
-def cost(times: list[float], calls: int) -> Figure:
-    """Seconds of one of `calls` calls that were timed together."""
+def cost(times: list[float], calls: int) -> Rate:
+    """Seconds per call, of times of `calls` calls."""
     each = [took / calls for took in times]
     best = min(each)
     return {"value": best, "spread": statistics.median(each) / best - 1, "n": len(each)}
 
 
 def compiled_probes(threads: int) -> dict[str, Any]:
-    """The cost of an empty OpenMP region (threads kept between regions), and the rate of
-    independent multiply-adds by dtype; empty where there is no g++."""
+    """The cost of an empty OpenMP region in a running team, and the rate of independent
+    multiply-adds by dtype; {} without g++."""
     with tempfile.TemporaryDirectory() as folder:
         source, library = Path(folder, "probes.cpp"), Path(folder, "probes.so")
         source.write_text(PROBES)
@@ -164,22 +164,22 @@ def compiled_probes(threads: int) -> dict[str, Any]:
         }
 
 
-def multiply_adds(call: Any, item_bytes: int, threads: int) -> Figure:
-    """Operations a second of all threads: two for each multiply-add."""
+def multiply_adds(call: Any, item_bytes: int, threads: int) -> Rate:
+    """Flop/s of all threads: two for each multiply-add."""
     call.argtypes = [ctypes.c_long, ctypes.c_void_p]
     out = ctypes.create_string_buffer(item_bytes * threads)
     work = 2.0 * FMA_LOOPS * CHAINS * (VECTOR_BYTES // item_bytes) * threads
     return rate(work, repeated(lambda: call(FMA_LOOPS, out), wall))
 
 
-def higher(library: Figure, loop: Figure | None) -> Figure:
-    """The figure that either reached: a library need not use the widest vectors of a chip."""
+def higher(library: Rate, loop: Rate | None) -> Rate:
+    """The higher rate: a library may not use the widest vectors of a chip."""
     return library if loop is None or library["value"] >= loop["value"] else loop
 
 
 def waited_seconds() -> float:
-    """How long this process's threads were ready without a processor, and how long a hypervisor ran
-    somebody else; 0 where the kernel keeps no account."""
+    """Seconds that threads of this process waited for a processor, plus time stolen by the
+    hypervisor; 0 if the kernel does not account for it."""
     total = 0.0
     for task in Path("/proc/self/task").glob("*/schedstat"):
         total += int(task.read_text(encoding="ascii").split()[1]) * 1e-9
@@ -191,8 +191,8 @@ def waited_seconds() -> float:
 
 
 def on_cpu(largest: int, threads: int) -> dict[str, Any]:
-    # An array above 32 MiB is never kept by glibc's allocator: 72 MiB are two arrays of 36.
     """The ceilings of this machine's processors."""
+    # glibc's allocator never retains arrays above 32 MiB: 72 MiB are two arrays of 36.
     steps = (MIB, 8 * MIB, 32 * MIB, 72 * MIB, 192 * MIB)
     sizes = [size for size in steps if size < largest] + [largest]
     tiny = torch.zeros(1)

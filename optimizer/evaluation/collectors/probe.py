@@ -1,8 +1,8 @@
-"""Which measuring tools work here, really tried, and which device this is.
+"""Identify the device, and try which measuring tools work.
 
-A tool that is installed but refused (no counters in a virtual machine, no permission) is not
-available, with the refusal as its reason. Does not profile. Standard library; torch only for its
-version and the cache size of a GPU.
+A tool that is installed but cannot measure (no counters in a virtual machine, no permission) is not
+available, with the error as its reason. Standard library; torch only for its version and a GPU's
+cache size.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _VERSION = re.compile(r"(?:\b(?:version|release)\b:?\s*v?|[)\s]|^)(\d+\.\d[\w.]*
 
 @dataclass(frozen=True)
 class Tool:
-    """One measuring tool. `reason` is why what it would report is not measured here."""
+    """A measuring tool. `reason` is why it is not available."""
 
     name: str
     available: bool
@@ -41,11 +41,10 @@ class Tool:
 
 @dataclass(frozen=True)
 class DeviceIdentity:
-    """One physical device and the software in front of it.
+    """A physical device with its driver and the versions of the software that uses it.
 
-    `id` is the same for the same device and driver. `caches` maps a level ("L1d", "L2", ...) to
-    bytes; of a CPU they are one core's, as the operating system reports, which in a virtual machine
-    may be the host's.
+    `id` depends on device and driver. `caches` maps a level ("L1d", "L2", ...) to bytes, for a CPU
+    those of one core as the operating system reports them; a virtual machine may report the host's.
     """
 
     id: str
@@ -61,7 +60,7 @@ class DeviceIdentity:
 
     @property
     def cache_bytes(self) -> int:
-        """The size of the last level, 0 where it is not known."""
+        """The size of the last level, 0 if unknown."""
         return max(self.caches.values(), default=0)
 
     def as_json(self) -> dict[str, Any]:
@@ -71,14 +70,13 @@ class DeviceIdentity:
 
 @dataclass(frozen=True)
 class Probe:
-    """A device and the tools that were tried, by name; a tool that is missing here was not looked
-    for."""
+    """A device and its tools by name. Only tools for its kind of device are tried."""
 
     device: DeviceIdentity
     tools: Mapping[str, Tool]
 
     def not_measured(self) -> dict[str, str]:
-        """Tool to the reason why it reports nothing here."""
+        """By unavailable tool, the reason."""
         return {t.name: t.reason for t in self.tools.values() if not t.available}
 
     def as_json(self) -> dict[str, Any]:
@@ -96,7 +94,7 @@ def probe(kind: DeviceKind = "cpu") -> Probe:
 
 @lru_cache(maxsize=16)
 def tool(name: str) -> Tool:
-    """One tool, tried once in this process."""
+    """A tool, tried once per process."""
     if name == "perf":
         return _perf()
     if name in ("proton", "torch_profiler"):
@@ -123,7 +121,7 @@ def _command(name: str, command: Sequence[str]) -> Tool:
 
 
 def _perf() -> Tool:
-    """Counting cycles is tried: many virtual machines have perf and no counters."""
+    """Counts cycles: many virtual machines have perf and no counters."""
     version = _command("perf", ("perf", "--version"))
     if not version.available:
         return version
@@ -159,7 +157,7 @@ def _tried(command: Sequence[str]) -> tuple[bool, str]:
 
 @lru_cache(maxsize=4)
 def identify(kind: DeviceKind = "cpu") -> DeviceIdentity:
-    """The first device of this kind; the CPU where there is no GPU to identify."""
+    """The first device of this kind; the CPU if there is no GPU."""
     wanted = "gpu" if kind == "cuda" else "cpu"
     present = [device for device in detect_devices().devices if device.kind == wanted]
     if not present:
@@ -183,7 +181,7 @@ def _gpu(device: DetectedDevice) -> DeviceIdentity:
 
 
 def _l2_bytes() -> int:
-    """Asked in another process: a supervisor has no CUDA context."""
+    """Queried in a child process: the supervisor must not create a CUDA context."""
     code = "import torch; print(torch.cuda.get_device_properties(0).L2_cache_size)"
     ok, output = _tried((sys.executable, "-I", "-c", code))
     last = output.strip().splitlines()[-1:] if ok else []
@@ -221,7 +219,7 @@ def read_caches(folder: Path) -> dict[str, int]:
                 for name in ("level", "type", "size")
             )
         except OSError:
-            continue  # a cache that the hypervisor does not describe
+            continue  # the hypervisor hides this cache
         if kind == "Instruction" or not size[:-1].isdigit():
             continue
         sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = int(size[:-1]) * _UNITS[size[-1]]

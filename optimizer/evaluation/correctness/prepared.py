@@ -1,53 +1,57 @@
-"""A problem and its cases made ready once for many candidates on one device: values, float64
-goldens, error bounds, least work, and the seeds that candidates are checked with.
+"""A problem and its cases prepared once for many candidates on one device: values, float64 goldens,
+error bounds, least work, and the seeds that candidates are checked with.
 
-Runs only the reference, in the supervisor; nothing of it is ever seen by a candidate's process.
+Runs only the reference, in the supervisor; no candidate's process ever sees any of it.
 """
 
 from __future__ import annotations
 
 import math
 import random
+import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
-from optimizer.evaluation.correctness.needed_bytes import needed_read_bytes
-from optimizer.evaluation.correctness.undecided import OtherRoundings, settled
-from optimizer.evaluation.loaded_kernel import Sample
-from optimizer.evaluation.problem.bounds import Bound, agree, compare, plainly_equal, shares
+from optimizer.evaluation.loaded_kernel import CaseValues, TimedBlock
+from optimizer.evaluation.problem.bounds import (
+    Bound,
+    agree,
+    compare,
+    plainly_equal,
+    rounding,
+    shares,
+)
 from optimizer.evaluation.problem.check import unvaried
-from optimizer.evaluation.problem.operators import traits_of
-from optimizer.evaluation.problem.outputs import check_shapes
+from optimizer.evaluation.problem.open_case import DrawnValues, OpenCase
+from optimizer.evaluation.problem.operators import ADDED_TO, traits_of
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
+from optimizer.evaluation.problem.user_code import check_shapes
 from optimizer.evaluation.records import OutputError
-from optimizer.evaluation.roofline import Work, work_of
-from optimizer.evaluation.runner.samples import LOOKS, places
+from optimizer.evaluation.roofline import CaseWork, work_of
+from optimizer.evaluation.runner.defences import Defences
+from optimizer.evaluation.runner.kernels import DispatchWatch
+from optimizer.evaluation.runner.memory import SAMPLED, drawn_elements
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timed_block import Block
 
 T = TypeVar("T")
-KEPT_SAMPLES = 4
-# Calls of a block whose inputs are made again, where a few of their elements differ.
-MOST_LOOKED_INTO = 4
+CACHED_SEEDS = 4
+# Calls of a block whose inputs are computed again if a few of their sampled elements differ.
+MAX_RECOMPUTED = 4
 # Elements of a second draw that values are replaced from: many times what one call replaces, and
-# little beside the inputs.
+# few compared with the inputs.
 BANK = 1 << 20
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What outputs are compared with.
-
-    `golden` are float64 (or exact) outputs, `reference` the reference's own in the case's dtype,
-    `bounds` what is allowed to differ, each for every output.
-    """
+    """What outputs are compared with, one entry for each output: `golden` in float64 (or exact),
+    `reference` in the case's dtype, and `bounds`."""
 
     golden: tuple[torch.Tensor, ...]
     reference: tuple[torch.Tensor, ...]
@@ -55,75 +59,65 @@ class Expected:
 
     @property
     def bytes(self) -> int:
-        """What it keeps of memory."""
+        """Memory that it uses."""
         units = [b.unit for b in self.bounds if b.unit is not None]
         return sum(tensor.nbytes for tensor in (*self.golden, *self.reference, *units))
 
 
-@dataclass(frozen=True)
-class Leniency:
-    """What the comparison accepts beside the bounds: nothing, unless a defence is off.
+class PreparedCase(OpenCase):
+    """An open case with goldens of the latest seeds.
 
-    `tolerance` applies to all outputs, relative to their size. `nan_is_equal` makes NaN equal to
-    any value.
-    """
-
-    tolerance: float = 0.0
-    nan_is_equal: bool = False
-
-
-class PreparedCase:
-    """An open case, and what was computed for the seeds of late.
-
-    Goldens lie in the memory of the device. Where that does not suffice, those of other seeds are
-    given up; where it still does not, everything is computed on the CPU from then on.
+    Goldens are in the memory of the device. If that does not suffice, those of other seeds are
+    dropped; if it still does not, everything is computed on the CPU from then on.
     """
 
     def __init__(
         self,
-        case: OpenCase,
+        problem: Problem,
+        case: Case,
         device: str,
-        leniency: Leniency | None = None,
+        *,
+        defences: Defences | None = None,
         golden_bytes: int = EvaluationSettings.golden_bytes,
     ) -> None:
-        """`golden_bytes`: as in the settings."""
-        self.open = case
+        """`defences` may loosen comparisons. `golden_bytes` as in the settings."""
+        super().__init__(problem, case, device=device)
         self._device = device
-        self._place = device  # of goldens
+        self._golden_device = device
         self._golden_bytes = golden_bytes
-        self._lenient = leniency or Leniency()
+        self._defences = defences or Defences()
         self._sensitivities: list[float] | None = None
         self._banks: tuple[torch.Tensor | None, ...] | None = None
-        self.unvaried: tuple[str, ...] = ()  # inputs, known once a sample was drawn
-        self._samples: OrderedDict[int, Sample] = OrderedDict()
+        self.unvaried: tuple[str, ...] = ()  # inputs, once values were drawn
+        self._values_of: OrderedDict[int, CaseValues] = OrderedDict()
         self._expected: OrderedDict[int, Expected] = OrderedDict()
 
     @property
     def name(self) -> str:
         """The case's name."""
-        return self.open.case.name
+        return self.case.name
 
     @cached_property
-    def constants(self) -> dict[str, int | float | bool | str]:
-        """Numbers of the reference, by name, as proposers see them."""
-        return {**traits_of(self.open, self._device), **self.open.constants()}
+    def numbers(self) -> dict[str, int | float | bool | str]:
+        """Traits and constants of the reference, by name."""
+        return {**traits_of(self, self._device), **self.constants()}
 
-    def sample(self, seed: int) -> Sample:
+    def values(self, seed: int) -> CaseValues:
         """The values of a seed."""
-        sample = self._samples.get(seed)
-        if sample is None:
-            drawn = Banks(self.open.inputs(seed), self.open.state(seed))
-            if self._banks is None:  # for all seeds: drawing takes long where arrays are large
+        values = self._values_of.get(seed)
+        if values is None:
+            drawn = self.drawn(seed)
+            if self._banks is None:  # for all seeds: drawing large arrays takes long
                 self._banks = self._drawn_banks(seed, drawn)
-            sample = Sample(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
-            _keep(self._samples, seed, sample)
-        return sample
+            values = CaseValues(seed, (*drawn.inputs, *drawn.state.values()), self._banks)
+            _cache(self._values_of, seed, values)
+        return values
 
-    def _drawn_banks(self, seed: int, drawn: Banks) -> tuple[torch.Tensor | None, ...]:
-        other = self.open.banks(seed)
-        fresh = self.open.fresh_of(drawn, other)
-        self.unvaried = unvaried(self.open, drawn, other)
-        pairs = zip(fresh, (*other.inputs, *other.state.values()), strict=True)
+    def _drawn_banks(self, seed: int, drawn: DrawnValues) -> tuple[torch.Tensor | None, ...]:
+        other = self.second_draw(seed)
+        replaceable = self.replaceable(drawn, other)
+        self.unvaried = unvaried(self, drawn, other)
+        pairs = zip(replaceable, (*other.inputs, *other.state.values()), strict=True)
         return tuple(bank.view(-1)[:BANK].clone() if wanted else None for wanted, bank in pairs)
 
     def expected(self, seed: int) -> Expected:
@@ -131,49 +125,47 @@ class PreparedCase:
         expected = self._expected.get(seed)
         if expected is None:
             self._make_room()
-            tensors = self.sample(seed).tensors
+            tensors = self.values(seed).tensors
             expected = self._within_memory(lambda: self._compute(tensors))
-            _keep(self._expected, seed, expected)
-            if self._place == "cuda":
-                # Computing goldens in float64 took many times the memory that they need; the
-                # candidate shall have the rest.
+            _cache(self._expected, seed, expected)
+            if self._golden_device == "cuda":
+                # Computing in float64 took many times the goldens' memory, which the candidate
+                # shall have.
                 torch.cuda.empty_cache()
         return expected
 
     def _make_room(self) -> None:
-        """For as much as the latest goldens take."""
+        """Drop goldens until others as large as the latest fit."""
         sizes = [expected.bytes for expected in self._expected.values()]
         while sizes and sum(sizes) + sizes[-1] > self._golden_bytes:
             self._expected.popitem(last=False)
             sizes.pop(0)
 
     def _within_memory(self, work: Callable[[], T]) -> T:
-        """What `work` returns, which reads `_place` when it begins."""
-        if self._place != "cpu":
-            for _ in range(2):  # with what other seeds took given up
+        """The result of `work`, which reads `_golden_device` when it begins."""
+        if self._golden_device != "cpu":
+            for _ in range(2):  # the second time without other seeds' goldens
                 with suppress(torch.OutOfMemoryError):
                     return work()
                 self._expected.clear()
                 torch.cuda.empty_cache()
-            self._place = "cpu"
+            self._golden_device = "cpu"
         return work()
 
     def _compute(self, tensors: Sequence[torch.Tensor]) -> Expected:
-        case = self.open
-        count = len(case.scalars)
-        names = [t.name for t in case.signature.of("parameter", "buffer")]
-        inputs, state = list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
-        golden = case.reference(inputs, state, dtype=torch.float64, device=self._place)
-        check_shapes(case.problem, case.outputs, golden)
-        reference = case.reference(inputs, state, device=self._place)
+        device = self._golden_device
+        inputs, state = inputs_and_state(self, tensors)
+        golden = self.reference(inputs, state, dtype=torch.float64, device=device)
+        check_shapes(self.problem, self.outputs, golden)
+        reference = self.reference(inputs, state, device=device)
         if self._sensitivities is None:  # it hardly depends on the seed
-            self._sensitivities = case.sensitivities(inputs, state, golden, self._place)
-        bounds = case.bounds(inputs, golden, reference, self._sensitivities, device=self._place)
-        lenient = tuple(self._lenient_bound(bound) for bound in bounds)
-        return Expected(tuple(golden), tuple(reference), lenient)
+            self._sensitivities = self.sensitivities(inputs, state, golden, device)
+        bounds = self.bounds(inputs, golden, reference, self._sensitivities, device=device)
+        tolerant = tuple(self._tolerant(bound) for bound in bounds)
+        return Expected(tuple(golden), tuple(reference), tolerant)
 
-    def _lenient_bound(self, bound: Bound) -> Bound:
-        least = self._lenient.tolerance
+    def _tolerant(self, bound: Bound) -> Bound:
+        least = self._defences.tolerance
         if not least or bound.kind != "float":
             return bound
         return replace(
@@ -182,14 +174,16 @@ class PreparedCase:
             quantile_allowed=max(bound.quantile_allowed, least),
         )
 
+    # -- comparisons
+
     def errors(
         self,
         outputs: Sequence[torch.Tensor],
         seed: int,
         tensors: Sequence[torch.Tensor] | None = None,
     ) -> list[OutputError]:
-        """Each output's error beside its bound. `tensors` are the values to expect the results of,
-        where they are not the seed's."""
+        """Each output's error with its bound, for inputs and weights `tensors`, by default those of
+        the seed."""
         return self._within_memory(lambda: self._errors(outputs, seed, tensors))
 
     def _errors(
@@ -199,21 +193,17 @@ class PreparedCase:
         tensors: Sequence[torch.Tensor] | None,
     ) -> list[OutputError]:
         expected = self.expected(seed) if tensors is None else self._compute(tensors)
-        values = self.sample(seed).tensors if tensors is None else tensors
-        others = OtherRoundings(self.open, values, self._place, expected.golden)
+        values = self.values(seed).tensors if tensors is None else tensors
+        others = OtherRoundings(self, values, self._golden_device, expected.golden)
         errors = []
         for number, output in enumerate(outputs):
             golden, bound = expected.golden[number], expected.bounds[number]
-            seen = self._seen(output, golden)
-            error = compare(seen, golden, bound)
-            errors.append(_as_rounded(error, seen, bound, others.of(number)))
+            here = output.to(self._golden_device)
+            if self._defences.nan_equals_anything and here.is_floating_point():
+                here = torch.where(here.isnan(), golden.to(here.dtype), here)
+            error = compare(here, golden, bound)
+            errors.append(_without_undecided(error, here, bound, others.of(number)))
         return errors
-
-    def _seen(self, output: torch.Tensor, golden: torch.Tensor) -> torch.Tensor:
-        here = output.to(self._place)
-        if self._lenient.nan_is_equal and here.is_floating_point():
-            return torch.where(here.isnan(), golden.to(here.dtype), here)
-        return here
 
     def disagreement(
         self,
@@ -226,9 +216,9 @@ class PreparedCase:
     ) -> str | None:
         """Why two sides' outputs of the same timed call cannot both be right, or None.
 
-        `tensors` gives what the inputs held in that call. Both may be off the golden by the bound
-        of the case, so they may differ by twice that. `undecided` is told of elements, by output,
-        that differ and are right by another rounding.
+        `tensors` returns what the inputs held in that call. Each may differ from the golden by the
+        bound of the case, so they may differ by twice that. Elements that differ and are right by
+        another rounding are added to `undecided`, by output.
         """
 
         def compared() -> str | None:
@@ -244,11 +234,11 @@ class PreparedCase:
         seed: int,
         undecided: Counter[str],
     ) -> str | None:
-        bounds = self.expected(seed).bounds
+        bounds, device = self.expected(seed).bounds, self._golden_device
         for number, (ours, theirs, bound) in enumerate(
             zip(candidate, baseline, bounds, strict=True)
         ):
-            output, reference = ours.to(self._place), theirs.to(self._place)
+            output, reference = ours.to(device), theirs.to(device)
             if plainly_equal(output, reference, bound):
                 continue
             golden = reference.double() if bound.kind == "float" else reference
@@ -262,52 +252,52 @@ class PreparedCase:
                     quantile_allowed=2 * bound.quantile_allowed,
                     unit=None,
                     finite=False,
-                    pointed=self.open.pointed(tensors(), self._place) if bound.pointed else None,
+                    pointed=self.pointed(tensors(), device) if bound.pointed else None,
                 ),
             )
             if not error.ok and _is_whole(bound):
-                others = OtherRoundings(self.open, tensors(), self._place)
+                others = OtherRoundings(self, tensors(), device)
                 held = replace(bound, reference=reference)
-                error = _as_rounded(error, output, held, others.of(number))
+                error = _without_undecided(error, output, held, others.of(number))
                 undecided[error.output] += error.undecided
             if not error.ok:
                 return error.in_words(f"{error.output} of a timed call")
         return None
 
-    def looks_disagree(
+    def samples_disagree(
         self,
-        ours: Block,
-        theirs: Block,
+        ours: TimedBlock,
+        theirs: TimedBlock,
         seed: int,
         tensors: Callable[[int], Sequence[torch.Tensor] | None],
         undecided: Counter[str],
     ) -> str | None:
-        """Why the elements that were read of two sides' calls cannot all be right, or None. Whole
-        outputs are compared too, but only of one call in each block. Indices are left out: what
-        they point into was there during the call only. `tensors` gives what the inputs held in a
-        call of the block, None where that is not known; `undecided` is as for `disagreement`."""
-        if not ours.looks and not theirs.looks:
+        """Why the sampled elements of two sides' calls cannot all be right, or None. Whole outputs
+        are compared too, but only of one call in each block. Indices are skipped: what they point
+        into existed only during the call. `tensors` returns what the inputs held in a call of the
+        block, None if unknown; `undecided` as for `disagreement`."""
+        if not ours.samples and not theirs.samples:
             return None
         bounds = self.expected(seed).bounds
         sizes = [bound.reference.numel() for bound in bounds]
-        numbers = [places(draw, sizes) for draw in ours.draws]
-        each = [
+        numbers = [drawn_elements(draw, sizes) for draw in ours.draws]
+        positions = [
             torch.tensor(of_output, dtype=torch.long) for of_output in zip(*numbers, strict=True)
         ]
         read, expected = _elements(bounds, ours), _elements(bounds, theirs)
         if read is None or expected is None:
             return "its process did not read the outputs of every timed call"
         for number, (bound, at, mine, wanted) in enumerate(
-            zip(bounds, each, read, expected, strict=True)
+            zip(bounds, positions, read, expected, strict=True)
         ):
             if bound.kind == "index" or agree(mine, wanted, at, bound):
                 continue
-            if not (_is_whole(bound) and self._looks_rounded(number, at, mine, wanted, tensors)):
+            if not (_is_whole(bound) and self._samples_rounded(number, at, mine, wanted, tensors)):
                 return f"{bound.name} of a timed call is wrong at some of the elements looked at"
             undecided[bound.name] += int((mine != wanted).sum())
         return None
 
-    def _looks_rounded(
+    def _samples_rounded(
         self,
         number: int,
         at: torch.Tensor,
@@ -315,111 +305,389 @@ class PreparedCase:
         wanted: torch.Tensor,
         tensors: Callable[[int], Sequence[torch.Tensor] | None],
     ) -> bool:
-        """Whether each element of an output that differs, in a few calls, is right by another
-        rounding. All but the last argument have a row for each call."""
+        """Whether all sampled elements of an output that differ, in a few calls, are right by
+        another rounding. `at`, `mine` and `wanted` have a row for each call."""
         calls = (mine != wanted).any(dim=1).nonzero().flatten().tolist()
-        if len(calls) > MOST_LOOKED_INTO:
+        if len(calls) > MAX_RECOMPUTED:
             return False
         for call in calls:
             held = tensors(call)
             if held is None:
                 return False
-            others = OtherRoundings(self.open, held, self._place).of(number)
+            others = OtherRoundings(self, held, self._golden_device).of(number)
             rows = (other.cpu().flatten()[at[call]] for other in others)
             if bool(settled(mine[call], wanted[call], rows)[0].any()):
                 return False
         return True
 
 
+def inputs_and_state(
+    case: OpenCase, tensors: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
+    """Inputs and named weights, from both in the order of the ABI."""
+    count = len(case.scalars)
+    names = [t.name for t in case.signature.of("parameter", "buffer")]
+    return list(tensors[:count]), dict(zip(names, tensors[count:], strict=True))
+
+
 def _is_whole(bound: Bound) -> bool:
-    """Whether an output is compared exactly and holds no floats: counts, indices, truths."""
+    """Whether an output is compared exactly and holds no floats: counts, indices, booleans."""
     return bound.kind == "exact" and not bound.reference.dtype.is_floating_point
 
 
-def _as_rounded(
+def _without_undecided(
     error: OutputError, output: torch.Tensor, bound: Bound, others: Iterator[torch.Tensor]
 ) -> OutputError:
-    """The error without what the reference's own rounding decides."""
+    """The error without elements that the reference's own rounding decides."""
     if error.ok or not _is_whole(bound) or not math.isfinite(error.worst):
         return error
     return shares(bound, *settled(output, bound.reference, others))
 
 
-def _elements(bounds: Sequence[Bound], block: Block) -> list[torch.Tensor] | None:
-    """What was read of each output, one row for each call; None where something is missing."""
-    sizes = [LOOKS * b.reference.element_size() if b.reference.numel() else 0 for b in bounds]
-    if len(block.looks) != len(block.draws) or {*map(len, block.looks)} != {sum(sizes)}:
+def _elements(bounds: Sequence[Bound], block: TimedBlock) -> list[torch.Tensor] | None:
+    """Sampled elements of each output, a row for each call; None if any are missing."""
+    sizes = [SAMPLED * b.reference.element_size() if b.reference.numel() else 0 for b in bounds]
+    if len(block.samples) != len(block.draws) or {*map(len, block.samples)} != {sum(sizes)}:
         return None
     elements, begin = [], 0
     for bound, size in zip(bounds, sizes, strict=True):
-        data = b"".join(look[begin : begin + size] for look in block.looks)
+        data = b"".join(sample[begin : begin + size] for sample in block.samples)
         flat = torch.frombuffer(bytearray(data), dtype=bound.reference.dtype) if data else None
         elements.append(
-            bound.reference.new_empty((len(block.looks), 0), device="cpu")
+            bound.reference.new_empty((len(block.samples), 0), device="cpu")
             if flat is None
-            else flat.view(len(block.looks), LOOKS)
+            else flat.view(len(block.samples), SAMPLED)
         )
         begin += size
     return elements
 
 
-def _keep(store: OrderedDict[int, T], seed: int, value: T) -> None:
+def _cache(store: OrderedDict[int, T], seed: int, value: T) -> None:
     store[seed] = value
-    while len(store) > KEPT_SAMPLES:
+    while len(store) > CACHED_SEEDS:
         store.popitem(last=False)
 
 
-# What harnesses commonly allow in float32; only without defence 16.
-USUAL_TOLERANCE = 1e-2
-
-
 class PreparedProblem:
-    """The prepared cases of a problem, and the seeds of the values that candidates are checked
-    with."""
+    """The prepared cases of a problem, and the seeds that candidates are checked with."""
 
     def __init__(self, problem: Problem, device: str, settings: EvaluationSettings) -> None:
         self._problem = problem
         self._device = device
         self._settings = settings
         self._cases: dict[str, PreparedCase] = {}
-        self._works: dict[str, Work] = {}
-        self._needed: dict[str, Work] = {}
-        # Drawn anew each time, so that nothing stored from an earlier one is of use; few, so that
-        # goldens are computed once.
+        self._works: dict[str, CaseWork] = {}
+        self._needed: dict[str, CaseWork] = {}
+        # New ones for each process, so that nothing stored from an earlier one is of use; few, so
+        # that goldens are computed once.
         self._chance = random.SystemRandom()
         self._seeds = [self._chance.getrandbits(24) for _ in range(settings.seeds + 1)]
 
     def case(self, case: Case) -> PreparedCase:
-        """The case with its goldens, made once."""
+        """The prepared case, opened once."""
         if case.name not in self._cases:
-            lenient = Leniency(
-                tolerance=0.0 if self._settings.on(16) else USUAL_TOLERANCE,
-                nan_is_equal=not self._settings.on(20),
-            )
-            opened = open_case(self._problem, case, device=self._device)
             self._cases[case.name] = PreparedCase(
-                opened, self._device, lenient, self._settings.golden_bytes
+                self._problem,
+                case,
+                self._device,
+                defences=self._settings.defences,
+                golden_bytes=self._settings.golden_bytes,
             )
         return self._cases[case.name]
 
-    def work(self, case: Case) -> Work:
-        """What one call of the case has to do at least."""
+    def work(self, case: Case) -> CaseWork:
+        """The least work of one call of the case."""
         if case.name not in self._works:
-            self._works[case.name] = work_of(self.case(case).open)
+            self._works[case.name] = work_of(self.case(case))
         return self._works[case.name]
 
-    def needed_work(self, case: Case) -> Work:
-        """As `work`, but of the inputs only what the result depends on, found by trying: for the
-        rare time that looks too short."""
+    def needed_work(self, case: Case) -> CaseWork:
+        """As `work`, but only with the part of the inputs that the result depends on, found by
+        trying: for the rare time that seems too short."""
         if case.name not in self._needed:
             work = self.work(case)
-            opened = self.case(case).open
-            read = needed_read_bytes(opened, self._device, self._seeds[0])
+            read = needed_read_bytes(self.case(case), self._device, self._seeds[0])
             self._needed[case.name] = replace(work, read_bytes=min(read, work.read_bytes))
         return self._needed[case.name]
 
     def drawn_seeds(self) -> list[int]:
         """Seeds for one candidate."""
-        if not self._settings.on(24, 31):  # the same values for every candidate can be looked up
+        if not self._settings.defences.random_seeds:
             return list(range(self._settings.seeds))
         return self._chance.sample(self._seeds, self._settings.seeds)
+
+
+# -- elements that only rounding decides
+#
+# In a count of values below a limit, a value may be as near the limit as its own rounding. The
+# reference itself shows that such an element is undecided: it is run in float64, and again with
+# every result that the case's dtype would round moved up and down by what honest kernels may lose
+# there (Monte Carlo arithmetic). Inputs stay unchanged, and so do results that the dtype holds
+# exactly, so a comparison of inputs, or of sums of ones, is never undecided. An element on which
+# two of these runs differ may equal any of them; all others must equal the reference's bits.
+
+DRAWS = 3  # of directions of rounding; each is run with its opposite too
+# Share of an output's elements that may be undecided: an output with more shows only rounding.
+MAX_UNDECIDED = 0.01
+# Pointwise operators that round nothing; those that compare give no floats.
+EXACT = frozenset(
+    [
+        "abs",
+        "neg",
+        "relu",
+        "clamp",
+        "clamp_min",
+        "clamp_max",
+        "minimum",
+        "maximum",
+        "fmin",
+        "fmax",
+        "where",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "sign",
+        "sgn",
+        "threshold",
+        "hardtanh",
+        "copysign",
+        "masked_fill",
+        "heaviside",
+        "nan_to_num",
+        "_to_copy",
+        "copy",
+        "clone",
+        "fill",
+        "positive",
+        "remainder",
+        "fmod",
+        "frac",
+    ]
+)
+REDUCED = frozenset(
+    ["sum", "mean", "var", "std", "var_mean", "std_mean", "norm", "linalg_vector_norm", "prod"]
+)
+PRODUCTS = frozenset(
+    ["mm", "bmm", "mv", "dot", "addmm", "baddbmm", "addmv", "_cdist_forward", "convolution"]
+)
+ROWS = frozenset(
+    [
+        "_softmax",
+        "_log_softmax",
+        "logsumexp",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "native_layer_norm",
+        "native_group_norm",
+        "native_batch_norm",
+        "_native_batch_norm_legit_no_training",
+        "avg_pool2d",
+    ]
+)
+
+
+class OtherRoundings:
+    """Outputs of the reference on the same values with other roundings, run on demand, the golden
+    first."""
+
+    def __init__(
+        self,
+        case: OpenCase,
+        tensors: Sequence[torch.Tensor],
+        device: str,
+        golden: Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """`tensors` are inputs and weights; `golden` is the float64 result, if known."""
+        self._case, self._device = case, device
+        self._inputs, self._state = inputs_and_state(case, tensors)
+        floats = [t.dtype for t in tensors if t.is_floating_point()]
+        self._dtype = max(floats, key=lambda dtype: torch.finfo(dtype).eps, default=None)
+        self._known = [] if golden is None else [list(golden)]
+
+    def of(self, output: int) -> Iterator[torch.Tensor]:
+        """The output with this number from one run after another."""
+        runs = 1 + 2 * DRAWS if self._dtype is not None else 0  # without floats nothing is rounded
+        for number in range(runs):
+            if number == len(self._known):
+                self._known.append(self._run(number))
+            yield self._known[number][output]
+
+    def _run(self, number: int) -> list[torch.Tensor]:
+        given = self._inputs, self._state
+        if not number:
+            return self._case.reference(*given, dtype=torch.float64, device=self._device)
+        assert self._dtype is not None
+        draw, opposite = divmod(number - 1, 2)
+        with _Rounded(self._dtype, draw, -1 if opposite else 1):
+            return self._case.reference(*given, dtype=torch.float64, device=self._device)
+
+
+def settled(
+    output: torch.Tensor, reference: torch.Tensor, others: Iterator[torch.Tensor]
+) -> tuple[torch.Tensor, int]:
+    """A mask of the wrong elements of a whole-number output, and how many differ from the reference
+    and are right by another rounding; 0 if those are too many."""
+    differ = output != reference
+    wrong = differ.clone()
+    most = max(1, math.ceil(MAX_UNDECIDED * differ.numel()))
+    if int(differ.sum()) > most:
+        return differ, 0
+    for other in others:
+        wrong &= output != other.to(output.device)
+        if not bool(wrong.any()):
+            break
+    return wrong, int(differ.sum()) - int(wrong.sum())
+
+
+class _Rounded(DispatchWatch):  # type: ignore[no-untyped-call]
+    """Moves float64 results of operators by what the dtype would round."""
+
+    def __init__(self, dtype: torch.dtype, draw: int, sign: int) -> None:
+        super().__init__()
+        self._dtype, self._sign = dtype, sign
+        self._name = str(dtype).removeprefix("torch.")
+        self._draw = draw
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        name = func._schema.name.split("::")[-1].removesuffix("_")
+        pointwise = torch.Tag.pointwise in func.tags and name not in EXACT
+        if not pointwise and name not in REDUCED | PRODUCTS | ROWS:
+            return func(*args, **kwargs)
+        first = args[0] if args else None
+        if name in REDUCED and isinstance(first, torch.Tensor) and first.dtype == torch.float64:
+            # Terms that cancel are rounded by their own size.
+            args = (self._moved(first.clone(), 1), *args[1:])
+        result = func(*args, **kwargs)
+        for value in result if isinstance(result, tuple | list) else (result,):
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float64:
+                self._moved(value, _terms(name, args, value))
+        return result
+
+    def _moved(self, value: torch.Tensor, terms: int) -> torch.Tensor:
+        """Move elements in place that the dtype does not hold exactly."""
+        device = value.device
+        if device not in self._generators:
+            self._generators[device] = torch.Generator(device).manual_seed(self._draw)
+        generator = self._generators[device]
+        signs = torch.randint(0, 2, value.shape, generator=generator, device=device).mul_(2).sub_(1)
+        far = self._sign * rounding(self._name, terms, False)
+        rounds = value.to(self._dtype).double() != value
+        return value.mul_(1 + far * (signs * rounds))
+
+
+def _terms(name: str, args: tuple[Any, ...], result: torch.Tensor) -> int:
+    """Approximate number of terms in a sum of the operator; 1 if it sums nothing."""
+    tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+    if name in PRODUCTS:
+        tensors = tensors[1:] if name in ADDED_TO else tensors
+        if name == "convolution":
+            return max(1, tensors[1].numel() // max(1, tensors[1].shape[0]))
+        return int(tensors[0].shape[-1]) if tensors and tensors[0].dim() else 1
+    if name in ROWS:
+        return max(1, int(tensors[0].shape[-1])) if tensors and tensors[0].dim() else 1
+    if name in REDUCED and tensors:
+        return max(1, tensors[0].numel() // max(1, result.numel()))
+    return 1
+
+
+# -- the part of the inputs that a result depends on
+#
+# No kernel has to read what a slice, a stride or a gather skips. A line of an input is overwritten
+# with the input's largest or smallest value, which its operators accept, and the reference is
+# called again; if no output differs, the line was not needed.
+
+PROBES = 24  # lines of each input
+LINE = 64  # bytes, aligned, that a processor reads at once
+SMALL = 0.05  # of all bytes, below which an input counts as needed
+Z = 1.645  # of the one-sided interval of 95 %
+SECONDS = 30.0  # for all calls of the reference; if they take longer, everything counts as needed
+
+
+def needed_read_bytes(case: OpenCase, device: str, seed: int) -> int:
+    """Bytes of inputs and weights that the outputs depend on: the lower end of an interval of 95 %,
+    from PROBES lines of each large input or weight of floats. Integers index and choose, so they
+    count completely, and so does everything if the reference fails, takes too long, or does not
+    repeat its result."""
+    total = case.signature.compulsory_read_bytes
+    try:
+        return total - _unneeded(case, device, seed, total)
+    # The reference is user code, on values that it may never have been tried with.
+    except Exception:
+        return total
+
+
+def _unneeded(case: OpenCase, device: str, seed: int, total: int) -> int:
+    inputs, state = [value.to(device) for value in case.inputs(seed)], case.state(seed)
+    began = time.monotonic()
+    first = case.reference(inputs, state, device=device)
+    again = case.reference(inputs, state, device=device)
+    probed = [v for v, scalar in zip(inputs, case.scalars, strict=True) if not scalar]
+    probed = [v for v in (*probed, *state.values()) if _worth_probing(v, total)]
+    calls = 2 * PROBES * len(probed)
+    if any(map(_differ, again, first)) or calls * (time.monotonic() - began) / 2 > SECONDS:
+        return 0
+    chance = random.Random(seed)
+    unneeded = 0.0
+    for value in probed:
+        lines = list(_lines(value, chance))
+        hits = sum(_needed(case, inputs, state, value, line, first, device) for line in lines)
+        size = value.numel() * value.element_size()
+        unneeded += size * (1.0 - least_share(hits, len(lines)))
+    return int(unneeded)
+
+
+def _worth_probing(value: torch.Tensor, total: int) -> bool:
+    if not value.is_floating_point() or value.numel() * value.element_size() < SMALL * total:
+        return False
+    return bool(value.isfinite().all()) and bool(value.max() > value.min())
+
+
+def least_share(hits: int, tries: int) -> float:
+    """The lower end of Wilson's interval for the share of hits
+    (https://en.wikipedia.org/wiki/Binomial_proportion_confidence_interval); 1.0 if all hit."""
+    if hits == tries:
+        return 1.0
+    share, squared = hits / tries, Z * Z
+    middle = share + squared / (2 * tries)
+    half = Z * math.sqrt(share * (1 - share) / tries + squared / (4 * tries * tries))
+    return max(0.0, (middle - half) / (1 + squared / tries))
+
+
+def _lines(value: torch.Tensor, chance: random.Random) -> Iterator[slice]:
+    """Random lines of the flat input."""
+    width = LINE // value.element_size()
+    for _ in range(PROBES):
+        start = width * chance.randrange(math.ceil(value.numel() / width))
+        yield slice(start, start + width)
+
+
+def _needed(
+    case: OpenCase,
+    inputs: Sequence[torch.Tensor],
+    state: Mapping[str, torch.Tensor],
+    value: torch.Tensor,
+    line: slice,
+    first: Sequence[torch.Tensor],
+    device: str,
+) -> bool:
+    """Whether any output differs when one line of an input or weight has other values."""
+    flat = value.view(-1)
+    before = flat[line].clone()
+    extremes = (value.max().clone(), value.min().clone())
+    try:
+        for extreme in extremes:
+            flat[line] = extreme
+            outputs = case.reference(inputs, state, device=device)
+            if any(map(_differ, outputs, first)):
+                return True
+        return False
+    finally:
+        flat[line] = before
+
+
+def _differ(output: torch.Tensor, first: torch.Tensor) -> bool:
+    same = (output == first) | ((output != output) & (first != first))
+    return not bool(same.all())

@@ -1,6 +1,6 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES MODULE:FUNCTION`: a process that has imported a module and
-never calls anything of it. Every request is a fork of it, which calls the function with the
-arguments that came, in the environment that came, and ends with its exit code."""
+"""`python -I THIS_FILE SOCKET NAMESPACES MODULE:FUNCTION`: imports a module and calls nothing of
+it. Each request is a fork that calls the function with the arguments and in the environment that
+came, and ends with its exit code."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-# Called with the arguments of a command line; the exit code.
-Work = Callable[[Sequence[str]], int]
+# Called with command-line arguments; returns the exit code.
+CommandFunction = Callable[[Sequence[str]], int]
 
 
 def main(arguments: list[str]) -> None:
@@ -25,40 +25,40 @@ def main(arguments: list[str]) -> None:
     sock, _, entry = arguments
     sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
     from kb.memory import collect_rarely
-    from optimizer.evaluation.runner.forks import Separate, serve
+    from optimizer.evaluation.runner.forks import ForkOptions, serve
 
     collect_rarely()
     module, _, function = entry.partition(":")
-    work: Work = getattr(import_module(module), function)
-    gc.freeze()  # no fork looks through what all of them share
+    called: CommandFunction = getattr(import_module(module), function)
+    gc.freeze()  # forks do not search the objects that they share
 
     def become(message: dict[str, Any], fds: list[int]) -> None:
-        _become(work, message, fds)
+        _become(called, message, fds)
 
-    serve(int(sock), become, Separate(namespaces=False))
+    serve(int(sock), become, ForkOptions(namespaces=False))
 
 
-def _become(work: Work, message: dict[str, Any], fds: list[int]) -> None:
-    from optimizer.evaluation.isolation.launch import Zygote
+def _become(called: CommandFunction, message: dict[str, Any], fds: list[int]) -> None:
+    from optimizer.evaluation.isolation.launch import ForkServer
     from optimizer.evaluation.runner.forks import settle
 
     out, err, *lent = fds
     settle(message["environment"], message["folder"], out, err)
     if lent:
-        Zygote.lent(socket.socket(fileno=lent[0])).keep(**message["runners"])
-    os._exit(_ended(work, message["arguments"]))
+        ForkServer.lent(socket.socket(fileno=lent[0])).share(**message["runners"])
+    os._exit(_exit_code(called, message["arguments"]))
 
 
-def _ended(work: Work, arguments: Sequence[str]) -> int:
-    """The exit code of the work, after what a process does at its end."""
+def _exit_code(called: CommandFunction, arguments: Sequence[str]) -> int:
+    """The function's exit code, after everything that an interpreter does at its end."""
     code: int | str | None = 1
     try:
-        code = work(arguments)
+        code = called(arguments)
     except SystemExit as left:
         code = left.code
         if isinstance(code, str):
             print(code, file=sys.stderr)
-    except BaseException:  # what an interpreter does with what nothing has caught
+    except BaseException:  # as an interpreter does with an uncaught exception
         traceback.print_exc()
     with contextlib.suppress(Exception):
         atexit._run_exitfuncs()

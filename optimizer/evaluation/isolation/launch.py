@@ -1,9 +1,9 @@
-"""Two ways to start a runner's process: a fresh interpreter, or a fork of one that has torch
-imported. Both give a `Launched`: its process number, and later its exit code. Also the environment
-variables that every measuring process runs with.
+"""Ways to start processes: a runner in a fresh interpreter, a fork of an interpreter that has its
+imports done (`ForkServer`), and forks that call one function (`PreparedProcesses`). Each gives a
+`Launched`: a process number, and later an exit code. Also the environment of measuring processes.
 
 A fork takes milliseconds where an interpreter with torch takes seconds. CUDA cannot be used in a
-fork of a process that has used it: the process that is forked from only imports.
+fork of a process that has used it, so an interpreter that is forked from only imports.
 """
 
 from __future__ import annotations
@@ -18,68 +18,63 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from optimizer.evaluation.isolation.levels import Level, command
+from optimizer.evaluation.isolation.levels import Level, command, level_for
+from optimizer.evaluation.isolation.machine import usable_processors
 from optimizer.evaluation.runner.confine import can_forbid_writing
-from optimizer.evaluation.runner.wire import Wire
+from optimizer.evaluation.runner.wire import Wire, WireClosed
 
-# glibc hands freed arrays back to the system when they lie at the end of its heap or were mapped by
-# themselves; whether they do is chance. A process in which they do pays for every page again in
-# every call: the same code was seen to take 3.5 times as long. So nothing is handed back.
-# https://man7.org/linux/man-pages/man3/mallopt.3.html
+RUNNER = str(Path(__file__).resolve().parents[1] / "runner" / "__main__.py")
+START_SECONDS = 240.0  # the first start with the compiler waits for several runs of g++
+_STATUS = struct.Struct("=ii")
+
+# glibc returns freed arrays to the system if they are at the end of its heap or were mapped singly,
+# by chance. A process in which it does pays for every page again in every call: the same code took
+# 3.5 times as long. So nothing is returned. https://man7.org/linux/man-pages/man3/mallopt.3.html
 STEADY_MEMORY = {
     "MALLOC_MMAP_MAX_": "0",
     "MALLOC_TRIM_THRESHOLD_": str(1 << 40),
     "MALLOC_TOP_PAD_": str(1 << 26),
 }
-
-
 # For torch's compiler on a CPU. Processes that it starts in advance, to compile for GPUs, disturb
-# the timing. A header that it compiles beforehand, in every evaluation anew, takes longer than the
-# few kernels of a candidate save by it: a zygote compiles it for all (`runner.inductor`).
+# the timing. Precompiling a header in every evaluation takes longer than a candidate's few kernels
+# save by it; the fork server compiles it for all (`runner.inductor`).
 COMPILER = {
     "TORCHINDUCTOR_COMPILE_THREADS": "1",
     "TORCHINDUCTOR_CPP_CACHE_PRECOMPILE_HEADERS": "0",
 }
-
-
-# A candidate on a CPU sees no GPU of its machine. Torch's compiler looks for one when it is
-# imported, after which forks cannot use it, and then asks it for the state of its random numbers.
+# A candidate on a CPU sees no GPU. Torch's compiler looks for one at import, after which forks
+# cannot use it, and then asks it for the state of its random numbers.
 NO_GPU = {"CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": "", "ROCR_VISIBLE_DEVICES": ""}
 ON_CPU = {**COMPILER, **NO_GPU}
 
 
 def threads_and_memory(threads: int) -> dict[str, str]:
-    """Environment variables of every measuring process. `threads` is for OpenMP and MKL."""
+    """Environment variables of every measuring process; `threads` is for OpenMP and MKL."""
     return {"OMP_NUM_THREADS": str(threads), "MKL_NUM_THREADS": str(threads), **STEADY_MEMORY}
 
 
-def kept_folder() -> str:
-    """Where what g++ made for torch's compiler stays for later zygotes of this user: about 160 MB.
-    Beside the locks of devices, where libraries can be loaded from; gone when that is cleaned.
-    Empty where no system call would be refused to a candidate that writes there.
-    """
+def compiler_cache() -> str:
+    """The folder that caches what g++ built for torch's compiler, for this user's later fork
+    servers: about 160 MB among temporary files. Empty if the system cannot forbid candidates to
+    write there."""
     if not can_forbid_writing():
         return ""
     return str(Path(tempfile.gettempdir()) / f"kernlore-compiler-{os.getuid()}")
 
 
-RUNNER = Path(__file__).resolve().parents[1] / "runner"
-START_SECONDS = 240.0  # the first with the compiler waits for several runs of g++
-_STATUS = struct.Struct("=ii")
-
-
 class Launched(Protocol):
-    """A started process. `pid` is that of the runner itself, as this process sees it."""
+    """A started process. `pid` is its number as this process sees it."""
 
     pid: int
 
     def wait(self, seconds: float) -> int | None:
-        """The exit code, negative for a signal; None where it still runs after `seconds`."""
+        """The exit code, negative for a signal; None if it still runs after `seconds`."""
         ...
 
 
@@ -95,10 +90,9 @@ class Spawned:
         log: int,
         fds: tuple[int, ...],
     ) -> None:
-        argv = [sys.executable, "-I", str(RUNNER / "__main__.py"), *arguments]
         self._level = level
         self._process = subprocess.Popen(
-            command(level, argv),
+            command(level, [sys.executable, "-I", RUNNER, "run", *arguments]),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -110,7 +104,7 @@ class Spawned:
         self.pid = self._process.pid
 
     def settle(self) -> None:
-        """Find the runner's number: behind `unshare` the runner is that command's only child."""
+        """Find the runner's number: `unshare` has it as its only child."""
         if self._level == "namespaces":
             children = _children(self._process.pid)
             self.pid = children[0] if children else self._process.pid
@@ -123,8 +117,16 @@ class Spawned:
             return None
 
 
+def _children(pid: int) -> list[int]:
+    try:
+        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
+    except OSError:
+        return []
+    return [int(child) for child in text.split()]
+
+
 class Forked:
-    """A fork of a `Zygote`."""
+    """A fork of a `ForkServer`."""
 
     def __init__(self, status: int) -> None:
         self._status = status
@@ -155,110 +157,109 @@ class Forked:
                 self._code = self._read(seconds)[1]
             except TimeoutError:
                 return None
-            except EOFError:  # what it was forked from was ended, and it with that
+            except EOFError:  # its fork server was ended, and it with that
                 self._code = -signal.SIGKILL
             os.close(self._status)
             self._status = -1
         return self._code
 
 
-class Zygote:
-    """An interpreter that has imported what its forks need. For any thread."""
+class ForkServer:
+    """An interpreter that has imported what its forks need. Thread-safe."""
 
     def __init__(
         self,
-        program: Path,
+        program: Sequence[str],
         arguments: Sequence[str],
         level: Level,
         environment: Mapping[str, str],
     ) -> None:
-        """`program` is a file that serves forks (see `runner.forks`). It gets the number of its
-        socket, whether its forks get process namespaces, and the arguments."""
+        """`program` is a file that serves forks (see `runner.forks`), with its first arguments. It
+        gets the number of its socket, whether forks get process namespaces, and `arguments`."""
         ours, theirs = socket.socketpair()
         own = "1" if level == "namespaces" else "0"
-        argv = [sys.executable, "-I", str(program), str(theirs.fileno()), own, *arguments]
-        # Forks get process namespaces of their own; network and user are shared from here.
+        argv = [sys.executable, "-I", *program, str(theirs.fileno()), own, *arguments]
+        # Each fork gets its own process namespace; network and user namespaces are shared.
         shell = ["unshare", "--user", "--map-root-user", "--net", "--"] if own == "1" else []
-        kept = {n: os.environ[n] for n in ("PATH", "LD_LIBRARY_PATH") if n in os.environ}
+        inherited = {n: os.environ[n] for n in ("PATH", "LD_LIBRARY_PATH") if n in os.environ}
         self._process: subprocess.Popen[bytes] | None = subprocess.Popen(
             [*shell, *argv],
             stdin=subprocess.DEVNULL,
             pass_fds=(theirs.fileno(),),
-            env={**kept, **environment},
+            env={**inherited, **environment},
             start_new_session=True,
         )
         theirs.close()
-        self._converse(ours)
+        self._connect(ours)
 
-    def _converse(self, sock: socket.socket) -> None:
+    def _connect(self, sock: socket.socket) -> None:
         sock.settimeout(START_SECONDS)
         self._wire = Wire(sock, "")
         self._asking = threading.Lock()  # protects _wire and _ready
         self._ready = False
 
     @classmethod
-    def lent(cls, sock: socket.socket) -> Zygote:
-        """The one at the other end of a socket that another process got from `lend`."""
-        zygote = cls.__new__(cls)
-        zygote._process = None
-        zygote._converse(sock)
-        return zygote
+    def lent(cls, sock: socket.socket) -> ForkServer:
+        """The server at the other end of a socket that another process got from `lend`."""
+        server = cls.__new__(cls)
+        server._process = None
+        server._connect(sock)
+        return server
 
     @classmethod
-    def of_runners(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
-        """A zygote for all runners of the same settings. A request carries what a runner needs at
+    def for_runners(cls, threads: int, level: Level, device: str = "cpu") -> ForkServer:
+        """A new server for runners of the same settings. A request carries what a runner needs at
         its start, with socket, tokens and log, and whether torch's compiler is to be imported."""
-        arguments = [str(threads), device, kept_folder()]
+        arguments = [str(threads), device, compiler_cache()]
         environment = {**threads_and_memory(threads), **(ON_CPU if device == "cpu" else {})}
-        return cls(RUNNER / "zygote.py", arguments, level, environment)
+        return cls([RUNNER, "serve"], arguments, level, environment)
 
     @classmethod
-    def kept(cls, threads: int, level: Level, device: str = "cpu") -> Zygote:
-        """The one of these settings that this process keeps until it ends: importing torch takes
-        seconds, and no candidate ever runs in it. One that has ended is replaced.
-        """
+    def shared(cls, threads: int, level: Level, device: str = "cpu") -> ForkServer:
+        """The server of these settings that this process reuses until it ends. No candidate ever
+        runs in it. One that has ended is replaced."""
         key = _key(threads, level, device)
-        with _keeping:
-            known = _kept.get(key)
+        with _sharing:
+            known = _shared.get(key)
             if known is None or known.ended:
-                known = _kept[key] = cls.of_runners(threads, level, device)
+                known = _shared[key] = cls.for_runners(threads, level, device)
             return known
 
-    def keep(self, threads: int, level: Level, device: str) -> None:
-        """Make this the one that `kept` answers with in this process."""
-        with _keeping:
-            _kept[_key(threads, level, device)] = self
+    def share(self, threads: int, level: Level, device: str) -> None:
+        """Make this the server that `shared` returns in this process."""
+        with _sharing:
+            _shared[_key(threads, level, device)] = self
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, so that nothing can be forked from it any more."""
+        """Whether it has ended."""
         if self._process is not None:
             return self._process.poll() is not None
         readable, _, _ = select.select([self._wire], [], [], 0)
-        return bool(readable) and self._ready  # nothing but its end comes unasked
+        return bool(readable) and self._ready  # it sends nothing unrequested but its end
 
     def lend(self) -> socket.socket:
-        """A socket through which another process gets forks of it (see `lent`). What is forked
-        through it ends when it is closed, or when this zygote ends. Raises as `fork` does."""
+        """A socket through which another process gets forks (see `lent`). They end when it is
+        closed, or with this server. Raises as `fork` does."""
         ours, theirs = socket.socketpair()
         with theirs:
-            self._ask({"serve": True}, [theirs.fileno()])
+            self._send({"serve": True}, [theirs.fileno()])
         return ours
 
     def fork(self, message: Mapping[str, Any], fds: Sequence[int]) -> Forked:
-        """A process that answers this message. Raises WireClosed or EOFError where the zygote has
-        ended, TimeoutError if it does not answer, OSError where no process could be made."""
+        """A process that answers this message. Raises WireClosed or EOFError if the server has
+        ended, TimeoutError if it does not answer, OSError if no process could be made."""
         readable, status = os.pipe()
         with ExitStack() as undo:
             undo.callback(os.close, readable)
             try:
-                self._ask(message, (*fds, status))
+                self._send(message, (*fds, status))
             finally:
                 os.close(status)
             undo.pop_all()
         return Forked(readable)
 
-    def _ask(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
+    def _send(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
         with self._asking:
             if not self._ready:
                 self._wire.receive()
@@ -266,33 +267,131 @@ class Zygote:
             self._wire.send(message, fds)
 
     def close(self) -> None:
-        """End it; runners that are still alive end with it."""
+        """End it, and forks that are still alive."""
         self._wire.close()
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
-_keeping = threading.Lock()  # protects _kept
-_kept: dict[tuple[object, ...], Zygote] = {}
+_sharing = threading.Lock()  # protects _shared
+_shared: dict[tuple[object, ...], ForkServer] = {}
 
 
 def _key(threads: int, level: Level, device: str) -> tuple[object, ...]:
-    """By what zygotes of this process are told apart; its last part is this process."""
+    """Key of a shared fork server; its last part is this process."""
     inherited = (os.environ.get("PATH"), os.environ.get("LD_LIBRARY_PATH"), os.getpid())
     return threads, level, device, frozenset(os.sched_getaffinity(0)), *inherited
 
 
 @atexit.register
-def _end_kept() -> None:
-    for key, zygote in list(_kept.items()):
+def _end_shared() -> None:
+    for key, server in list(_shared.items()):
         if key[-1] == os.getpid():
-            zygote.close()
+            server.close()
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text(encoding="ascii")
-    except OSError:
-        return []
-    return [int(child) for child in text.split()]
+# -- forks that call one function
+
+FUNCTION_SERVER = str(Path(__file__).with_name("fork_server.py"))
+AVAILABLE = sys.platform.startswith("linux")
+POLL_SECONDS = 0.1
+KILL_SECONDS = 5.0  # for the kernel to end a group after SIGKILL
+
+
+class PreparedProcess:
+    """A running fork, the leader of a session."""
+
+    def __init__(self, forked: Forked) -> None:
+        self._forked = forked
+        self._waiting = threading.Lock()  # protects _forked
+        self.pid = forked.pid
+
+    def wait(self, seconds: float) -> int | None:
+        """As `Launched.wait`."""
+        deadline = time.monotonic() + seconds
+        while True:
+            left = max(deadline - time.monotonic(), 0.0)
+            with self._waiting:  # briefly, because another thread may end it meanwhile
+                code = self._forked.wait(min(left, POLL_SECONDS))
+            if code is not None or not left:
+                return code
+
+    def end(self, grace_seconds: float = 0.0) -> None:
+        """End it and its process group, with SIGTERM `grace_seconds` before SIGKILL if given."""
+        if self.wait(0.0) is None and grace_seconds:
+            with suppress(ProcessLookupError):
+                os.killpg(self.pid, signal.SIGTERM)
+            self.wait(grace_seconds)
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+        self.wait(KILL_SECONDS)
+
+
+class PreparedProcesses:
+    """Starts forks that call one function, each with a fork server for runners on the CPU.
+    Thread-safe, for Linux.
+
+    Importing torch and the evaluation takes four seconds of a processor, and torch for the runners
+    three more. A fork leaves nothing for the next. All end with the process that started them.
+    """
+
+    def __init__(self, entry: str) -> None:
+        """`entry` is `module:function`, called with command-line arguments, returning an exit code.
+        Importing its module must neither start a thread nor touch a device."""
+        self._entry = entry
+        self._preparing = threading.Lock()  # protects the rest
+        self._server: ForkServer | None = None
+        self._runners: ForkServer | None = None
+        self._last: PreparedProcess | None = None
+        self._used = time.monotonic()
+
+    def start(
+        self,
+        arguments: Sequence[str],
+        environment: Mapping[str, str],
+        folder: Path,
+        output: tuple[int, int],
+    ) -> PreparedProcess:
+        """A new fork. `folder` is its working directory; `output` are the descriptors of its
+        standard output and error. Raises OSError if no process could be made."""
+        threads, level = usable_processors(), level_for("auto", "cpu")
+        message = {
+            "arguments": list(arguments),
+            "environment": dict(environment),
+            "folder": str(folder),
+            "runners": {"threads": threads, "level": level, "device": "cpu"},
+        }
+        with self._preparing:
+            server, runners = self._server, self._runners
+            if server is None or runners is None or server.ended or runners.ended:
+                self._close()
+                server = ForkServer([FUNCTION_SERVER], [self._entry], "process", environment)
+                runners = ForkServer.for_runners(threads, level)
+                self._server, self._runners = server, runners
+            try:
+                with runners.lend() as lent:
+                    forked = server.fork(message, [*output, lent.fileno()])
+            except (WireClosed, EOFError, TimeoutError) as gone:
+                self._close()
+                raise OSError("the process that others are forked from has ended") from gone
+            self._last, self._used = PreparedProcess(forked), time.monotonic()
+            return self._last
+
+    def release(self, idle_seconds: float) -> None:
+        """End the servers if no fork is running and none was started for `idle_seconds`."""
+        with self._preparing:
+            idle = time.monotonic() - self._used > idle_seconds
+            if idle and (self._last is None or self._last.wait(0.0) is not None):
+                self._close()
+
+    def close(self) -> None:
+        """End the servers, and every fork with them."""
+        with self._preparing:
+            self._close()
+
+    def _close(self) -> None:
+        for server in (self._server, self._runners):
+            if server is not None:
+                server.close()
+        self._server = self._runners = None

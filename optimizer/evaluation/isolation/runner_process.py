@@ -1,52 +1,61 @@
-"""One runner as the supervisor sees it: start, ask with a deadline, stop, wake, end for certain.
+"""One runner as the supervisor sees it: start, request with a deadline, sample its memory, stop,
+resume, end; and a pool of runners that are started in advance.
 
-Everything it started ends with it: at level `namespaces` because the process namespace dies with
-its first process, at level `process` by its process group and by looking through /proc for
-processes that carry the runner's mark in their environment.
+Everything that a runner started ends with it: at level `namespaces` because its process namespace
+dies with it, at level `process` by its process group and by searching /proc for processes that have
+the runner's mark in their environment.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import secrets
 import select
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, NoReturn
 
-from optimizer.evaluation.isolation.container import Contained, engine
+import torch
+
 from optimizer.evaluation.isolation.launch import (
     ON_CPU,
     RUNNER,
     START_SECONDS,
     Forked,
+    ForkServer,
     Launched,
     Spawned,
-    Zygote,
     threads_and_memory,
 )
-from optimizer.evaluation.isolation.levels import Level
-from optimizer.evaluation.looks import Looks, may_read
-from optimizer.evaluation.runner.wire import Wire, WireClosed, WireForged
+from optimizer.evaluation.isolation.levels import Contained, Level, engine
+from optimizer.evaluation.runner.memory import (
+    READABLE,
+    SAMPLED,
+    SAMPLED_EARLY,
+    drawn_elements,
+    dtype_of,
+    layout,
+    offset,
+)
+from optimizer.evaluation.runner.wire import DRAW_BYTES, Wire, WireClosed, WireForged
 
 MARK = "KERNLORE_RUNNER"
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 END_SECONDS = 15.0  # a busy machine takes some to empty a namespace full of processes
 PASSED = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_VISIBLE_DEVICES",
-    "NVIDIA_VISIBLE_DEVICES",
-    "NVIDIA_DRIVER_CAPABILITIES",
-    "VIRTUAL_ENV",
-    "LANG",
+    *("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", VISIBLE, "NVIDIA_VISIBLE_DEVICES"),
+    *("NVIDIA_DRIVER_CAPABILITIES", "VIRTUAL_ENV", "LANG"),
 )
 MAX_LOG = 64 * 1024
 Device = Literal["cpu", "cuda"]
@@ -69,7 +78,7 @@ class RunnerHung(Exception):
 
 
 class RunnerForged(Exception):
-    """Something that is not the runner wrote into its channel; `content` is what was written."""
+    """Something other than the runner wrote into its channel; `content` is what was written."""
 
     def __init__(self, message: str, content: Any = None, log: str = "") -> None:
         super().__init__(message)
@@ -79,20 +88,22 @@ class RunnerForged(Exception):
 
 @dataclass(frozen=True)
 class RunnerSettings:
-    """What all runners of a pool have in common. `threads` is for torch and OpenMP. `compiler` says
-    whether a runner on a CPU that is forked has torch's compiler imported."""
+    """Common settings of a pool's runners. `threads` is for torch and OpenMP. `compiler`: a forked
+    runner on a CPU has torch's compiler imported. `visible` is the runner's CUDA_VISIBLE_DEVICES,
+    by default that of this process."""
 
     device: Device = "cpu"
     threads: int = 1
     level: Level = "process"
     compiler: bool = False
+    visible: str | None = None
 
 
 class RunnerProcess:
     """A process that evaluates one kernel."""
 
-    def __init__(self, settings: RunnerSettings, zygote: Zygote | None = None) -> None:
-        """`zygote` is what to fork it from; without it a fresh interpreter starts."""
+    def __init__(self, settings: RunnerSettings, fork_server: ForkServer | None = None) -> None:
+        """Fork it from `fork_server`, or else start a fresh interpreter."""
         self.settings = settings
         self.scratch = Path(tempfile.mkdtemp(prefix="kernlore-run-"))
         self._mark = secrets.token_hex(8)
@@ -103,7 +114,7 @@ class RunnerProcess:
         else:
             self._socket, theirs = socket.socketpair()
             tokens, self._tokens = socket.socketpair()
-            self._launched = self._launch(zygote, nonce, theirs.fileno(), tokens.fileno())
+            self._launched = self._launch(fork_server, nonce, theirs.fileno(), tokens.fileno())
             theirs.close()
             tokens.close()
         self._tokens.settimeout(START_SECONDS)
@@ -112,16 +123,16 @@ class RunnerProcess:
         self._ready = False
         self._stopped = False
 
-    def _launch(self, zygote: Zygote | None, nonce: str, talk: int, tokens: int) -> Launched:
+    def _launch(self, server: ForkServer | None, nonce: str, talk: int, tokens: int) -> Launched:
         log = self._log.fileno()
-        if zygote is not None:
+        if server is not None:
             start = {
                 "secret": nonce,
                 "environment": self._environment(),
                 "scratch": str(self.scratch),
                 "compiler": self.settings.compiler and self.settings.device == "cpu",
             }
-            return zygote.fork(start, (talk, tokens, log))
+            return server.fork(start, (talk, tokens, log))
         settings = self.settings
         arguments = [str(talk), str(tokens), nonce, settings.device, str(settings.threads)]
         return Spawned(
@@ -129,13 +140,18 @@ class RunnerProcess:
         )
 
     def _contained(self, nonce: str) -> tuple[Launched, socket.socket, socket.socket]:
-        """Raises RunnerDied or RunnerHung where no runner comes out of the container."""
-        settings, log = self.settings, self._log.fileno()
-        arguments = [nonce, settings.device, str(settings.threads)]
-        program, environment = RUNNER / "__main__.py", self._environment()
-        launched = Contained(engine(), program, arguments, environment, self.scratch, log)
+        """Raises RunnerDied or RunnerHung if no runner starts in the container."""
+        arguments = [nonce, self.settings.device, str(self.settings.threads)]
+        launched = Contained(
+            engine(),
+            [RUNNER, "run"],
+            arguments,
+            self._environment(),
+            self.scratch,
+            self._log.fileno(),
+        )
         try:
-            talk, tokens = launched.meet(START_SECONDS)
+            talk, tokens = launched.connect(START_SECONDS)
         except TimeoutError:
             raise RunnerHung("no container started", self.log) from None
         except EOFError:
@@ -143,7 +159,7 @@ class RunnerProcess:
         return launched, talk, tokens
 
     def _environment(self) -> dict[str, str]:
-        """Only what a compiler and torch need; caches lie in the scratch folder."""
+        """What a compiler and torch need, with caches in the scratch folder."""
         scratch = str(self.scratch)
         return {
             **{name: os.environ[name] for name in PASSED if name in os.environ},
@@ -154,12 +170,13 @@ class RunnerProcess:
             **(ON_CPU if self.settings.device == "cpu" else {}),
             **threads_and_memory(self.settings.threads),
             MARK: self._mark,
+            **({} if self.settings.visible is None else {VISIBLE: self.settings.visible}),
         }
 
-    # -- conversation
+    # -- requests
 
     def wait_ready(self) -> None:
-        """Wait until it has imported what it needs. Raises RunnerDied or RunnerHung."""
+        """Wait until it has its imports done. Raises RunnerDied or RunnerHung."""
         if self._ready:
             return
         answer = self.await_answer(START_SECONDS)
@@ -177,7 +194,7 @@ class RunnerProcess:
         return self.await_answer(seconds)
 
     def send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
-        """Send a request; `await_answer` gets the answer. Raises RunnerDied."""
+        """Send a request, to be followed by `await_answer`. Raises RunnerDied."""
         try:
             self.wire.send(message, fds)
         except WireClosed:
@@ -201,20 +218,15 @@ class RunnerProcess:
             self.end()
             raise RunnerForged(str(forged), getattr(forged, "content", None), self.log) from forged
 
-    def feed(
-        self, tokens: Sequence[bytes], seconds: float, looks: Looks | None, ahead: bool = False
-    ) -> None:
-        """Let a block run calls, within `seconds`: one token for each request, the last of which is
-        the end. `looks` looks at what each call left, before the next token is given. Returns early
-        where the runner answers or ends before; `await_answer` says what. Raises RunnerForged where
-        more calls are asked for than are being made.
+    def grant(self, tokens: Sequence[bytes], seconds: float, sampler: OutputSampler | None) -> None:
+        """Grant the calls of a block within `seconds`: one token for each request, the last of
+        which ends the block. `sampler` samples each call before the next token is sent. Returns
+        early if the runner answers or ends before; `await_answer` says which. Raises RunnerForged
+        if more calls are requested than are being made.
 
-        A token exists only between a request and its reading, so that nothing in the candidate's
-        process can be counted. `ahead` gives all of them at once (without defence 32).
+        A token exists only between a request and its reading, so the candidate's process cannot
+        count them.
         """
-        if ahead:
-            self._tokens.sendall(b"".join(tokens))
-            return
         waiting = select.poll()
         for sock in (self._tokens, self._socket):
             waiting.register(sock, select.POLLIN)
@@ -222,21 +234,25 @@ class RunnerProcess:
         for number, token in enumerate(tokens):
             left = until - time.monotonic()
             ready = [fd for fd, _ in waiting.poll(max(0.0, left) * 1e3)]
-            shows = looks.bytes if looks is not None and number else 0
-            request = self._requested(shows) if self._tokens.fileno() in ready else b""
+            reported = sampler.report_bytes if sampler is not None and number else 0
+            request = self._requested(reported) if self._tokens.fileno() in ready else b""
             if not request:
                 return
-            if looks is not None and number:
-                looks(number - 1, request[1:])
+            if sampler is not None and number:
+                sampler(number - 1, request[1:])
             with contextlib.suppress(BrokenPipeError, ConnectionError):  # `await_answer` sees it
                 self._tokens.send(token)
 
-    def _requested(self, shows: int) -> bytes:
-        """Take one request for a call, which shows so many bytes; nothing where the runner has
-        ended."""
-        wanted, request = 1 + shows, b""
+    def grant_all(self, tokens: Sequence[bytes]) -> None:
+        """Put all tokens of a block into the runner's socket at once, where a candidate can count
+        them."""
+        self._tokens.sendall(b"".join(tokens))
+
+    def _requested(self, reported: int) -> bytes:
+        """One request for a call, with so many bytes of report; empty if the runner has ended."""
+        wanted, request = 1 + reported, b""
         while len(request) < wanted:
-            try:  # a byte more than is due shows whether another request waits
+            try:  # an extra byte shows whether another request is waiting
                 part = self._tokens.recv(wanted + 1 - len(request))
             except (ConnectionError, TimeoutError):
                 return b""
@@ -247,9 +263,9 @@ class RunnerProcess:
             self._refuse_requests()
         return request
 
-    def finish_feeding(self) -> None:
-        """Check, after the answer to a block, that nobody but the runner asked for its calls.
-        Raises RunnerForged."""
+    def check_granted(self) -> None:
+        """Check, after a block's answer, that no further call was requested. Raises
+        RunnerForged."""
         if select.select([self._tokens], [], [], 0)[0] and self._tokens.recv(1):
             self._refuse_requests()
 
@@ -264,7 +280,7 @@ class RunnerProcess:
 
     @property
     def log(self) -> str:
-        """The end of what it printed."""
+        """The end of its output."""
         path = self.scratch / "log"
         if not path.exists():
             return self._last_log
@@ -277,13 +293,13 @@ class RunnerProcess:
     # -- the process
 
     def pause(self) -> None:
-        """Stop it where it is: an idle runner's threads may spin. Raises RunnerDied."""
+        """Stop it, because an idle runner's threads may spin. Raises RunnerDied."""
         if not self._stopped:
             self._signal(signal.SIGSTOP)
             self._stopped = True
 
     def wake(self) -> None:
-        """Let a stopped runner go on. Raises RunnerDied."""
+        """Resume a stopped runner. Raises RunnerDied."""
         if self._stopped:
             self._signal(signal.SIGCONT)
             self._stopped = False
@@ -296,11 +312,11 @@ class RunnerProcess:
 
     @property
     def pid(self) -> int:
-        """The process number of the runner itself, as this process sees it."""
+        """The runner's process number, as this process sees it."""
         return self._launched.pid
 
     def waited_ns(self) -> int:
-        """How long its threads were ready without getting a processor, so far, in nanoseconds."""
+        """Nanoseconds for which its threads were ready without a processor, so far."""
         tasks = f"/proc/{self._launched.pid}/task"
         try:
             with os.scandir(tasks) as threads:  # often called; pathlib takes 5 x
@@ -314,8 +330,7 @@ class RunnerProcess:
         return _schedstat(f"/proc/{pid}/task/{pid}/schedstat", 0)
 
     def worked_ns(self) -> int:
-        """Processor time of all of its threads so far, by the kernel's account; 0 where that is
-        not to be had."""
+        """Processor time of all its threads so far, by the kernel's account; 0 if unknown."""
         clock = ~self._launched.pid << 3 | 2  # CPUCLOCK_SCHED, as clock_getcpuclockid(3) makes it
         try:
             return time.clock_gettime_ns(clock)
@@ -323,9 +338,8 @@ class RunnerProcess:
             return 0
 
     def children(self) -> list[int]:
-        """Living processes that it started, also those whose own parent has ended: they become its
-        children where it is the first of a process namespace.
-        """
+        """Living processes that it started. Orphans among them become its children if it is the
+        first process of a namespace."""
         pids: list[int] = []
         for task in Path(f"/proc/{self._launched.pid}/task").glob("*/children"):
             with contextlib.suppress(OSError):  # the thread ended
@@ -333,11 +347,11 @@ class RunnerProcess:
         return [pid for pid in pids if _state(pid) not in ("Z", "X", "")]
 
     def processes(self) -> list[int]:
-        """Every process that carries this runner's mark or belongs to its session."""
+        """Every process that has this runner's mark or belongs to its session."""
         return marked(self._mark, self._launched.pid)
 
     def end(self) -> bool:
-        """Kill everything it started; True when nothing of it is left."""
+        """Kill everything it started; True if nothing of it is left."""
         if self.scratch.exists():
             self._last_log = self.log
         # Its namespace ends with its first process, and is empty before that one counts as ended.
@@ -367,7 +381,7 @@ class RunnerProcess:
 
 
 def own_wait_ns() -> int:
-    """How long the calling thread was ready without getting a processor, in nanoseconds."""
+    """Nanoseconds for which the calling thread was ready without a processor."""
     return _schedstat("/proc/thread-self/schedstat", 1)
 
 
@@ -384,8 +398,8 @@ def _schedstat(path: str, field: int) -> int:
 
 
 def marked(mark: str, session: int) -> list[int]:
-    """Processes of the session, and those whose environment holds the mark: what a runner starts
-    inherits it, in any session."""
+    """Processes of the session, and those with the mark in their environment, which children
+    inherit in any session."""
     wanted = f"{MARK}={mark}".encode()
     pids = []
     for entry in Path("/proc").iterdir():
@@ -396,14 +410,14 @@ def marked(mark: str, session: int) -> list[int]:
             state, its_session = fields[0], int(fields[3])
             marked = wanted in (entry / "environ").read_bytes().split(b"\0")
         except (OSError, IndexError):
-            continue  # gone, or another user's
+            continue  # ended, or another user's
         if state != b"Z" and (marked or its_session == session):
             pids.append(int(entry.name))
     return pids
 
 
 def _state(pid: int) -> str:
-    """One letter (proc(5)); empty where there is no such process."""
+    """One letter (proc(5)); empty if there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0].decode()
     except (OSError, IndexError):
@@ -411,7 +425,7 @@ def _state(pid: int) -> str:
 
 
 def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended on its own
+    with contextlib.suppress(ProcessLookupError, PermissionError):  # it ended by itself
         os.kill(pid, signal.SIGKILL)
 
 
@@ -425,3 +439,232 @@ def _ending(code: int | None) -> str:
         except ValueError:
             pass
     return f"the runner ended with exit code {code}"
+
+
+# -- reading a runner's memory
+#
+# Which elements are read is drawn here and never sent, so nothing in the candidate's process knows
+# them. The kernel reads for us: a page that the candidate made unreadable stays unreadable, and no
+# page-fault handler is called.
+
+MAX_PIECES = 1024  # of one system call (IOV_MAX)
+_string_at = ctypes.string_at
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class MemoryUnreadable(Exception):
+    """The other process's memory cannot be read there; the message says why."""
+
+
+def read_memory(pid: int, pieces: Sequence[tuple[int, int]]) -> bytes:
+    """Concatenated bytes of (address, length) pieces of another process. Raises
+    MemoryUnreadable."""
+    parts = []
+    for begin in range(0, len(pieces), MAX_PIECES):
+        parts.append(_read_some(pid, pieces[begin : begin + MAX_PIECES]))
+    return b"".join(parts)
+
+
+def _read_some(pid: int, pieces: Sequence[tuple[int, int]]) -> bytes:
+    wanted = sum(length for _, length in pieces)
+    buffer = ctypes.create_string_buffer(wanted)
+    ours = (ctypes.c_uint64 * 2)(ctypes.addressof(buffer), wanted)  # struct iovec
+    flat = [number for piece in pieces for number in piece]
+    theirs = (ctypes.c_uint64 * len(flat))(*flat)
+    read = _readv()(pid, ours, 1, theirs, len(pieces), 0)
+    if read != wanted:
+        error = ctypes.get_errno() if read < 0 else 0
+        raise MemoryUnreadable(os.strerror(error) if error else "a part of it is not there")
+    return buffer.raw
+
+
+def _readv() -> ctypes._NamedFuncPointer:
+    """process_vm_readv(2). Raises MemoryUnreadable on systems without it."""
+    if not sys.platform.startswith("linux"):
+        raise MemoryUnreadable("only Linux lets one process read another's memory so")
+    function = _LIBC.process_vm_readv
+    function.restype = ctypes.c_ssize_t
+    return function
+
+
+def may_read(pid: int, address: int) -> bool:
+    """Whether this process may read that one's memory, by trying a word that a runner holds before
+    it loads a candidate."""
+    try:
+        return int.from_bytes(read_memory(pid, [(address, 8)]), "little") == READABLE
+    except MemoryUnreadable:
+        return False
+
+
+@dataclass(frozen=True)
+class SampledOutput:
+    """Shape of an output, and bytes of an element."""
+
+    shape: tuple[int, ...]
+    item: int
+
+    @property
+    def numel(self) -> int:
+        """Number of elements."""
+        return int(torch.Size(self.shape).numel())
+
+
+def sampled_outputs(expected: Sequence[tuple[str, Sequence[int]]]) -> list[SampledOutput]:
+    """Outputs of these (dtype, shape) pairs."""
+    return [
+        SampledOutput(tuple(shape), torch.empty(0, dtype=dtype_of(dtype)).element_size())
+        for dtype, shape in expected
+    ]
+
+
+class OutputSampler:
+    """Samples the outputs and inputs of one block's calls. It is called with a call's number and
+    the runner's report in its request for the next call.
+
+    `samples` and `inputs` have the bytes of the drawn elements of each call's outputs and inputs.
+    `changed_late` counts calls whose outputs changed after they had ended. `error` says why the
+    memory could not be read, or is empty.
+    """
+
+    def __init__(
+        self,
+        pid: int,
+        outputs: Sequence[SampledOutput],
+        draws: Sequence[bytes],
+        inputs: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """`draws` has one for each call. `inputs` are in memory that both processes map."""
+        self.samples: list[bytes] = []
+        self.inputs: list[bytes] = []
+        self.changed_late = 0
+        self.error = ""
+        self._pid = pid
+        self._outputs = outputs
+        self._draws = draws
+        self._inputs = [(tensor, tensor.data_ptr(), tensor.element_size()) for tensor in inputs]
+        self._where = layout([output.shape for output in outputs])
+        self._early = sum(SAMPLED_EARLY * output.item for output in outputs if output.numel)
+        self.report_bytes = DRAW_BYTES + self._early + self._where.size
+
+    def __call__(self, call: int, report: bytes) -> None:
+        """Sample a finished call."""
+        if self.error:
+            return
+        own, report = report[:DRAW_BYTES], report[DRAW_BYTES:]
+        early, numbers = report[: self._early], self._where.unpack(report[self._early :])
+        pieces = self._pieces(numbers, self._draws[call], SAMPLED)
+        size = sum(length for _, length in pieces)
+        try:
+            data = read_memory(self._pid, pieces + self._pieces(numbers, own, SAMPLED_EARLY))
+        except MemoryUnreadable as problem:
+            self.error = str(problem)
+            return
+        self.samples.append(data[:size])
+        self.changed_late += data[size:] != early
+        self.inputs.append(self._of_inputs(self._draws[call]))
+
+    def _pieces(self, numbers: Sequence[int], draw: bytes, count: int) -> list[tuple[int, int]]:
+        """(address, length) of the drawn elements; `numbers` are addresses and strides."""
+        pieces, begin = [], 0
+        sizes = [output.numel for output in self._outputs]
+        for output, chosen in zip(self._outputs, drawn_elements(draw, sizes, count), strict=True):
+            end = begin + 1 + len(output.shape)
+            address, strides = numbers[begin], numbers[begin + 1 : end][::-1]
+            shape, begin = output.shape[::-1], end
+            for number in chosen:
+                at = address + offset(number, shape, strides) * output.item
+                pieces.append((at & (1 << 64) - 1, output.item))
+        return pieces
+
+    def _of_inputs(self, draw: bytes) -> bytes:
+        parts = []
+        sizes = [tensor.numel() for tensor, _, _ in self._inputs]
+        for (_, address, item), chosen in zip(
+            self._inputs, drawn_elements(draw, sizes), strict=True
+        ):
+            parts += [_string_at(address + number * item, item) for number in chosen]
+        return b"".join(parts)
+
+
+# -- the pool
+
+# An evaluation takes three on the CPU: one checks, two are timed against each other. On a GPU it
+# takes one, and each that waits holds a context.
+SPARES = {"cpu": 3, "cuda": 1}
+ENDERS = 3  # runners that end at the same time
+
+
+class RunnerPool:
+    """Runners that are started in advance, forked from one interpreter if the system can fork. Not
+    thread-safe."""
+
+    def __init__(
+        self, settings: RunnerSettings, spare: int | None = None, fork: bool = True
+    ) -> None:
+        """`spare` is the number of waiting runners, by default that of the device. Without `fork`,
+        and in containers, each is a fresh interpreter."""
+        self._settings = settings
+        self._spare = SPARES[settings.device] if spare is None else spare
+        self._waiting: deque[RunnerProcess] = deque()
+        forks = fork and sys.platform.startswith("linux") and settings.level != "container"
+        forked = (settings.threads, settings.level, settings.device)
+        self._fork_server = ForkServer.shared(*forked) if forks else None
+        self._enders = ThreadPoolExecutor(ENDERS, thread_name_prefix="end-runner")
+        # One thread for the pool's life, because runners end with the thread that started them.
+        self._starter = ThreadPoolExecutor(1, thread_name_prefix="start-runner")
+        self._starting: Future[None] | None = None
+
+    def prepare(self) -> None:
+        """Start missing runners in the background."""
+        self.settle()
+        self._starting = self._starter.submit(self._start_missing)
+
+    @property
+    def ends_surely(self) -> bool:
+        """Whether the system ends everything of a runner as soon as its first process is killed, so
+        that this need not be checked."""
+        return self._fork_server is not None and self._settings.level == "namespaces"
+
+    def import_compiler(self) -> None:
+        """From now on fork runners on a CPU that have torch's compiler imported, which takes each
+        of them seconds otherwise."""
+        settings = self._settings
+        if self._fork_server is None or settings.device != "cpu" or settings.compiler:
+            return
+        self.settle()
+        self._settings = replace(settings, compiler=True)
+        while self._waiting:
+            self.end(self._waiting.popleft())
+        self.prepare()
+
+    def _start_missing(self) -> None:
+        while len(self._waiting) < self._spare:
+            self._waiting.append(RunnerProcess(self._settings, self._fork_server))
+
+    def settle(self) -> None:
+        """Wait until no runner is starting; raises what starting raised."""
+        starting, self._starting = self._starting, None
+        if starting is not None:
+            starting.result()
+
+    def take(self) -> RunnerProcess:
+        """A runner that is ready. Raises RunnerDied or RunnerHung."""
+        self.settle()
+        if not self._waiting:
+            self.prepare()
+            self.settle()
+        runner = self._waiting.popleft()
+        runner.wait_ready()
+        return runner
+
+    def end(self, runner: RunnerProcess) -> Future[bool]:
+        """End a runner in the background: the system takes a while to free its memory. The result
+        is whether nothing of it is left."""
+        return self._enders.submit(runner.end)
+
+    def close(self) -> None:
+        """End all waiting runners, and wait for those that are ending."""
+        self._starter.shutdown()  # completes a start, whose runner is ended with the others
+        while self._waiting:
+            self.end(self._waiting.popleft())
+        self._enders.shutdown()

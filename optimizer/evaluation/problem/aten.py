@@ -1,9 +1,9 @@
-"""Problem files for torch's own operators, made of the samples that torch ships for its tests.
+"""Problem files for torch's own operators, from the samples that torch ships for its tests.
 
-An operator's largest sample that a file can hold becomes a Model; the extents of its inputs become
-constants of the file, which the cases of problem.toml set: the sample's own, and larger ones where
-the operator still accepts its inputs then. Samples that only Python objects can express (functions,
-generators, devices) are left out, with the reason.
+An operator's largest sample that a file can express becomes a Model; the extents of its inputs
+become constants of the file, which the cases of problem.toml set: the sample's own, and larger ones
+if the operator accepts them. Samples that need Python objects (functions, generators, devices) are
+skipped, with the reason.
 """
 
 from __future__ import annotations
@@ -21,27 +21,26 @@ from typing import Any
 import torch
 
 from kb.errors import NotFound, Unavailable, nearest
-from optimizer.evaluation.runner.dispatch import DispatchWatch
+from optimizer.evaluation.runner.kernels import DispatchWatch
 
-# Of the largest input, about; the next where the operator takes no more.
+# Approximate size of the largest input; a later one is tried if the operator refuses the first.
 ELEMENTS = {"cpu": (1 << 21,), "cuda": (1 << 26, 1 << 23, 1 << 21)}
-MOST_RESULTS = 1 << 28  # elements
-MOST_BETWEEN = 1 << 28  # elements of all that an operator computes on its way, on the CPU
-SAMPLES = 12  # of an operator that are looked at
+MAX_RESULTS = 1 << 28  # elements
+MAX_COMPUTED = 1 << 28  # elements of all intermediate results of an operator, on the CPU
+SAMPLES = 12  # of an operator that are tried
 BEST = 3
 _FLOATING = (torch.float32,)
 _PLAIN = (bool, int, float, str, type(None))
 
 
-# Which of equal elements comes first is not said of them.
-_WITH_PLACES = ("sort", "argsort", "mode")
+# Operators that return the indices of any of several equal elements.
+_WITH_INDICES = ("sort", "argsort", "mode")
 
 
 @dataclass(frozen=True)
-class Made:
-    """A problem file and its problem.toml; `larger` says whether there are real sizes, `plain`
-    whether the result is one tensor of floats with several elements, which alone tells a right
-    kernel from a wrong one surely."""
+class AtenProblem:
+    """A problem file and its problem.toml. `larger`: it has realistic sizes. `plain`: the result is
+    one tensor of floats with several elements, which alone distinguishes kernels surely."""
 
     name: str
     operator: str
@@ -52,13 +51,13 @@ class Made:
 
     @property
     def worth(self) -> int:
-        """How good a problem it is, up to BEST."""
+        """Quality as a problem, up to BEST."""
         return 2 * self.larger + self.plain
 
 
 @dataclass(frozen=True)
-class NotMade:
-    """Why there is no problem of an operator."""
+class SkippedOperator:
+    """An operator without a problem, and the reason."""
 
     operator: str
     reason: str
@@ -69,8 +68,8 @@ def operator_names() -> list[str]:
     return sorted({_full_name(info) for info in _infos()})
 
 
-def aten_problem(name: str) -> Made | NotMade:
-    """The problem of an operator. Raises NotFound for one that torch has no samples of, and
+def aten_problem(name: str) -> AtenProblem | SkippedOperator:
+    """The problem of an operator. Raises NotFound if torch has no samples of it, and
     Unavailable."""
     info = next((i for i in _infos() if _full_name(i) == name), None)
     if info is None:
@@ -80,36 +79,36 @@ def aten_problem(name: str) -> Made | NotMade:
             hint=f"Similar: {near}." if near else "See `kernlore problem aten --list`.",
         )
     if "empty" in info.name.rsplit(".", 1)[-1]:
-        return NotMade(name, "its result is memory as it was")
+        return SkippedOperator(name, "its result is memory as it was")
     call = _callable(info)
     if call is None:
-        return NotMade(name, "no function of torch or method of a tensor has its name")
+        return SkippedOperator(name, "no function of torch or method of a tensor has its name")
     reason = "it has no sample with a tensor of float32"
-    best: Made | None = None
+    best: AtenProblem | None = None
     for sample in _samples(info):
         made = _from_sample(info, name, call, sample)
-        if isinstance(made, NotMade):
+        if isinstance(made, SkippedOperator):
             reason = made.reason
         elif best is None or made.worth > best.worth:
             best = made
         if best is not None and best.worth == BEST:
             break
-    return best or NotMade(name, reason)
+    return best or SkippedOperator(name, reason)
 
 
-def write_problem_files(made: Made, folder: Path) -> Path:
-    """Write the problem into a folder of its own below `folder`; returns that folder."""
-    place = folder / made.name
-    place.mkdir(parents=True, exist_ok=True)
-    (place / "problem.py").write_text(made.source, encoding="utf-8")
-    (place / "problem.toml").write_text(made.toml, encoding="utf-8")
-    return place
+def write_problem_files(made: AtenProblem, folder: Path) -> Path:
+    """Write the problem into a new folder in `folder`, and return that."""
+    own = folder / made.name
+    own.mkdir(parents=True, exist_ok=True)
+    (own / "problem.py").write_text(made.source, encoding="utf-8")
+    (own / "problem.toml").write_text(made.toml, encoding="utf-8")
+    return own
 
 
 @dataclass(frozen=True)
 class WrittenProblem:
-    """What came of an operator: the folder of its problem, or the reason why there is none; a
-    reason beside a folder says why it has no real sizes."""
+    """The folder of an operator's problem, or None and the reason; with a folder, `reason` says why
+    it has only small sizes."""
 
     operator: str
     path: Path | None
@@ -119,23 +118,23 @@ class WrittenProblem:
 def write_problems(
     names: Sequence[str], folder: Path, log: Callable[[str], None]
 ) -> list[WrittenProblem]:
-    """Write the problems of these operators below `folder`; `log` is told of every hundredth.
+    """Write the problems of these operators in `folder`; `log` gets a line for every hundredth.
     Raises NotFound and Unavailable before anything is written."""
     known = set(operator_names())
     for name in names:
         if name not in known:
             aten_problem(name)
-    written = []
+    results = []
     for number, name in enumerate(names, 1):
         made = aten_problem(name)
-        if isinstance(made, NotMade):
-            written.append(WrittenProblem(name, None, made.reason))
+        if isinstance(made, SkippedOperator):
+            results.append(WrittenProblem(name, None, made.reason))
         else:
             reason = "" if made.larger else "only the sample's size: torch takes no larger one"
-            written.append(WrittenProblem(name, write_problem_files(made, folder), reason))
+            results.append(WrittenProblem(name, write_problem_files(made, folder), reason))
         if number % 100 == 0:
             log(f"{number} of {len(names)} operators")
-    return written
+    return results
 
 
 # -- samples
@@ -157,7 +156,7 @@ def _full_name(info: Any) -> str:
 
 
 def _callable(info: Any) -> str | None:
-    """How a file calls the operator, with the arguments to come in place of {}."""
+    """Format string of a call of the operator; {} is for the arguments."""
     owner: Any = torch
     for part in info.name.split("."):
         owner = getattr(owner, part, None)
@@ -199,25 +198,25 @@ def _tensors_of(values: Sequence[Any]) -> list[torch.Tensor]:
 
 @dataclass(frozen=True)
 class _File:
-    """What a sample becomes: the tensors that are inputs, and the text of the call's arguments."""
+    """The inputs of a sample, and the text of the call's arguments."""
 
     inputs: tuple[torch.Tensor, ...]
     arguments: str
 
 
-def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade:
+def _from_sample(info: Any, name: str, call: str, sample: Any) -> AtenProblem | SkippedOperator:
     file = _arguments(sample)
     if isinstance(file, str):
-        return NotMade(name, file)
+        return SkippedOperator(name, file)
     extents = sorted({size for t in file.inputs for size in t.shape if size > 1}, reverse=True)
     source = _source(name, call, file, extents, info)
     own = {_constant(size): size for size in extents}
     result = _result(source, own)
     if isinstance(result, str):
-        return NotMade(name, result)
+        return SkippedOperator(name, result)
     plain = len(result) == 1 and result[0].is_floating_point() and result[0].numel() > 1
     larger = {}
-    # A result for each place of a dimension (unbind) would become millions of them.
+    # One result for each index of a dimension (unbind) would become millions.
     counted = len(result) > 2 and len(result) in extents
     for device, steps in ELEMENTS.items():
         really = device == "cpu"
@@ -228,19 +227,21 @@ def _from_sample(info: Any, name: str, call: str, sample: Any) -> Made | NotMade
                 break
     short = re.sub(r"\W+", "_", f"aten_{name}").strip("_").lower()
     kinds = _kinds(name, call.format("x0") in source, result)
-    return Made(short, name, source, _toml(short, name, own, larger, kinds), bool(larger), plain)
+    return AtenProblem(
+        short, name, source, _toml(short, name, own, larger, kinds), bool(larger), plain
+    )
 
 
 def _kinds(name: str, along_the_last: bool, result: Sequence[torch.Tensor]) -> list[str]:
-    """How the outputs of an operator are compared whose places may be those of equal elements, in
-    the last dimension of its input; none for any other."""
-    if name not in _WITH_PLACES or not along_the_last:
+    """Kinds of the outputs of an operator that returns indices in the last dimension of its input;
+    empty for any other."""
+    if name not in _WITH_INDICES or not along_the_last:
         return []
     return ["float" if part.is_floating_point() else "index" for part in result]
 
 
 def _arguments(sample: Any) -> _File | str:
-    """The call's arguments as text, or why there is none."""
+    """The call's arguments as text, or the reason why there is none."""
     inputs: list[torch.Tensor] = []
 
     def text(value: Any) -> str:
@@ -249,9 +250,7 @@ def _arguments(sample: Any) -> _File | str:
             return f"x{len(inputs) - 1}"
         if isinstance(value, list | tuple):
             inner = ", ".join(text(part) for part in value)
-            return (
-                f"[{inner}]" if isinstance(value, list) else f"({inner}{',' * (len(value) == 1)})"
-            )
+            return f"[{inner}]" if isinstance(value, list) else _tuple(inner, len(value))
         if isinstance(value, float) and not math.isfinite(value):
             return f'float("{value}")'
         if isinstance(value, _PLAIN):
@@ -262,7 +261,7 @@ def _arguments(sample: Any) -> _File | str:
 
     try:
         parts = [text(sample.input), *(text(arg) for arg in sample.args)]
-        # Results are made where the inputs are; a device in the text would hold for one alone.
+        # Results are on the inputs' device; a device in the text would fix one.
         named = {key: value for key, value in sample.kwargs.items() if key != "device"}
         parts += [f"{key}={text(value)}" for key, value in named.items()]
     except TypeError as problem:
@@ -272,6 +271,10 @@ def _arguments(sample: Any) -> _File | str:
     if not any(t.dtype in _FLOATING for t in inputs):
         return "its sample has no tensor of float32"
     return _File(tuple(inputs), ", ".join(parts))
+
+
+def _tuple(inner: str, count: int) -> str:
+    return f"({inner},)" if count == 1 else f"({inner})"
 
 
 def _constant(size: int) -> str:
@@ -307,10 +310,10 @@ def get_init_inputs():
 
 
 def _input(tensor: torch.Tensor, extents: Sequence[int], info: Any) -> str:
-    """A tensor with values in the range of the sample's. Whole numbers are taken for places along
-    the shortest dimension that has so many."""
+    """A tensor with values in the range of the sample's. Integers count as indices of the shortest
+    dimension that is long enough."""
     sizes = [_constant(size) if size > 1 else str(size) for size in tensor.shape]
-    shape = f"({', '.join(sizes)}{',' * (len(sizes) == 1)})"
+    shape = _tuple(", ".join(sizes), len(sizes))
     low, high = tensor.min().item(), tensor.max().item()
     if tensor.dtype is torch.bool:
         return f"torch.rand{shape} > 0.5" if sizes else "torch.rand(()) > 0.5"
@@ -327,7 +330,7 @@ def _input(tensor: torch.Tensor, extents: Sequence[int], info: Any) -> str:
 
 
 def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
-    """What the file computes with these sizes, or why it is no problem."""
+    """Results of the file with these sizes, or the reason why it is no problem."""
     known: dict[str, Any] = {}
     exec(compile(source, "aten problem", "exec"), known)
     known.update(constants)
@@ -339,7 +342,7 @@ def _result(source: str, constants: dict[str, int]) -> list[torch.Tensor] | str:
             before = torch.get_rng_state()
             result = known["Model"]()(*inputs)
             drawn = not torch.equal(before, torch.get_rng_state())
-    # torch says with errors of any kind that an operator does not take these sizes.
+    # torch raises errors of any type for sizes that an operator does not accept.
     except Exception as problem:
         return f"{type(problem).__name__}: {str(problem).splitlines()[0][:120]}"
     parts = list(result) if isinstance(result, tuple | list) else [result]
@@ -368,8 +371,8 @@ def _larger(
     source: str, file: _File, extents: Sequence[int], most: int, *, really: bool
 ) -> dict[str, int] | None:
     """Larger extents that torch accepts: all of them scaled, or only the first of the largest
-    input; None where it accepts neither. They are computed with where `really` is set, else only
-    tried without memory."""
+    input; None if it accepts neither. With `really` they are computed, else tried without
+    memory."""
     largest = max(file.inputs, key=torch.Tensor.numel)
     if not largest.dim() or largest.numel() >= most // 2:
         return None
@@ -385,7 +388,7 @@ def _larger(
     for sizes in ways:
         if len(set(sizes.values())) < len(sizes):
             continue
-        if not _accepted(source, sizes, MOST_BETWEEN if really else None):
+        if not _accepted(source, sizes, MAX_COMPUTED if really else None):
             continue
         if not really or not isinstance(_result(source, sizes), str):
             return sizes
@@ -393,7 +396,7 @@ def _larger(
 
 
 def _rounded(size: float) -> int:
-    """A multiple of 64, or of 8 where it is small."""
+    """A multiple of 64, or of 8 if it is small."""
     step = 64 if size >= 256 else 8
     return max(step, round(size / step) * step)
 
@@ -402,7 +405,7 @@ _CONVOLUTIONS = (torch.ops.aten.convolution.default, torch.ops.aten.slow_conv3d.
 
 
 class _Sizes(DispatchWatch):  # type: ignore[no-untyped-call]
-    """Counts the elements of everything that operators return."""
+    """Counts the elements of all results of operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -413,14 +416,14 @@ class _Sizes(DispatchWatch):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         parts = result if isinstance(result, tuple | list) else [result]
         self.elements += sum(part.numel() for part in parts if isinstance(part, torch.Tensor))
-        if func in _CONVOLUTIONS:  # torch lays its windows out in memory, at least in float64
+        if func in _CONVOLUTIONS:  # torch unfolds the windows in memory, at least in float64
             self.elements += result.numel() * args[1][0].numel()
         return result
 
 
 def _accepted(source: str, constants: dict[str, int], most: int | None) -> bool:
-    """Whether torch accepts these sizes, and computes no more than `most` elements on its way;
-    nothing is computed here."""
+    """Whether torch accepts these sizes, with at most `most` elements of intermediate results;
+    nothing is computed."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     known: dict[str, Any] = {}
@@ -433,8 +436,8 @@ def _accepted(source: str, constants: dict[str, int], most: int | None) -> bool:
             inputs = known["get_inputs"]()
             with _Sizes() as sizes:
                 result = known["Model"]()(*inputs)
-    # Operators refuse sizes by errors of many types; one whose result's size depends on values
-    # is refused here too.
+    # Operators refuse sizes by errors of many types; one whose result's size depends on values is
+    # refused too.
     except Exception:
         return False
     finally:
@@ -444,7 +447,7 @@ def _accepted(source: str, constants: dict[str, int], most: int | None) -> bool:
         return False
     if most is not None and sizes.elements > most:
         return False
-    return bool(sum(part.numel() for part in parts) < MOST_RESULTS)
+    return bool(sum(part.numel() for part in parts) < MAX_RESULTS)
 
 
 def _toml(

@@ -1,9 +1,9 @@
-"""How far an output may be from the truth, and how far it is.
+"""Error bounds of outputs, and comparison with them.
 
 Floats are compared with a float64 golden, in units of the golden's own size (its RMS in each slice
 of the last dimension): an error may be C_REF times the reference's own, or C_EPS * eps * sqrt(K)
-for K terms in a sum (eps of float32 at most, see `rounding`), whichever is more; that must hold
-for the largest error and for the 99.9 % quantile. All other outputs are exact, indices by the
+for K terms in a sum (eps of float32 at most, see `rounding`), whichever is more; both the largest
+error and the 99.9 % quantile must be within. All other outputs are compared exactly, indices by the
 values they point to. The constants are the same for every problem. Knows tensors, not problems or
 candidates.
 """
@@ -21,22 +21,23 @@ from optimizer.evaluation.records import OutputError
 C_REF = 4.0
 C_EPS = 2.0
 QUANTILE = 0.999
-# A slice shorter than this takes the dimensions before it in: the RMS of a few elements says
-# nothing about the size of the terms that they were summed from.
+# A shorter slice is extended over the dimensions before it: the RMS of a few elements does not show
+# the size of the terms that they are sums of.
 MIN_SLICE = 32
 SAMPLED_ROWS = 64
-# On a CPU comparisons go through arrays in pieces that stay in a core's cache, and that torch gives
-# to one thread: several wait for each other where other work goes on.
+# On a CPU comparisons process arrays in pieces that fit a core's cache and that torch gives to one
+# thread: several threads wait for each other while other work runs.
 PIECE = 1 << 15  # elements
-DEVICE_PIECE = 1 << 26  # elements: what float64 takes for them fits beside large arrays
-KEPT_UNITS = 1 << 24  # elements
-# Inputs rounded to 8 bits of significand, once each: what `relaxed` allows beside the sum's error.
+DEVICE_PIECE = 1 << 26  # elements, whose float64 values fit in memory together with large arrays
+MAX_UNITS = 1 << 24  # elements whose units are stored
+# Inputs rounded once to 8 bits of significand: what `relaxed` allows in addition to the sum's
+# error.
 RELAXED_EPS = 2.0**-7
 
 
 @dataclass(frozen=True)
 class Pointed:
-    """The tensor that an index output points into, and along which dimension."""
+    """The tensor that an index output points into, and the dimension."""
 
     source: torch.Tensor
     dim: int
@@ -44,12 +45,11 @@ class Pointed:
 
 @dataclass(frozen=True)
 class Bound:
-    """What `compare` needs of one output.
+    """Input of `compare` for one output.
 
     `allowed` and `quantile_allowed` are in units of `scale`, which has one value for each of `rows`
     slices. For exact kinds both are 0 and limit the share of elements that differ. `unit` has the
-    unit of every element's error, float64. `finite` says that golden and reference are finite
-    everywhere.
+    unit of every element's error, float64. `finite`: golden and reference are finite everywhere.
     """
 
     name: str
@@ -67,7 +67,7 @@ class Bound:
 @dataclass(frozen=True)
 class _Errors:
     """Errors in units of the scale, by element, in the output's order, and the largest of each
-    piece of so many elements."""
+    `piece` of elements."""
 
     values: torch.Tensor
     largest: torch.Tensor
@@ -79,7 +79,7 @@ class _Errors:
 
     @property
     def where(self) -> int:
-        """The place of the largest error in the flat output."""
+        """The largest error's position in the flat output."""
         begin = int(self.largest.argmax()) * self.piece
         return begin + int(self.values[begin : begin + self.piece].argmax())
 
@@ -104,13 +104,13 @@ def allowed(
     name: str = "output0",
     sensitivity: float = 0.0,
 ) -> Bound:
-    """The bound for one output of this dtype. `pointed` is needed for an index output;
-    `sensitivity` is that of the golden to rounding its inputs (see there)."""
+    """The bound of one output of this dtype. `pointed` is needed for an index output; `sensitivity`
+    is the golden's, from the function of that name."""
     if kind == "exact":
         return Bound(name, kind, reference)
     if kind == "index":
         if pointed is None:
-            raise ValueError("an index output needs what it points into")
+            raise ValueError("an index output needs the tensor that it points into")
         return Bound(name, kind, reference, pointed=pointed)
     rows = _row_count(golden64)
     scale = _scale(golden64, rows)
@@ -126,13 +126,13 @@ def allowed(
         quantile_allowed=max(C_REF * own.quantile, floor),
         scale=scale,
         rows=rows,
-        unit=unit if unit.numel() <= KEPT_UNITS else None,
+        unit=unit if unit.numel() <= MAX_UNITS else None,
         finite=_all_finite(golden64) and _all_finite(reference),
     )
 
 
 def rounding(dtype: str, terms: int, relaxed: bool) -> float:
-    """What an honest kernel may lose, relative to the result.
+    """The error of an honest kernel, relative to the result.
 
     16-bit results are rounded once and summed in float32, as every matrix unit and the reference
     do: with bfloat16's own eps, sqrt(4096) terms would allow an error as large as the result, and
@@ -144,11 +144,11 @@ def rounding(dtype: str, terms: int, relaxed: bool) -> float:
 
 
 def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
-    """How far a golden typically moves when its inputs do, by less than their last place.
+    """How far a golden typically moves when its inputs move by less than their last place.
 
-    Where terms cancel (a norm of values far from zero), summing in another order costs that much a
-    term, whatever the reference's own order costs: its vector lanes keep partial sums short. The
-    median is taken, because single elements that jump (over a border, to another bucket) mean
+    Where terms cancel (a norm of values far from zero), another order of summing costs that much
+    per term, even if the reference's costs less because its vector lanes have short partial sums.
+    The median is used, because single elements that jump (over a border, to another bucket) mean
     nothing.
     """
     if not golden64.is_floating_point() or not golden64.numel():
@@ -159,7 +159,7 @@ def sensitivity(golden64: torch.Tensor, moved64: torch.Tensor) -> float:
 
 
 def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> OutputError:
-    """The error of an output against the golden, beside what is allowed."""
+    """The error of an output against the golden, with its limit."""
     output = output.detach().to(golden64.device)
     if output.shape != bound.reference.shape or output.dtype != bound.reference.dtype:
         return _output_error(bound, math.inf, math.inf, ())
@@ -168,16 +168,16 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
     if bound.kind == "exact":
         return shares(bound, _differ(output, bound.reference))
     if not (bound.finite and _all_finite(output)):
-        wrong = _not_finite_where_it_should_be(output, golden64, bound.reference)
+        wrong = _wrongly_finite(output, golden64, bound.reference)
         if bool(wrong.any()):
             return _output_error(
-                bound, math.inf, math.inf, _place(wrong.flatten().float(), wrong.shape)
+                bound, math.inf, math.inf, _position(wrong.flatten().float(), wrong.shape)
             )
     assert bound.scale is not None
     unit = _unit(golden64, bound.scale, bound.rows) if bound.unit is None else bound.unit
     errors = _errors(output, golden64, unit)
     worst = errors.worst
-    # Sorting is the costliest part, and no quantile is above the maximum.
+    # Sorting takes longest, and no quantile is above the maximum.
     quantile = worst if worst <= bound.quantile_allowed else errors.quantile
     return _output_error(
         bound, worst, quantile, _index(errors.where, output.shape) if worst else ()
@@ -185,8 +185,8 @@ def compare(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> Outpu
 
 
 def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> bool:
-    """Whether two outputs are so near each other that no closer look is needed: twice what one of
-    them may be off. The exact comparison takes ten times as long."""
+    """Whether two outputs differ by no more than twice the bound of one. The exact comparison takes
+    ten times as long."""
     if not ours.is_floating_point() or not ours.numel():
         return torch.equal(ours, theirs)
     if bound.kind != "float" or bound.scale is None or ours.dtype != torch.float32:
@@ -204,8 +204,8 @@ def plainly_equal(ours: torch.Tensor, theirs: torch.Tensor, bound: Bound) -> boo
 
 
 def agree(ours: torch.Tensor, theirs: torch.Tensor, at: torch.Tensor, bound: Bound) -> bool:
-    """Whether elements of two outputs are as near each other as both may be to the truth. `at` has
-    their places in the flat output; all three have one shape."""
+    """Whether sampled elements of two outputs differ by no more than both bounds. `at` has their
+    positions in the flat output; all three have one shape."""
     if not ours.numel():
         return True
     if bound.kind != "float" or bound.scale is None:
@@ -218,7 +218,7 @@ def agree(ours: torch.Tensor, theirs: torch.Tensor, at: torch.Tensor, bound: Bou
 
 
 def within(output: torch.Tensor, golden64: torch.Tensor, bound: Bound) -> bool:
-    """Whether `compare` accepts the output; decided sooner where a few slices are already wrong."""
+    """Whether `compare` accepts the output; decided early if a few slices are wrong."""
     step = bound.rows // SAMPLED_ROWS
     fitting = output.shape == golden64.shape and bound.kind == "float"
     if fitting and bound.scale is not None and step > 1:
@@ -237,7 +237,7 @@ def _compare_index(output: torch.Tensor, bound: Bound) -> OutputError:
     outside = (output < 0) | (output >= extent)
     if bool(outside.any()):
         return _output_error(
-            bound, math.inf, math.inf, _place(outside.flatten().float(), outside.shape)
+            bound, math.inf, math.inf, _position(outside.flatten().float(), outside.shape)
         )
     ours = _pointed_values(output, bound.pointed)
     return shares(bound, _differ(ours, _pointed_values(bound.reference, bound.pointed)))
@@ -264,7 +264,7 @@ def _row_count(golden: torch.Tensor) -> int:
 
 
 def _scale(golden: torch.Tensor, rows: int) -> torch.Tensor:
-    """RMS of each slice; a slice of zeros counts as very small, not as nothing."""
+    """RMS of each slice; that of a slice of zeros is very small, not 0."""
     finite = torch.nan_to_num(golden, nan=0.0, posinf=0.0, neginf=0.0).reshape(rows, -1)
     squares = finite.square_().mean(dim=1)
     whole = float(squares.mean().sqrt()) if squares.numel() else 0.0
@@ -272,17 +272,17 @@ def _scale(golden: torch.Tensor, rows: int) -> torch.Tensor:
 
 
 def _unit(golden: torch.Tensor, scale: torch.Tensor, rows: int) -> torch.Tensor:
-    """What an error of each element is held against, in the golden's shape.
+    """The unit of each element's error, in the golden's shape.
 
     Rounding an element costs in proportion to that element, however small its neighbours are: the
-    peak of a softmax is many times the RMS of its row, and no float32 holds it any better.
+    peak of a softmax is many times the RMS of its row.
     """
     size = golden.abs().nan_to_num_(nan=0.0, posinf=0.0).reshape(rows, -1)
     return torch.maximum(size, scale.unsqueeze(1), out=size).reshape(golden.shape)
 
 
 def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _Errors:
-    """Where either is not finite there is no distance: `compare` has looked at those before."""
+    """Errors of elements that are not finite are 0: `compare` has checked those before."""
     if not golden.numel():
         return _Errors(torch.empty(0), torch.zeros(1), 1)
     pairs = [t.to(golden.device).reshape(-1) for t in (output, golden, unit)]
@@ -300,15 +300,15 @@ def _errors(output: torch.Tensor, golden: torch.Tensor, unit: torch.Tensor) -> _
 def _all_finite(values: torch.Tensor) -> bool:
     if not values.numel() or not values.is_floating_point():
         return True
-    extremes = torch.aminmax(values)  # NaN where there is one
+    extremes = torch.aminmax(values)  # NaN if there is one
     return math.isfinite(extremes.min) and math.isfinite(extremes.max)
 
 
-def _not_finite_where_it_should_be(
+def _wrongly_finite(
     output: torch.Tensor, golden: torch.Tensor, reference: torch.Tensor
 ) -> torch.Tensor:
-    """NaN only where the reference is NaN, an infinity only where it is the same one. A finite
-    value where only the reference overflowed is better than it."""
+    """Elements that break this: NaN only where the reference is NaN, an infinity only where it is
+    the same one. A finite value where only the reference overflowed is right."""
     finite = torch.isfinite(output)
     same = (torch.isnan(output) & torch.isnan(reference)) | (output == reference)
     better = torch.isfinite(golden) | torch.isfinite(reference)
@@ -319,7 +319,7 @@ def _not_finite_where_it_should_be(
 
 
 def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """Elements that are not the same; the two zeros are, and NaN is like NaN."""
+    """Elements that are not equal; the two zeros are equal, and NaN equals NaN."""
     differ = output != reference
     if output.is_floating_point():
         differ &= ~(torch.isnan(output) & torch.isnan(reference))
@@ -327,10 +327,10 @@ def _differ(output: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
 
 
 def shares(bound: Bound, differ: torch.Tensor, undecided: int = 0) -> OutputError:
-    """The error of an output that is compared exactly, by which of its elements are wrong.
-    `undecided` more are right by another rounding."""
+    """The error of an output that is compared exactly, from a mask of wrong elements. `undecided`
+    more are right by another rounding."""
     share = float(differ.double().mean()) if differ.numel() else 0.0
-    where = _place(differ.flatten().float(), differ.shape) if share else ()
+    where = _position(differ.flatten().float(), differ.shape) if share else ()
     return replace(_output_error(bound, share, share, where), undecided=undecided)
 
 
@@ -342,7 +342,7 @@ def _output_error(
     )
 
 
-def _place(errors: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
+def _position(errors: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
     """Index of the largest error."""
     if not errors.numel():
         return ()
@@ -350,7 +350,7 @@ def _place(errors: torch.Tensor, shape: torch.Size) -> tuple[int, ...]:
 
 
 def _index(at: int, shape: torch.Size) -> tuple[int, ...]:
-    # torch.unravel_index imports sympy, which takes a second of every evaluation's process.
+    # torch.unravel_index imports sympy, which takes each evaluation's process a second.
     index = []
     for size in reversed(shape):
         at, part = divmod(at, size)

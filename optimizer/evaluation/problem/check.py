@@ -1,8 +1,8 @@
-"""Whether a problem can distinguish a right kernel from a wrong one.
+"""Checks whether a problem can distinguish a right kernel from a wrong one.
 
-Three questions for every case: does each control (an output nobody would call a kernel's) fail the
-bound, does the output depend on everything that goes in, and is there enough work to time. Knows
-problems and bounds, not candidates.
+Three questions for every case: do all controls (outputs that took no work) fail the bound, does the
+output depend on every input and weight, and is there enough work to time. Knows problems and
+bounds, not candidates.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ import torch
 
 from kb.errors import InvalidRequest
 from optimizer.evaluation.problem.bounds import Bound, within
-from optimizer.evaluation.problem.least import MIN_BYTES, MIN_FLOPS, too_little
-from optimizer.evaluation.problem.outputs import check_shapes
+from optimizer.evaluation.problem.open_case import DrawnValues, OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import Banks, OpenCase, open_case
+from optimizer.evaluation.problem.user_code import check_shapes
 
-# Of its RMS: an output that varies less is a single number with noise on it.
+# Of its RMS: an output that varies less is one number with noise.
 MIN_SPREAD = 1e-6
 SEED = 11
 _RANDOM_HINT = "Take random numbers as inputs instead of drawing them in forward."
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A fault of a case. Severity `invalid`: results on this case mean nothing. `warning`: they may
+class CaseFault:
+    """A fault of a case. Severity `invalid`: results on this case mean nothing; `warning`: they may
     mean little."""
 
     case: str
@@ -52,14 +51,14 @@ class _Run:
 
 def check_problem(
     problem: Problem, *, cases: Sequence[Case] | None = None, device: str = "cpu"
-) -> list[Finding]:
+) -> list[CaseFault]:
     """All faults of the problem's cases for this kind of device, or of the given cases."""
     chosen = cases if cases is not None else [c for c in problem.cases if c.fits(device)]
-    opened = (open_case(problem, case) for case in chosen)
+    opened = (OpenCase(problem, case) for case in chosen)
     return [finding for case in opened for finding in check_case(case, device)]
 
 
-def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
+def check_case(case: OpenCase, device: str = "cpu") -> list[CaseFault]:
     """The faults of one case. `device` is where the reference runs."""
     run = _run(case, device)
     try:
@@ -69,24 +68,23 @@ def check_case(case: OpenCase, device: str = "cpu") -> list[Finding]:
     if any(output.elements == 0 for output in case.outputs):
         return [_invalid(run, "an output has no elements", "Choose larger constants.")]
     findings = list(_repeatable(run))
-    if findings:  # a golden of other random numbers means nothing
+    if findings:  # a golden from other random numbers means nothing
         return findings
     findings = [*_controls(run), *_constant(run)]
-    if not findings:  # on an invalid bound nothing would be seen to change
+    if not findings:  # an invalid bound shows no change
         findings = [*_sensitivity(run), *_unvaried(run)]
     return [*findings, *_size(run)]
 
 
 def check_reference(case: OpenCase, device: str = "cpu") -> None:
-    """Raises InvalidRequest where no kernel can be held against the reference of this case: it has
-    no elements, or its next call gives another result.
-    """
+    """Raises InvalidRequest if no kernel can be checked against the reference of this case: it has
+    no elements, or its next call gives another result."""
     if any(output.elements == 0 for output in case.outputs):
         raise InvalidRequest(
             f"{case.problem.name}: an output of the case {case.case.name} has no elements",
             hint="Choose larger sizes.",
         )
-    inputs, state = case.inputs(SEED), case.state(SEED)
+    inputs, state = case.drawn(SEED)
     first = case.reference(inputs, state, device=device)
     check_shapes(case.problem, case.outputs, first)
     other = case.reference(inputs, state, device=device, noise=1)
@@ -102,7 +100,7 @@ def check_reference(case: OpenCase, device: str = "cpu") -> None:
 
 
 def _run(case: OpenCase, device: str) -> _Run:
-    inputs, state = case.inputs(SEED), case.state(SEED)
+    inputs, state = case.drawn(SEED)
     references = case.reference(inputs, state, device=device)
     goldens = case.reference(inputs, state, dtype=torch.float64, device=device)
     moved = case.sensitivities(inputs, state, goldens, device)
@@ -110,8 +108,8 @@ def _run(case: OpenCase, device: str) -> _Run:
     return _Run(case, device, inputs, state, references, goldens, bounds)
 
 
-def _invalid(run: _Run, message: str, hint: str) -> Finding:
-    return Finding(run.case.case.name, "invalid", message, hint)
+def _invalid(run: _Run, message: str, hint: str) -> CaseFault:
+    return CaseFault(run.case.case.name, "invalid", message, hint)
 
 
 # -- controls
@@ -135,8 +133,8 @@ def controls(
             yield "the mean of the right result, row by row", row_means
 
 
-def _controls(run: _Run) -> Iterator[Finding]:
-    """A control that passes means that the bound lets anything through."""
+def _controls(run: _Run) -> Iterator[CaseFault]:
+    """A control that passes means that the bound accepts anything."""
     inputs = dict(zip(run.case.input_names, run.inputs, strict=True))
     for bound, golden, reference in zip(run.bounds, run.goldens, run.references, strict=True):
         for name, output in controls(inputs, golden, reference):
@@ -156,7 +154,7 @@ def _control_hint(bound: Bound) -> str:
 # -- the output itself
 
 
-def _constant(run: _Run) -> Iterator[Finding]:
+def _constant(run: _Run) -> Iterator[CaseFault]:
     for bound, golden in zip(run.bounds, run.goldens, strict=True):
         values = golden.double()
         values = values[torch.isfinite(values)]
@@ -174,7 +172,7 @@ def _constant(run: _Run) -> Iterator[Finding]:
                 "The model collapses on these inputs; change them, or the model.",
             )
         if values.numel() < golden.numel() / 2:
-            yield Finding(
+            yield CaseFault(
                 run.case.case.name,
                 "warning",
                 f"{bound.name} is finite in {values.numel()} of {golden.numel()} elements",
@@ -182,8 +180,8 @@ def _constant(run: _Run) -> Iterator[Finding]:
             )
 
 
-def _repeatable(run: _Run) -> Iterator[Finding]:
-    """Two calls of the reference, with other random numbers to draw, must agree."""
+def _repeatable(run: _Run) -> Iterator[CaseFault]:
+    """Two calls of the reference with different random numbers must agree."""
     again = run.case.reference(run.inputs, run.state, device=run.device, noise=1)
     exact = [_widened(reference) for reference in run.references]
     bounds = run.case.bounds(run.inputs, exact, run.references)
@@ -203,9 +201,9 @@ def _widened(reference: torch.Tensor) -> torch.Tensor:
 # -- sensitivity
 
 
-def _sensitivity(run: _Run) -> Iterator[Finding]:
+def _sensitivity(run: _Run) -> Iterator[CaseFault]:
     """Each input and weight in turn is replaced by another draw; some output must move."""
-    banks = run.case.banks(SEED)
+    banks = run.case.second_draw(SEED)
     frozen = run.case.problem.policy.weights == "frozen"
     for number, name in enumerate(run.case.input_names):
         other = banks.inputs[number]
@@ -225,10 +223,9 @@ def _sensitivity(run: _Run) -> Iterator[Finding]:
             yield _invalid(run, f"no output depends on the weight {name}", _SENSITIVITY_HINT)
 
 
-def unvaried(case: OpenCase, first: Banks, other: Banks) -> tuple[str, ...]:
-    """Inputs that are the same in two draws, although nothing says that they are fixed: whether a
-    kernel reads them is not tested.
-    """
+def unvaried(case: OpenCase, first: DrawnValues, other: DrawnValues) -> tuple[str, ...]:
+    """Inputs that are equal in two draws without being declared as fixed: whether a kernel reads
+    them is not tested."""
     known = zip(case.input_names, case.scalars, first.inputs, other.inputs, strict=True)
     fixed = case.problem.policy.fixed
     return tuple(
@@ -238,10 +235,10 @@ def unvaried(case: OpenCase, first: Banks, other: Banks) -> tuple[str, ...]:
     )
 
 
-def _unvaried(run: _Run) -> Iterator[Finding]:
-    first = Banks(run.inputs, run.state)
-    for name in unvaried(run.case, first, run.case.banks(SEED)):
-        yield Finding(
+def _unvaried(run: _Run) -> Iterator[CaseFault]:
+    first = DrawnValues(run.inputs, run.state)
+    for name in unvaried(run.case, first, run.case.second_draw(SEED)):
+        yield CaseFault(
             run.case.case.name,
             "warning",
             f"the input {name} is the same in every draw: a kernel that never reads it would pass",
@@ -251,12 +248,12 @@ def _unvaried(run: _Run) -> Iterator[Finding]:
 
 
 _SENSITIVITY_HINT = (
-    "A kernel may then leave it out and pass: remove it, or choose values for which it matters."
+    "A kernel may then ignore it and pass: remove it, or choose values for which it matters."
 )
 
 
 def _moved(value: torch.Tensor) -> torch.Tensor:
-    """Another value for what is the same in every draw."""
+    """Another value for one that is equal in every draw."""
     if value.dtype == torch.bool:
         return ~value
     if not value.is_floating_point():
@@ -274,17 +271,32 @@ def _moves(run: _Run, inputs: list[torch.Tensor], state: dict[str, torch.Tensor]
 # -- size
 
 
-def _size(run: _Run) -> Iterator[Finding]:
-    case = run.case
-    if not case.case.timed or case.compulsory_bytes >= MIN_BYTES:
+def _size(run: _Run) -> Iterator[CaseFault]:
+    case, moved = run.case, run.case.signature.compulsory_bytes
+    if not case.case.timed or moved >= MIN_BYTES:
         return
-    little = too_little(case.compulsory_bytes, case.flops())
+    little = too_little(moved, case.flops)
     if not little:
         return
-    yield Finding(
+    yield CaseFault(
         case.case.name,
         "warning",
         little,
         f"Reach {MIN_BYTES:,} bytes or {MIN_FLOPS:,} operations, or set timed = false. A simulator"
         " counts cycles of any size.",
     )
+
+
+# A launch costs about 5 us on a GPU and a call from Python about as much; a smaller kernel measures
+# only that. 1 MiB at 2 TB/s is 0.5 us, on two cores 100 us.
+MIN_BYTES = 1 << 20
+MIN_FLOPS = 50_000_000
+
+
+def too_little(moved_bytes: int, flops: int) -> str:
+    """A sentence that the case is too small to time; empty if it is not."""
+    if moved_bytes >= MIN_BYTES or flops >= MIN_FLOPS:
+        return ""
+    if not flops:  # torch's counter knows only products
+        return f"{moved_bytes:,} bytes, and no operation that is counted, are too little to time"
+    return f"{moved_bytes:,} bytes and {flops:,} floating-point operations are too little to time"

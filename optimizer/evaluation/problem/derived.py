@@ -1,8 +1,8 @@
-"""Held-out cases for a problem that declares none: other sizes of what its file names.
+"""Held-out cases for a problem that declares none, with other sizes.
 
-A size is a whole number that the file assigns at module level and that its inputs are made from.
-Derived cases are checked, not timed: only the declared shapes are claimed. Runs nothing to find
-them; `fitting` runs the reference to see which of them exist.
+A size is a whole number that the file assigns at module level and that its inputs depend on.
+Derived cases are checked, not timed: only the declared shapes are claimed. They are found without
+running the file; `fitting` runs the reference to see which of them it accepts.
 """
 
 from __future__ import annotations
@@ -13,24 +13,24 @@ from dataclasses import dataclass, replace
 
 from kb.errors import KernloreError
 from optimizer.evaluation.problem.load import assigned
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import HELD_OUT, Case, Problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
 
-TOO_LARGE = 1 << 28  # bytes of a case, beyond which nothing is derived: it would take too long
+TOO_LARGE = 1 << 28  # bytes of a case, above which deriving others would take too long
 
 
 @dataclass(frozen=True)
-class Derived:
-    """Derived cases that the reference runs on, and a note that says which, or why none."""
+class DerivedCases:
+    """Derived cases that the reference accepts, and a note that lists them, or explains why there
+    are none."""
 
     cases: tuple[Case, ...]
     note: str
 
 
 def derived_cases(problem: Problem, base: Case) -> tuple[Case, ...]:
-    """Cases like `base` with one size less and one more (the size that the inputs use last), and
-    with half of the first size (the batch). Empty where the file names no size.
-    """
+    """Cases like `base` with the size that the inputs use last one less and one more, and with half
+    of the first size (the batch). Empty if the file names no size."""
     sizes = _sizes(problem.source)
     names = [name for name in sizes if isinstance(base.constants.get(name, 2), int)]
     if not names:
@@ -51,20 +51,19 @@ def derived_cases(problem: Problem, base: Case) -> tuple[Case, ...]:
     )
 
 
-def fitting(problem: Problem, base: Case) -> Derived:
-    """The derived cases of `base` whose inputs the reference takes, and what is to be said of
-    them. Runs the reference."""
+def fitting(problem: Problem, base: Case) -> DerivedCases:
+    """The derived cases of `base` that the reference accepts. Runs it."""
     wanted = derived_cases(problem, base)
     if not wanted:
-        return Derived((), f"{HELD_OUT}none: no size of its inputs is a constant of its file")
-    signature = open_case(problem, base).signature
+        return DerivedCases((), f"{HELD_OUT}none: no size of its inputs is a constant of its file")
+    signature = OpenCase(problem, base).signature
     if signature.compulsory_bytes > TOO_LARGE:
-        return Derived((), f"{HELD_OUT}none: the case {base.name} is too large to be varied")
+        return DerivedCases((), f"{HELD_OUT}none: the case {base.name} is too large to be varied")
     shapes = [tensor.shape for tensor in signature.of("input")]
     cases, refused = [], []
     for case in wanted:
         try:
-            other = open_case(problem, case)
+            other = OpenCase(problem, case)
             varied = [tensor.shape for tensor in other.signature.of("input")] != shapes
         except KernloreError as error:
             refused.append(f"{case.name} ({error.message[:120]})")
@@ -75,7 +74,9 @@ def fitting(problem: Problem, base: Case) -> Derived:
             refused.append(f"{case.name} (its inputs do not change)")
     text = ", ".join(case.name for case in cases) or "none"
     without = f"; not possible: {', '.join(refused)}" if refused else ""
-    return Derived(tuple(cases), f"{HELD_OUT}derived from the sizes of the file: {text}{without}")
+    return DerivedCases(
+        tuple(cases), f"{HELD_OUT}derived from the sizes of the file: {text}{without}"
+    )
 
 
 def _has_elements(case: OpenCase) -> bool:
@@ -83,7 +84,7 @@ def _has_elements(case: OpenCase) -> bool:
 
 
 def _sizes(source: str) -> Mapping[str, int]:
-    """Whole numbers above 1 by name, of those that get_inputs uses, in the order of their use."""
+    """Whole numbers above 1 by name that get_inputs uses, in the order of their use."""
     tree = ast.parse(source)
     known = _whole_numbers(tree)
     uses = {name: _loaded([node]) for node in tree.body for name in assigned(_module(node))}
@@ -118,7 +119,7 @@ def _loaded(nodes: Sequence[ast.AST]) -> list[str]:
 
 
 def _whole_numbers(tree: ast.Module) -> dict[str, int]:
-    """Of plain assignments, `a, b = 1, 2` too."""
+    """Whole numbers in plain assignments, also `a, b = 1, 2`."""
     numbers: dict[str, int] = {}
     for node in tree.body:
         if not isinstance(node, ast.Assign):

@@ -1,20 +1,27 @@
-"""A problem from a file in the KernelBench convention, with or without a toml beside it, and the
-operator that it most likely is.
-
-Nothing of the file is executed here: it is parsed for what it defines and what it calls. How a case
-becomes tensors is known to `tensors`.
+"""Loads a problem from a file in the KernelBench convention, with or without a toml, and guesses
+its operator. The file is parsed, not executed.
 """
 
 from __future__ import annotations
 
 import ast
 import hashlib
+import tomllib
 from collections import Counter
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kb.errors import InvalidRequest, NotFound, nearest
-from optimizer.evaluation.problem.declared import Declaration, read_declaration
-from optimizer.evaluation.problem.spec import Case, Policy, Problem
+from kb.problem_terms import canonical_dtype, canonical_op
+from optimizer.evaluation.problem.spec import (
+    DISTRIBUTIONS,
+    OUTPUT_KINDS,
+    Case,
+    Problem,
+    ProblemPolicy,
+)
 
 SHIPPED = Path(__file__).parents[2] / "problems"
 SOURCE_NAME = "problem.py"
@@ -32,14 +39,14 @@ def shipped_problems() -> list[str]:
 
 def load_problem(path: Path) -> Problem:
     """The problem at a `.py` file, in a folder with a `problem.py`, or built in under this name.
-    Raises NotFound where there is none, InvalidRequest where it is not a problem file."""
+    Raises NotFound, or InvalidRequest for a file that is no problem."""
     file = _file_of(path)
     try:
         source = file.read_text(encoding="utf-8")
     except UnicodeDecodeError as problem:
         raise InvalidRequest(f"{file} is not UTF-8 text", hint=_CONVENTION) from problem
     constants = _checked(file, source)
-    toml = _toml_beside(file)
+    toml = _toml_of(file)
     text = toml.read_text(encoding="utf-8") if toml else ""
     declaration = read_declaration(toml, text, constants) if toml else Declaration()
     default = file.parent.name if file.name == SOURCE_NAME else file.stem
@@ -50,7 +57,7 @@ def load_problem(path: Path) -> Problem:
         sha256=hashlib.sha256(f"{source}\0{text}".encode()).hexdigest(),
         op=declaration.op or guess_op(source),
         cases=declaration.cases or (Case("declared"),),
-        policy=declaration.policy or Policy(),
+        policy=declaration.policy or ProblemPolicy(),
         declared=toml is not None,
         summary=declaration.summary or _summary(source),
     )
@@ -74,8 +81,8 @@ def _file_of(path: Path) -> Path:
     )
 
 
-def _toml_beside(file: Path) -> Path | None:
-    """`<stem>.toml`, else the folder's `problem.toml` where it cannot be about another file."""
+def _toml_of(file: Path) -> Path | None:
+    """`<stem>.toml`, else the folder's `problem.toml` if it cannot be about another file."""
     own = file.with_suffix(".toml")
     if own.is_file():
         return own
@@ -84,7 +91,8 @@ def _toml_beside(file: Path) -> Path | None:
 
 
 def _checked(file: Path, source: str) -> frozenset[str]:
-    """The module-level names that a case may set; InvalidRequest for what is no problem file."""
+    """The module-level names that a case may set. Raises InvalidRequest for a file that is no
+    problem."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError) as problem:
@@ -138,8 +146,8 @@ def _summary(source: str) -> str:
     return ""
 
 
-# operator -> what a source calls. The first that occurs decides, so what marks a file as something
-# particular stands before what many files use.
+# operator -> names that a source calls. The first that occurs decides, so specific operators come
+# before those that many files use.
 _CALLS = {
     "attention": "scaled_dot_product_attention MultiheadAttention",
     "conv_transpose": "ConvTranspose1d ConvTranspose2d ConvTranspose3d "
@@ -188,7 +196,7 @@ def guess_op(source: str) -> str:
 
 
 def _recurs(scope: ast.AST) -> bool:
-    """Whether a loop over positions carries a value from one to the next: a scan, spelt out."""
+    """Whether a loop over positions carries a value from one to the next, as a scan does."""
     loops = [node for node in ast.walk(scope) if isinstance(node, ast.For)]
     return any(_reads_its_position(loop) and _carries(loop) for loop in loops)
 
@@ -196,8 +204,8 @@ def _recurs(scope: ast.AST) -> bool:
 def _reads_its_position(loop: ast.For) -> bool:
     over_a_range = isinstance(loop.iter, ast.Call) and _name_of(loop.iter.func) == "range"
     parts = [n for n in ast.walk(loop) if isinstance(n, ast.Subscript)]
-    places = [part.slice for part in parts if isinstance(part.value, ast.Name)]  # of no module list
-    return over_a_range and any(_reads(loop.target, place) for place in places)
+    indices = [part.slice for part in parts if isinstance(part.value, ast.Name)]  # no module list
+    return over_a_range and any(_reads(loop.target, index) for index in indices)
 
 
 def _carries(loop: ast.For) -> bool:
@@ -217,7 +225,7 @@ def _reads(name: ast.AST, value: ast.AST) -> bool:
 
 
 def _weighs_by_softmax(scope: ast.AST) -> bool:
-    """Whether a product has a softmax among its factors, or a name that stands for one."""
+    """Whether a product has a softmax among its factors, directly or by name."""
     weights = {
         target.id
         for node in ast.walk(scope)
@@ -251,3 +259,181 @@ def _called(scope: ast.AST) -> Counter[str]:
         if isinstance(node, ast.Call):
             names[_name_of(node.func)] += 1
     return names
+
+
+# -- the toml, in which every mistake is reported at once
+
+DTYPES = ("float32", "float64", "float16", "bfloat16")
+DEVICES = ("cpu", "cuda")
+_TOP = ("name", "op", "summary", "policy", "cases")
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """The contents of the toml; missing parts are None or empty."""
+
+    name: str = ""
+    op: str = ""
+    summary: str = ""
+    policy: ProblemPolicy | None = None
+    cases: tuple[Case, ...] = ()
+
+
+def read_declaration(path: Path, text: str, constants: Collection[str]) -> Declaration:
+    """Read the toml. `constants` are the names that a case of this problem file may set. Raises
+    InvalidRequest with every mistake."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidRequest(f"{path.name}: {error}", hint="Correct the TOML syntax.") from error
+    reader = _DeclarationReader()
+    top = reader.table(raw, _TOP, path.name)
+    cases = top.get("cases", [])
+    if not isinstance(cases, list) or not all(isinstance(case, dict) for case in cases):
+        reader.problems.append("cases: must be written as [[cases]] tables")
+        cases = []
+    policy = reader.policy(top.get("policy", {}))
+    declared = tuple(reader.case(row, n, constants) for n, row in enumerate(cases, 1))
+    reader.whole(declared)
+    declaration = Declaration(
+        name=reader.value(top, "name", str, "", "name"),
+        op=canonical_op(reader.value(top, "op", str, "", "op")),
+        summary=reader.value(top, "summary", str, "", "summary"),
+        policy=policy,
+        cases=declared,
+    )
+    if reader.problems:
+        raise InvalidRequest(
+            f"{path.name}: " + "; ".join(reader.problems),
+            hint=f"Correct {'this' if len(reader.problems) == 1 else 'these'} in {path}.",
+            details={"problems": reader.problems},
+        )
+    return declaration
+
+
+class _DeclarationReader:
+    """Takes values out of tables and collects mistakes."""
+
+    def __init__(self) -> None:
+        self.problems: list[str] = []
+
+    def table(self, raw: Any, keys: Collection[str], where: str) -> Mapping[str, Any]:
+        if not isinstance(raw, dict):
+            self.problems.append(f"{where}: must be a table")
+            return {}
+        for key in raw:
+            if key not in keys:
+                near = nearest(key, keys, 1)
+                guess = f", did you mean {near[0]}?" if near else f"; known: {', '.join(keys)}"
+                self.problems.append(f"{where}: unknown key {key!r}{guess}")
+        return raw
+
+    def value(
+        self, row: Mapping[str, Any], key: str, kind: type | tuple[type, ...], default: Any, at: str
+    ) -> Any:
+        if key not in row:
+            return default
+        value = row[key]
+        kinds = kind if isinstance(kind, tuple) else (kind,)
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            names = " or ".join(k.__name__ for k in kinds)
+            self.problems.append(f"{at}: must be {names}, is {value!r}")
+            return default
+        return value
+
+    def choice(
+        self, row: Mapping[str, Any], key: str, allowed: Collection[str], default: Any, at: str
+    ) -> Any:
+        choice = self.value(row, key, str, default, at)
+        if choice is not default and choice not in allowed:
+            near = nearest(choice, allowed, 1)
+            guess = f", did you mean {near[0]}?" if near else ""
+            self.problems.append(f"{at}: {choice!r} is not one of {', '.join(allowed)}{guess}")
+            return default
+        return choice
+
+    def names(self, row: Mapping[str, Any], key: str, at: str) -> tuple[str, ...]:
+        names = self.value(row, key, list, [], at)
+        if not all(isinstance(part, str) for part in names):
+            self.problems.append(f"{at}: must be a list of names")
+            return ()
+        return tuple(names)
+
+    def policy(self, raw: Any) -> ProblemPolicy:
+        row = self.table(raw, tuple(ProblemPolicy.__dataclass_fields__), "policy")
+        outputs = self.names(row, "outputs", "policy.outputs")
+        for kind in outputs:
+            if kind not in OUTPUT_KINDS:
+                self.problems.append(
+                    f"policy.outputs: {kind!r} is not one of {', '.join(OUTPUT_KINDS)}"
+                )
+        into = self.value(row, "index_into", dict, {}, "policy.index_into")
+        if not all(isinstance(dim, int) for dim in into.values()):
+            self.problems.append("policy.index_into: write {input = dimension}")
+        length = self.value(row, "reduction_length", (int, str), None, "policy.reduction_length")
+        return ProblemPolicy(
+            precision=self.choice(
+                row, "precision", ("strict", "relaxed"), "strict", "policy.precision"
+            ),
+            library=self.choice(
+                row, "library", ("allowed", "forbidden"), "allowed", "policy.library"
+            ),
+            weights=self.choice(row, "weights", ("varying", "frozen"), "varying", "policy.weights"),
+            outputs=tuple(kind for name in outputs for kind in OUTPUT_KINDS if kind == name),
+            index_into=into,
+            reduction_length=length,
+            perturb=self.names(row, "perturb", "policy.perturb"),
+            fixed=self.names(row, "fixed", "policy.fixed"),
+        )
+
+    def case(self, raw: Mapping[str, Any], number: int, constants: Collection[str]) -> Case:
+        label = raw.get("name") if isinstance(raw.get("name"), str) else f"number {number}"
+        at = f"case {label}"
+        row = self.table(raw, tuple(Case.__dataclass_fields__), at)
+        if "name" not in row:
+            self.problems.append(f"{at}: has no name")
+        values = self.value(row, "constants", dict, {}, f"{at}.constants")
+        for name in values:
+            if name not in constants:
+                near = nearest(name, constants, 1)
+                guess = f", did you mean {near[0]}?" if near else ""
+                self.problems.append(
+                    f"{at}: the file has no constant {name!r}{guess} "
+                    f"(it has {', '.join(sorted(constants)) or 'none'})"
+                )
+        dtype = self.value(row, "dtype", str, None, f"{at}.dtype")
+        devices = self.names(row, "devices", f"{at}.devices")
+        for device in devices:
+            if device not in DEVICES:
+                self.problems.append(f"{at}.devices: {device!r} is not one of {', '.join(DEVICES)}")
+        weight = float(self.value(row, "weight", (int, float), 1.0, f"{at}.weight"))
+        if weight < 0:
+            self.problems.append(f"{at}.weight: must not be negative")
+        return Case(
+            name=str(label),
+            constants=values,
+            dtype=self._dtype(dtype, at),
+            distribution=self.choice(
+                row, "distribution", DISTRIBUTIONS, "as_given", f"{at}.distribution"
+            ),
+            weight=weight,
+            timed=self.value(row, "timed", bool, True, f"{at}.timed"),
+            held_out=self.value(row, "held_out", bool, False, f"{at}.held_out"),
+            devices=devices,
+        )
+
+    def _dtype(self, dtype: str | None, at: str) -> str | None:
+        if dtype is None:
+            return None
+        canonical = canonical_dtype(dtype)
+        if canonical not in DTYPES:
+            self.problems.append(f"{at}.dtype: {dtype!r} is not one of {', '.join(DTYPES)}")
+            return None
+        return canonical
+
+    def whole(self, cases: tuple[Case, ...]) -> None:
+        names = [case.name for case in cases]
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            self.problems.append(f"two cases are called {name!r}")
+        if cases and all(case.held_out for case in cases):
+            self.problems.append("every case is held out: a search would see none")

@@ -8,7 +8,7 @@ matter how the problem file spells them. Also the terms of a sum by a problem's 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from math import prod
 from typing import TYPE_CHECKING, Any
@@ -19,15 +19,15 @@ from torch.utils.flop_counter import flop_registry, shape_wrapper
 
 from kb.errors import InvalidRequest
 from kb.predicates import Bindings, compile_expression
-from optimizer.evaluation.problem.dominant import operator_of, work_of
-from optimizer.evaluation.problem.shapes import ATTENTION, Observed, Product, Trait
-from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.runner.dispatch import DispatchWatch
+from kb.problem_terms import op_family
+from optimizer.evaluation.problem.spec import ATTENTION, MatrixProduct, Observed, Problem, Trait
+from optimizer.evaluation.runner.kernels import DispatchWatch
 
 if TYPE_CHECKING:
-    from optimizer.evaluation.problem.tensors import OpenCase
+    from optimizer.evaluation.problem.open_case import OpenCase
 
-# What tensors of a layout of their own are asked for; no operator of a computation.
+
+# Queries to tensors with a custom layout, which compute nothing.
 LAYOUT = frozenset(
     {
         *("aten::sym_is_contiguous", "aten::is_contiguous", "aten::is_strides_like_format"),
@@ -43,15 +43,14 @@ COPY = ("_to_copy", "clone", "copy_", "detach", "lift_fresh", "set_")
 
 
 def counted_flops(run: Callable[[], Any]) -> int:
-    """Floating-point operations of the operators that torch's counter knows; 0 where a run uses
-    none of them."""
+    """Floating-point operations of the operators that torch's counter knows; 0 without any."""
     counter = _Flops()
     with counter:
         run()
     return counter.flops
 
 
-# torch's fused attention; its counter leaves out that of the CPU.
+# torch's fused attention; its counter omits that of the CPU.
 ATTENTIONS = (
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu,
     torch.ops.aten._scaled_dot_product_flash_attention,
@@ -61,15 +60,14 @@ ATTENTIONS = (
 
 
 def _attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> int:
-    """Of the shapes that the counter hands over: (batch, heads, length, width) each. Both products
-    are made for every head of the query; PyTorch 2.11's own formula refuses shared heads of keys.
-    """
+    """From the counter's shapes, each (batch, heads, length, width). Both products are made for
+    every head of the query; PyTorch 2.11's own formula refuses shared heads of keys."""
     *heads, length, width = query
     return int(2 * prod(heads) * length * key[-2] * (width + value[-1]))
 
 
 def formula_value(text: str, names: Mapping[str, Any], problem: Problem) -> int:
-    """A reduction length from a problem file's constants; at least 1. Raises InvalidRequest for a
+    """A reduction length from a problem file's constants, at least 1. Raises InvalidRequest for a
     formula without a value."""
     constants = {
         name: value
@@ -91,31 +89,26 @@ def traits_of(case: OpenCase, device: str = "cpu") -> dict[str, Trait]:
 
 
 def observe(case: OpenCase, device: str = "cpu") -> Observed:
-    """Operators are those of torch's dispatcher (`native_layer_norm`, not `LayerNorm`). Runs the
-    reference once, on arrays without memory where the case is computed elsewhere.
-    """
-    if case.imagines:
-        with suppress(InvalidRequest):  # what it runs depends on values: they have to be made
-            return _imagined(case)
-    # Building the model runs operators too; it must be built before anything is watched.
-    own, inputs, state = case.attributes(), case.inputs(0), case.state(0)
-    with _Arguments() as seen:
-        case.reference(inputs, state, device=device)
-    return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
-
-
-def _imagined(case: OpenCase) -> Observed:
-    """As `observe`, from shapes and dtypes alone."""
-    own = case.attributes()
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        _, _, forward = case.imagine()
+    """The operators that the reference dispatches, by torch's names (`native_layer_norm`, not
+    `LayerNorm`). Runs it once, on arrays without memory if the case infers shapes."""
+    # Building the model dispatches operators too, and must not be watched.
+    own, seen = case.attributes(), None
+    if case.infers:
+        with suppress(InvalidRequest), FakeTensorMode(allow_non_fake_inputs=True):
+            _, _, forward = case.fake_run()
+            with _Arguments() as watched:
+                forward()
+            seen = watched
+    if seen is None:  # what it dispatches depends on values, which must be drawn
+        inputs, state = case.drawn(0)
         with _Arguments() as seen:
-            forward()
+            case.reference(inputs, state, device=device)
     return Observed({**own, **seen.traits}, dict(seen.kinds), seen.product, dict(seen.work))
 
 
 class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
-    """Counts by torch's own formulas; an operator without one counts as what it is made of."""
+    """Counts by torch's formulas; an operator without one counts as the operators it consists
+    of."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -140,13 +133,13 @@ class _Flops(DispatchWatch):  # type: ignore[no-untyped-call]
 
 
 class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
-    """Remembers every argument that is a number, a word or a list of numbers."""
+    """Records every argument that is a number, a word or a list of numbers."""
 
     def __init__(self) -> None:
         super().__init__()
         self.traits: dict[str, Trait] = {}
         self.kinds: Counter[str] = Counter()
-        self.product: Product | None = None
+        self.product: MatrixProduct | None = None
         self.work: dict[str, float] = defaultdict(float)
         self._counts: Counter[str] = Counter()
 
@@ -164,18 +157,18 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
         for argument, value in zip(func._schema.arguments, args, strict=False):
             arguments[argument.name] = value
         for key, value in arguments.items():
-            self._keep(f"{label}.{key}", value)
+            self._record(f"{label}.{key}", value)
         if name.startswith("_scaled_dot_product_"):
-            self._keep_attention(label.partition("#"), func._schema.arguments, arguments)
+            self._record_attention(label.partition("#"), func._schema.arguments, arguments)
         result = func(*args, **kwargs)
         if kind is not None:
             self.work[operator_of(func, name)] += work_of(func, args, kwargs, result)
         return result
 
-    def _keep_attention(
+    def _record_attention(
         self, label: tuple[str, str, str], schema: Any, arguments: Mapping[str, Any]
     ) -> None:
-        """The same traits whichever of its attention kernels torch takes on this device."""
+        """The same traits for all of torch's attention kernels, of which each device has others."""
         given = {a.name: a.default_value for a in schema if a.has_default_value()}
         given.update(arguments)
         masked = any(given.get(name) is not None for name in ("attn_mask", "attn_bias"))
@@ -188,17 +181,17 @@ class _Arguments(DispatchWatch):  # type: ignore[no-untyped-call]
         self.traits[f"{name}.query_length"] = int(given["query"].shape[-2])
         self.traits[f"{name}.key_length"] = int(given["key"].shape[-2])
 
-    def _keep(self, name: str, value: Any) -> None:
+    def _record(self, name: str, value: Any) -> None:
         if isinstance(value, bool | int | float | str):
             self.traits[name] = value
         elif isinstance(value, list | tuple):
-            for place, item in enumerate(value):
+            for number, item in enumerate(value):
                 if isinstance(item, bool | int | float):
-                    self.traits[f"{name}[{place}]"] = item
+                    self.traits[f"{name}[{number}]"] = item
 
 
 def _kind(func: Any, name: str) -> str | None:
-    """Of an operator; None for a view, a copy, an allocation or a question about layout."""
+    """Kind of an operator; None for a view, a copy, an allocation or a query of layout."""
     asks = func._schema.name in LAYOUT or func.namespace == "prim"
     if func.is_view or asks or name in COPY or name.startswith(ALLOCATION):
         return None
@@ -211,14 +204,100 @@ def _kind(func: Any, name: str) -> str | None:
     return "product" if func._overloadpacket in flop_registry else "other"
 
 
-def _product(name: str, args: tuple[Any, ...]) -> Product | None:
-    """Of an operator's first two matrices, behind what it adds to their product; None where they
-    are none.
-    """
+def _product(name: str, args: tuple[Any, ...]) -> MatrixProduct | None:
+    """Product of an operator's two matrices, after the term that it adds; None if they are no
+    matrices."""
     first = 1 if name in ADDED_TO else 0
     pair = [arg.shape for arg in args[first : first + 2] if isinstance(arg, torch.Tensor)]
     if len(pair) < 2 or not 2 <= len(pair[0]) == len(pair[1]) <= 3:
         return None
     left, right = pair
     count = int(left[0]) if len(left) == 3 else 1
-    return Product(count, int(left[-2]), int(right[-1]), int(left[-1]))
+    return MatrixProduct(count, int(left[-2]), int(right[-1]), int(left[-1]))
+
+
+# -- the operator that most of the work is in
+#
+# A guess by the calls in a file may name a small part of it: votes are counted by a scatter, after
+# distances that are all of the work.
+
+FLOPS_A_BYTE = 10.0  # about what processors compute while a byte comes from memory
+MOST = 0.6  # share of the work that makes an operator dominant
+LITTLE = 0.2  # share below which the guessed operator is incidental
+FUSED = 0.2  # of the work of elementwise operators, above which another operator absorbs them
+# Operators that often surround other work; a product or a norm does not.
+INCIDENTAL = frozenset(
+    ("embedding_bag", "embedding", "bucketize", "sort", "scatter", "gather", "elementwise")
+)
+UNKNOWN = "unknown"  # the guess for a file that calls no known operator
+# Operator (of kb/problem_terms.toml) -> prefixes of torch's operators.
+_BEGINNINGS = {
+    "attention": ("_scaled_dot_product", "_flash_attention", "_efficient_attention"),
+    "conv": ("convolution", "_convolution", "conv"),
+    "bmm": ("bmm", "baddbmm"),
+    "matmul": ("mm", "addmm", "mv", "addmv", "dot", "_cdist", "cdist", "linear"),
+    "softmax": ("_softmax", "_log_softmax", "logsumexp"),
+    "layernorm": ("native_layer_norm", "native_group_norm", "native_batch_norm", "_fused_rms_norm"),
+    "loss": ("nll_loss", "mse_loss", "smooth_l1_loss", "huber_loss"),
+    "pooling": ("max_pool", "avg_pool", "adaptive_", "_adaptive_"),
+    "scan": ("cumsum", "cumprod", "logcumsumexp", "cummax", "cummin", "_cummax", "_cummin"),
+    "bucketize": ("bucketize", "searchsorted"),
+    "sort": ("sort", "topk", "argsort", "kthvalue", "median", "mode", "unique"),
+    "scatter": ("scatter", "index_add", "index_put", "_index_put", "index_copy", "bincount"),
+    "embedding": ("embedding", "_embedding_bag"),
+    "gather": ("gather", "index_select", "index", "take"),
+    "reduction": (
+        *("sum", "mean", "amax", "amin", "aminmax", "max", "min", "prod", "var", "std", "argmax"),
+        *("argmin", "norm", "linalg_vector_norm", "any", "all", "count_nonzero"),
+    ),
+}
+
+
+def operator_of(func: Any, name: str) -> str:
+    """The operator of kb/problem_terms.toml for one of torch's, or ""."""
+    for operator, beginnings in _BEGINNINGS.items():
+        if name.startswith(beginnings):
+            return operator
+    return "elementwise" if torch.Tag.pointwise in func.tags else ""
+
+
+def work_of(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> float:
+    """Bytes that a call reads and writes, or that would take as long as its operations."""
+    tensors = [*_tensors(args), *_tensors(list(kwargs.values())), *_tensors([result])]
+    moved = float(sum(tensor.numel() * tensor.element_size() for tensor in tensors))
+    formula = flop_registry.get(func._overloadpacket)
+    if formula is None:
+        return moved
+    try:
+        return max(moved, float(formula(*args, **kwargs, out_val=result)) / FLOPS_A_BYTE)
+    except (TypeError, ValueError, AssertionError, IndexError):  # torch does not count this form
+        return moved
+
+
+def _tensors(values: Sequence[Any]) -> list[torch.Tensor]:
+    parts = [v if isinstance(v, list | tuple) else [v] for v in values]
+    return [value for part in parts for value in part if isinstance(value, torch.Tensor)]
+
+
+def dominant(work: Mapping[str, float], op: str) -> str:
+    """The operator that most of the work is in, if it is not the guessed `op`; "" if `op` has its
+    share, cannot be incidental, or no operator has most. Elementwise operators count only if `op`
+    is unknown, because they are fused into what they feed.
+
+    `work` is by operator, "" for work without one.
+    """
+    total = sum(work.values())
+    if op not in (*INCIDENTAL, UNKNOWN) or not total:
+        return ""
+    share = {name: amount / total for name, amount in work.items() if name}
+    alone = share.pop("elementwise", 0.0)
+    families: dict[str, float] = defaultdict(float)
+    for name, part in share.items():
+        families[op_family(name)] += part
+    own = families.pop(op_family(op), 0.0)
+    first = max(families, key=lambda family: families[family], default="")
+    if not first or families[first] < FUSED * alone:
+        return "elementwise" if op == UNKNOWN and alone > MOST else ""
+    if own >= LITTLE or families[first] + alone <= MOST:
+        return ""
+    return max((n for n in share if op_family(n) == first), key=lambda name: share[name])

@@ -1,6 +1,5 @@
-"""A new problem to start from: a file and a toml that pass the check as they are written.
-
-Knows a few shapes of problem; what an operator really computes is the author's to fill in.
+"""Templates of new problems: a file and a toml that pass the check, for a few kinds of operator.
+The author fills in the computation.
 """
 
 from __future__ import annotations
@@ -144,8 +143,8 @@ _ALONG_ROWS = ("norm", "softmax", "reduction", "scan", "loss")
 
 
 def write_problem(name: str, folder: Path, op: str = "elementwise") -> Path:
-    """Write `folder/name/` with problem.py and problem.toml, and return it. Raises Conflict where
-    it exists, InvalidRequest for a name that is not a lower-case identifier."""
+    """Write `folder/name/` with problem.py and problem.toml, and return it. Raises Conflict if it
+    exists, InvalidRequest for a name that is not a lower-case identifier."""
     if not re.fullmatch(r"[a-z][a-z0-9_]*", name):
         raise InvalidRequest(
             f"{name!r} is not a name for a problem", hint="Use lower case, digits and underscores."
@@ -177,5 +176,5 @@ def _rows(title: str, along: bool) -> str:
 
 
 def known_ops() -> list[str]:
-    """Operators that have a meaning for recipes and warm starts."""
+    """Operators that recipes and warm starts know."""
     return sorted(problem_terms().ops)

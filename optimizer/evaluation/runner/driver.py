@@ -1,19 +1,20 @@
-"""Functions of NVIDIA's driver, taken before any candidate is there, and how the code of those that
-tell times begins.
+"""Functions of NVIDIA's driver, looked up before the candidate is imported, and the first bytes of
+those that timing depends on.
 
-Without this driver nothing is available, and `LIBRARY` is None.
+`LIBRARY` is None without this driver, and then nothing else here can be used.
 """
 
 from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple
 
-BEGINNING = 16  # bytes of a function: a jump needs fewer
-# What times hang on, in the driver, in CUDA's runtime and in the system's library.
+PROLOGUE_BYTES = 16  # of a function; a jump needs fewer
+# Functions that timing depends on, in the driver, in CUDA's runtime and in the system's library.
 IN_DRIVER = (
     "cuEventElapsedTime",
     "cuEventElapsedTime_v2",
@@ -43,15 +44,15 @@ def _loaded() -> Any:
 LIBRARY = _loaded()
 
 
-class Beginning(NamedTuple):
-    """Where a function stands and how it begins."""
+class Prologue(NamedTuple):
+    """Address and first bytes of a function."""
 
     address: int
     code: bytes
 
 
-def beginnings() -> tuple[Beginning, ...]:
-    """Of the functions that times hang on, as far as their libraries are loaded."""
+def prologues() -> tuple[Prologue, ...]:
+    """Prologues of the functions that timing depends on, in the libraries that are loaded."""
     libraries: list[tuple[Any, Sequence[str]]] = [(ctypes.CDLL(None), IN_SYSTEM)]
     if LIBRARY is not None:
         libraries.append((LIBRARY, IN_DRIVER))
@@ -59,17 +60,17 @@ def beginnings() -> tuple[Beginning, ...]:
     for path in sorted(set(re.findall(r"/\S*libcudart\S*", maps))):
         libraries.append((ctypes.CDLL(path), IN_RUNTIME))
     functions = (getattr(lib, name, None) for lib, names in libraries for name in names)
-    places = (ctypes.cast(f, ctypes.c_void_p).value for f in functions if f is not None)
-    return tuple(Beginning(at, _string_at(at, BEGINNING)) for at in places if at)
+    addresses = (ctypes.cast(f, ctypes.c_void_p).value for f in functions if f is not None)
+    return tuple(Prologue(at, _string_at(at, PROLOGUE_BYTES)) for at in addresses if at)
 
 
-def diverted(begun: Sequence[Beginning]) -> bool:
-    """Whether one of the functions begins otherwise now."""
-    return any(_string_at(address, BEGINNING) != code for address, code in begun)
+def patched(before: Sequence[Prologue]) -> bool:
+    """Whether a function begins with other bytes now."""
+    return any(_string_at(address, PROLOGUE_BYTES) != code for address, code in before)
 
 
 def elapsed_ms(start: int, end: int) -> float:
-    """The time between two events, by their handles, in milliseconds. Raises RuntimeError."""
+    """Milliseconds between two events, given by their handles. Raises RuntimeError."""
     ms = ctypes.c_float()
     code = _elapsed(_address(ms), start, end)
     if code:
@@ -77,9 +78,9 @@ def elapsed_ms(start: int, end: int) -> float:
     return ms.value
 
 
-def recorder() -> Callable[[int], Any] | None:
-    """What lets an event, by its handle, wait for all work of the current context; None where the
-    driver is too old for that (before CUDA 12.5)."""
+def context_recorder() -> Callable[[int], Any] | None:
+    """A function that makes an event, given by its handle, wait for all work of the current
+    context; None before CUDA 12.5."""
     function = getattr(LIBRARY, "cuCtxRecordEvent", None)
     if function is None:
         return None
@@ -90,22 +91,30 @@ def recorder() -> Callable[[int], Any] | None:
     return lambda event: function(context, event)
 
 
+def ptx(file: str, values: Mapping[str, object]) -> str:
+    """The text of a PTX file of this package, with each `<name>` replaced by its value."""
+    text = resources.files("optimizer.evaluation.runner").joinpath(file).read_text(encoding="ascii")
+    for name, value in values.items():
+        text = text.replace(f"<{name}>", str(value))
+    return text
+
+
 def loaded_kernel(source: str, name: str) -> tuple[ctypes.c_void_p | None, int]:
-    """A kernel in PTX, compiled by the driver and loaded into the current context; or None, and the
-    error of the driver."""
+    """A PTX kernel, compiled by the driver and loaded into the current context; or None, and the
+    driver's error."""
     module, function = ctypes.c_void_p(), ctypes.c_void_p()
     code = LIBRARY.cuModuleLoadData(_address(module), source.encode())
     code = code or LIBRARY.cuModuleGetFunction(_address(function), module, name.encode())
     return (None if code else function), int(code)
 
 
-_launch: Any = getattr(LIBRARY, "cuLaunchKernel", None)  # before any candidate is there
+_launch: Any = getattr(LIBRARY, "cuLaunchKernel", None)  # before the candidate is imported
 
 
-def launch(function: ctypes.c_void_p, size: Sequence[int], stream: int, given: Any) -> int:
-    """Launch a kernel of ours with blocks and threads of this size, three numbers each; the error
-    of the driver."""
-    return int(_launch(function, *size, 0, ctypes.c_void_p(stream), given, None))
+def launch(function: ctypes.c_void_p, size: Sequence[int], stream: int, arguments: Any) -> int:
+    """Launch a kernel; `size` has three numbers for blocks and three for threads. Returns the
+    driver's error, 0 for none."""
+    return int(_launch(function, *size, 0, ctypes.c_void_p(stream), arguments, None))
 
 
 _elapsed: Any = getattr(LIBRARY, "cuEventElapsedTime", None)

@@ -1,10 +1,10 @@
-"""Serves forks of an interpreter that has imported what they need. Each request comes with file
-descriptors; a process of its own answers it, and the way that process ended is reported.
+"""Serves forks of an interpreter that has its imports done: each request, with its file
+descriptors, is answered in a process of its own, whose exit is reported.
 
 A process in which torch has computed must not be forked (the child hangs at its first parallel
-region), so the serving process only imports. Each fork gets a process namespace of its own where
-that is allowed: it is the namespace's first process, and everything it starts dies with it.
-Standard library only; no function here touches a device.
+region), so the serving process only imports. Where allowed, each fork is the first process of a new
+process namespace, and everything it starts dies with it. Standard library only; no function here
+touches a device.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _MS_REC, _MS_PRIVATE = 0x4000, 0x40000
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)
 
-# Serves one request in a process of its own, with the descriptors that came; must not return.
+# Answers one request in a fork, with the descriptors that came; must not return.
 Become = Callable[[dict[str, Any], list[int]], None]
 
 
 @dataclass(frozen=True)
-class Separate:
-    """How forks are kept apart. `namespaces` says whether each fork gets a process namespace,
-    `own_proc` whether it also gets a /proc that shows this namespace alone."""
+class ForkOptions:
+    """`namespaces`: each fork gets a process namespace. `own_proc`: and a /proc that shows only
+    this namespace."""
 
     namespaces: bool
     own_proc: bool = False
@@ -46,20 +46,20 @@ class Separate:
 def serve(
     sock: int,
     become: Become,
-    separate: Separate,
+    options: ForkOptions,
     idle_seconds: float | None = None,
     prepare: Callable[[dict[str, Any]], None] | None = None,
 ) -> None:
     """Serve requests until the other side closes, or sends none for `idle_seconds`; then end the
-    process. `prepare` is called with each request before its fork, in this process: it must not
+    process. `prepare` is called with each request before its fork, in this process; it must not
     compute with torch.
 
-    The first message reports that it is ready. The last descriptor of a request is where its status
-    is written: first the process's number (-1 and an error number where there is none), then its
-    exit code. A request with `serve` gets a fork of this process that serves requests as it does,
-    over the one descriptor that came, until that is closed or this process ends.
+    The first message reports readiness. The last descriptor of a request receives its status: first
+    the process number (-1 and an error number if no process could be made), then the exit code. A
+    request with `serve` makes a fork of this process serve requests in the same way over the one
+    descriptor that came, until that is closed or this process ends.
     """
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for the go-betweens
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the system reaps the parents of the forks
     wire = Wire(socket.socket(fileno=sock), "")
     with contextlib.suppress(WireClosed):  # noticed below
         wire.send({"ready": True})
@@ -77,7 +77,7 @@ def serve(
             if os.fork() == 0:
                 os.close(sock)
                 _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-                serve(fds[0], become, separate, prepare=prepare)
+                serve(fds[0], become, options, prepare=prepare)
             os.close(fds[0])
             continue
         if prepare is not None:
@@ -85,14 +85,14 @@ def serve(
                 prepare(message)
         if os.fork() == 0:
             os.close(sock)
-            _go_between(message, fds, become, separate)
+            _fork_and_report(message, fds, become, options)
         for fd in fds:
             os.close(fd)
 
 
 @contextlib.contextmanager
 def _children_reported() -> Iterator[None]:
-    """A context in which this process can wait for what it starts."""
+    """In this context the process can wait for its children."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         yield
@@ -100,11 +100,11 @@ def _children_reported() -> Iterator[None]:
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(-1, os.WNOHANG)[0]:
-                pass  # go-betweens that ended meanwhile
+                pass  # parents of forks that ended meanwhile
 
 
 def _all_ended() -> bool:
-    """Whether no fork is at work. The system has reaped those that ended."""
+    """Whether no fork is running. The system has reaped those that ended."""
     try:
         os.waitpid(-1, os.WNOHANG)
     except ChildProcessError:
@@ -112,14 +112,16 @@ def _all_ended() -> bool:
     return False
 
 
-def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Separate) -> None:
-    """Fork the process into a namespace of its own, tell its number, wait, tell how it ended."""
+def _fork_and_report(
+    message: dict[str, Any], fds: list[int], become: Become, options: ForkOptions
+) -> None:
+    """Fork the answering process, in a namespace if wanted; report its number and its exit code."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     *passed, status = fds
-    own_proc = own.namespaces and own.own_proc
+    own_proc = options.namespaces and options.own_proc
     flags = _CLONE_NEWPID | (_CLONE_NEWNS if own_proc else 0)
-    if own.namespaces and _libc.unshare(flags) != 0:
+    if options.namespaces and _libc.unshare(flags) != 0:
         os.write(status, struct.pack("=ii", -1, ctypes.get_errno()))
         os._exit(1)
     pid = os.fork()
@@ -135,7 +137,7 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
             os._exit(1)
     for fd in passed:
         os.close(fd)
-    with contextlib.suppress(BrokenPipeError):  # the process that asked has ended
+    with contextlib.suppress(BrokenPipeError):  # the requesting process has ended
         os.write(status, struct.pack("=ii", pid, 0))
         _, code = os.waitpid(pid, 0)
         os.write(status, struct.pack("=ii", pid, os.waitstatus_to_exitcode(code)))
@@ -143,15 +145,15 @@ def _go_between(message: dict[str, Any], fds: list[int], become: Become, own: Se
 
 
 def settle(environment: Mapping[str, str], folder: str, out: int, err: int) -> None:
-    """Give a fork what an interpreter of its own would have begun with: its environment and working
-    directory, and these descriptors, which are closed, as standard output and error."""
+    """Set up a fork as a new interpreter would start: environment, working directory, and these
+    descriptors, which are then closed, as standard output and error."""
     for descriptor, standard in ((out, 1), (err, 2)):
         os.dup2(descriptor, standard)
     for descriptor in {out, err}:
         os.close(descriptor)
     os.environ.clear()
     os.environ.update(environment)
-    tempfile.tempdir = None  # it may have been looked up before
+    tempfile.tempdir = None  # it may be cached
     os.chdir(folder)
 
 
@@ -161,10 +163,10 @@ def _mount_proc() -> None:
         os._exit(1)
 
 
-def work_out() -> None:
-    """Make Triton compute the hash over its own files once, half a gigabyte that every first
-    compilation asks for: done before forks, it is done for all of them. Nothing happens where
-    another Triton keeps it elsewhere: forks then compute it themselves."""
+def hash_triton() -> None:
+    """Make Triton compute and cache the hash of its own files, half a gigabyte, which every first
+    compilation needs. Does nothing if this Triton keeps it elsewhere: each fork computes it then.
+    """
     key = getattr(import_module("triton.runtime.cache"), "triton_key", None)
     if key is not None:
         key()

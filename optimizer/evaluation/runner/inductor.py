@@ -1,13 +1,15 @@
-"""Makes torch's compiler for a CPU (Inductor) ready in an interpreter that runners are forked from:
-it is imported, knows which vector instructions its C++ may use, and has its header compiled.
+"""Prepares torch's compiler for CPUs (Inductor) in an interpreter that runners are forked from: it
+is imported, has detected the vector instructions that its C++ may use, and its header is compiled.
 
-What g++ made for that stays in a folder that no runner may write to, for later interpreters of this
-user (`kept`). Within it Inductor names each file by its own text with all includes, and its flags.
+What g++ built for that is cached in a folder that no runner may write to, for later interpreters of
+this user. A cached file counts only with the digest that was recorded when everything being built
+had finished. Candidates can read the folder, and lock what they can read.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import importlib
 import json
@@ -17,71 +19,74 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
-from optimizer.evaluation.runner.kept import kept_files
-
-# What Inductor has a Python process do with a library that it has built for a try.
+# Replaces what Inductor has a Python process do with a library that it built as a test.
 LOAD_LIBRARY = """
 from ctypes import cdll
 cdll.LoadLibrary("__lib_path__")
 """
 # Candidates for a GPU and those that torch compiles need these; each takes seconds to import.
 OFTEN_NEEDED = ("triton", "torch._dynamo", "torch._inductor.compile_fx")
-# Variables that change what g++ includes, links or makes.
+# Environment variables that change what g++ includes, links or builds.
 DECIDING = {
     *("CXX", "CPATH", "C_INCLUDE_PATH", "CPLUS_INCLUDE_PATH", "LIBRARY_PATH", "LD_LIBRARY_PATH"),
     *("COMPILER_PATH", "GCC_EXEC_PREFIX", "ATEN_CPU_CAPABILITY", "CONDA_PREFIX"),
 }
+DIGESTS = "digests.json"  # of the finished files
+LOCK = "lock"
+LOCK_SECONDS = 60.0  # several runs of g++
+MAX_CACHES = 3  # such as those of two environments, and one from before an update
 
 
 def import_often_needed() -> None:
-    """Import triton and torch's compiler, where they are installed."""
+    """Import triton and torch's compiler, if installed."""
     for name in OFTEN_NEEDED:
         with contextlib.suppress(ImportError):  # a candidate that needs it fails
             importlib.import_module(name)
-    # PyTorch 2.11 has no environment variable for it as later versions do.
+    # PyTorch 2.11 lacks the environment variable for this that later versions have.
     config: Any = sys.modules.get("torch._inductor.config")
     if hasattr(config, "cpp_cache_precompile_headers"):
         config.cpp_cache_precompile_headers = False
 
 
 @cache
-def prepare_compiler(kept: str) -> None:
-    """Import torch's compiler, and let it find out which vector instructions its C++ may use: it
-    builds and loads a library for each kind, and keeps the answers in memory. In a runner that
-    takes most of the time of a first compilation. `kept` is a folder for what g++ makes, empty for
-    none. Without one, or where it cannot be used, nothing stays and no header is compiled.
+def prepare_compiler(folder: str) -> None:
+    """Import torch's compiler and let it detect vector instructions: it builds and loads a library
+    for each kind and remembers the answers, which in a runner takes most of the time of a first
+    compilation. `folder` caches what g++ builds; if it is empty or unusable, nothing is cached and
+    no header is compiled.
     """
-    # It imports Triton, whose own functions (`tl.sum`) become what they are by this setting. On a
-    # CPU nothing else than the interpreter runs them.
+    # The import of Triton decides by this setting what its functions (`tl.sum`) are. On a CPU only
+    # the interpreter runs them.
     os.environ["TRITON_INTERPRET"] = "1"
     try:
         import_often_needed()
     finally:
         del os.environ["TRITON_INTERPRET"]
-    # Whatever fails here, such as a compiler that is not installed, fails again in a candidate that
-    # needs it, which reports it.
+    # Anything that fails here, such as a missing compiler, fails again in the candidate that needs
+    # it, which reports it.
     with contextlib.suppress(Exception), contextlib.ExitStack() as stack:
-        own = stack.enter_context(kept_files(Path(kept), decided_by())) if kept else None
-        folder = str(own or stack.enter_context(tempfile.TemporaryDirectory()))
-        settings = {"TORCHINDUCTOR_CACHE_DIR": folder, "LD_LIBRARY_PATH": _torch_libraries()}
+        own = stack.enter_context(build_cache(Path(folder), cache_key())) if folder else None
+        used = str(own or stack.enter_context(tempfile.TemporaryDirectory()))
+        settings = {"TORCHINDUCTOR_CACHE_DIR": used, "LD_LIBRARY_PATH": _torch_libraries()}
         stack.enter_context(_environment(**settings))
-        _probe_vector_instructions(importlib.import_module("torch._inductor.cpu_vec_isa"))
+        _detect_vector_instructions(importlib.import_module("torch._inductor.cpu_vec_isa"))
         if own is not None:
             _compile_header(own)
 
 
-def decided_by() -> str:
-    """What decides what g++ builds here, as text: torch, the compiler, the processor, and what
-    their environment says. What differs in any of it is kept apart."""
+def cache_key() -> str:
+    """Everything that decides what g++ builds here, as JSON: torch, the compiler, the processor and
+    their environment."""
     torch: Any = sys.modules["torch"]
     compiler = importlib.import_module("torch._inductor.cpp_builder").get_cpp_compiler()
     version = subprocess.run([compiler, "-v"], capture_output=True, text=True, check=True).stderr
-    kinds = [line for line in _processor() if line.startswith(("model name", "flags", "Features"))]
+    kinds = [line for line in _cpuinfo() if line.startswith(("model name", "flags", "Features"))]
     parts = {
         "program": hashlib.sha256(Path(__file__).read_bytes()).hexdigest(),
         "python": [sys.version, sys.executable],
@@ -94,28 +99,26 @@ def decided_by() -> str:
     return json.dumps(parts, sort_keys=True)
 
 
-def _processor() -> list[str]:
+def _cpuinfo() -> list[str]:
     try:
         return Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:
         return []
 
 
-def _probe_vector_instructions(instructions: Any) -> None:
-    """Ask for each kind, which takes up to four builds and loads, the strongest first. What it has
-    built and loaded is built for no weaker kind again: that would be the same text, by the same
-    compiler, for fewer instructions. PyTorch before 2.13 imports torch in every process that only
-    loads a library; with LD_LIBRARY_PATH it finds what such a library needs without that.
-    """
+def _detect_vector_instructions(instructions: Any) -> None:
+    """Try each kind, the strongest first, which takes up to four builds and loads. The same text is
+    not built again for a weaker kind. PyTorch before 2.13 imports torch in every process that only
+    loads a library; with LD_LIBRARY_PATH such a library loads without."""
     kind = instructions.VecISA
     if isinstance(getattr(kind, "_avx_py_load", None), str):
         kind._avx_py_load = LOAD_LIBRARY
     if hasattr(kind, "check_build"):
-        kind.check_build = _asked_until_right(kind.check_build)
+        kind.check_build = _checked_until_built(kind.check_build)
     instructions.valid_vec_isa_list()
 
 
-def _asked_until_right(check_build: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
+def _checked_until_built(check_build: Callable[[Any, str], bool]) -> Callable[[Any, str], bool]:
     built: set[str] = set()
 
     def check(kind: Any, code: str) -> bool:
@@ -127,10 +130,8 @@ def _asked_until_right(check_build: Callable[[Any, str], bool]) -> Callable[[Any
 
 
 def _compile_header(folder: Path) -> None:
-    """Compile the header that Inductor's kernels include, for the flags that they are compiled with
-    unless a candidate chooses others; its own are compiled without. Runners only look it up: they
-    could not write it. With other flags than the header's g++ reads the header as text.
-    """
+    """Compile the header that Inductor's kernels include, for the default flags. Runners only look
+    it up, because they could not write it; g++ reads the header as text under other flags."""
     codecache: Any = importlib.import_module("torch._inductor.codecache")
     config: Any = sys.modules["torch._inductor.config"]
     if not importlib.import_module("torch._inductor.cpp_builder").is_gcc():
@@ -144,7 +145,7 @@ def _compile_header(folder: Path) -> None:
 
     def look_up(header: str, line: str, **_: Any) -> str | None:
         path = compiled.get((header, line))
-        # Whoever cleans folders of temporary files may have removed it.
+        # It may have been removed with other temporary files.
         return path if path and Path(path).is_file() else None
 
     codecache._HEADER_DIR = str(folder / "headers")
@@ -156,7 +157,7 @@ def _compile_header(folder: Path) -> None:
         kernels.load_pybinding_async([], "", submit_fn=lambda compilation: None)
         kernels.cache_clear()
         codecache._precompile_header = look_up
-    except BaseException:  # half of it set would stay for every candidate's process
+    except BaseException:  # half of these settings would stay for every candidate's process
         codecache._precompile_header = compile_header
         config.cpp_cache_precompile_headers = False
         raise
@@ -176,3 +177,102 @@ def _environment(**variables: str) -> Iterator[None]:
     finally:
         for name, value in before.items():
             os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+# -- the cache
+
+
+@contextlib.contextmanager
+def build_cache(parent: Path, key: str) -> Iterator[Path | None]:
+    """The folder of this key, which holds only finished, unchanged files; what the context adds is
+    cached if it ends without an exception. None if the parent folder belongs to another user,
+    others may write to it, or it stays locked."""
+    folder = own_folder(parent)
+    with contextlib.ExitStack() as stack:
+        if folder is None or not stack.enter_context(_locked(folder / LOCK)):
+            yield None
+            return
+        own = folder / hashlib.sha256(key.encode()).hexdigest()[:16]
+        own.mkdir(mode=0o700, exist_ok=True)
+        os.utime(own)
+        _remove_oldest(folder)
+        known = _remove_changed(own)
+        yield own
+        present = {str(path.relative_to(own)): path for path in _files(own)}
+        if present.keys() != known.keys():
+            text = json.dumps({n: known.get(n) or _digest(p) for n, p in present.items()})
+            draft = own / f"{DIGESTS}.new"
+            draft.write_text(text, encoding="utf-8")
+            draft.replace(own / DIGESTS)
+
+
+def own_folder(path: Path) -> Path | None:
+    """The folder, created if missing; None if others may write to it, or this process may not."""
+    try:
+        path.mkdir(mode=0o700, exist_ok=True)
+        status = path.lstat()
+    except OSError:
+        return None
+    own = path.is_dir() and not path.is_symlink() and status.st_uid == os.getuid()
+    return path if own and not status.st_mode & 0o022 and os.access(path, os.W_OK) else None
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[bool]:
+    """Whether the lock was obtained in time."""
+    until = time.monotonic() + LOCK_SECONDS
+    with path.open("a") as lock:
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    yield False
+                    return
+                time.sleep(0.05)
+            else:
+                yield True
+                return
+
+
+def _remove_oldest(folder: Path) -> None:
+    """Remove all but the caches used last. A process that has a file open keeps it; one that looks
+    it up later compiles without."""
+    folders = [path for path in folder.iterdir() if path.is_dir()]
+    folders.sort(key=lambda path: path.stat().st_mtime_ns, reverse=True)
+    for old in folders[MAX_CACHES:]:
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def _remove_changed(folder: Path) -> dict[str, str]:
+    """Remove files that differ from their digest, because half a library would count as a vector
+    instruction that this machine lacks, and locks, which a candidate may hold. Returns the digests
+    of the rest."""
+    try:
+        recorded = json.loads((folder / DIGESTS).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        recorded = {}
+    unchanged = {}
+    for path in _files(folder, locks=True):
+        name = str(path.relative_to(folder))
+        if not path.is_symlink() and name in recorded and _digest(path) == recorded[name]:
+            unchanged[name] = recorded[name]
+        else:
+            path.unlink()
+    return unchanged
+
+
+def _files(folder: Path, locks: bool = False) -> list[Path]:
+    """Built files. Inductor's lock files are empty and come and go."""
+    return [
+        path
+        for path in folder.rglob("*")
+        if (path.is_file() or path.is_symlink())
+        and not path.name.startswith(DIGESTS)
+        and (locks or path.suffix != ".lock")
+    ]

@@ -1,8 +1,8 @@
-"""What a runner calls: a torch module class from a file, or a C function from a library, behind one
-interface; and which torch operators such a call dispatches.
+"""What a runner calls, a torch module class from a file or a C function from a library, behind one
+interface; and the torch operators that such a call dispatches.
 
-`LoadedKernel.call()` returns the outputs as the candidate made them. Nothing is converted or copied
-inside it, because it is what the clock runs around.
+`CallableKernel.call()` returns the outputs as the candidate made them. It converts and copies
+nothing, because it is what is timed.
 """
 
 from __future__ import annotations
@@ -17,22 +17,46 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from optimizer.evaluation.runner.dispatch import DispatchWatch
 from optimizer.evaluation.runner.memory import dtype_of
 
-DTYPE_CODES = {
-    torch.float32: 0,
-    torch.float64: 1,
-    torch.float16: 2,
-    torch.bfloat16: 3,
-    torch.int8: 4,
-    torch.uint8: 5,
-    torch.int16: 6,
-    torch.int32: 7,
-    torch.int64: 8,
-    torch.bool: 9,
-}
+
+class DispatchWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """A dispatch mode that does not import torch's compiler.
+
+    torch excludes every mode from compilation, and imports its compiler for that at the first
+    operator: 1.5 s of processor time in each process that evaluates, and in each runner. A compiler
+    that is not imported compiles nothing.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # `__torch_dispatch__` does it
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        watched = self.dispatched
+        if "torch._dynamo" in sys.modules:
+            watched = torch.compiler.disable(watched)  # type: ignore[no-untyped-call]
+        return watched(func, args, kwargs or {})
+
+    def dispatched(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of the operator."""
+        return func(*args, **kwargs)
+
+
+# In the order of their codes in kernlore_abi.h.
+_DTYPES = "float32 float64 float16 bfloat16 int8 uint8 int16 int32 int64 bool"
+DTYPE_CODES = {dtype_of(name): code for code, name in enumerate(_DTYPES.split())}
 
 
 class KernelError(Exception):
@@ -40,8 +64,7 @@ class KernelError(Exception):
 
 
 class CallableKernel:
-    """`call` does the work. `weights` are tensors in state_dict order that the harness may write
-    to."""
+    """`call` does the work. The harness may write to `weights`, in state_dict order."""
 
     def __init__(
         self, call: Callable[[], Any], weights: Sequence[torch.Tensor], notes: Sequence[str] = ()
@@ -52,8 +75,8 @@ class CallableKernel:
 
 
 def import_file(path: Path, name: str) -> ModuleType:
-    """Run a Python file as a module; its folder stays importable. Raises KernelError, or what the
-    file raises."""
+    """Run a Python file as a module; its folder stays importable. Raises KernelError, or any
+    exception of the file."""
     spec = importlib.util.spec_from_file_location(name, path)
     if spec is None or spec.loader is None:
         raise KernelError(f"{path.name} cannot be imported")
@@ -76,8 +99,7 @@ def module_kernel(
     device: str,
 ) -> CallableKernel:
     """A `ModelNew` (or the reference `Model`), constructed with `init_args` after seeding torch,
-    with the reference's weights where its keys agree. Raises KernelError where the file has no such
-    class."""
+    with the reference's weights if its keys agree. Raises KernelError for a missing class."""
     module = import_file(path, f"subject_{entry.lower()}")
     cls = getattr(module, entry, None)
     if cls is None:
@@ -101,7 +123,7 @@ def module_kernel(
 
 
 def _weights(model: Any, state: Mapping[str, torch.Tensor]) -> list[torch.Tensor]:
-    """The model's own tensors in state_dict order, when they are the reference's."""
+    """The model's own tensors in state_dict order; empty if its keys are not the reference's."""
     if not isinstance(model, torch.nn.Module):
         return []
     own = model.state_dict(keep_vars=True)
@@ -119,7 +141,7 @@ def _no_grad(model: Any) -> Callable[..., Any]:
 # -- the C ABI
 
 
-class _Tensor(ctypes.Structure):
+class _TensorStruct(ctypes.Structure):
     _fields_ = (
         ("data", ctypes.c_void_p),
         ("dtype", ctypes.c_int64),
@@ -129,7 +151,7 @@ class _Tensor(ctypes.Structure):
     )
 
 
-class _Counts(ctypes.Structure):
+class _CountsStruct(ctypes.Structure):
     _fields_ = (
         ("inputs", ctypes.c_int64),
         ("parameters", ctypes.c_int64),
@@ -147,24 +169,24 @@ def library_kernel(
     outputs: Sequence[tuple[str, Sequence[int]]],
     device: str,
 ) -> CallableKernel:
-    """A C function of the kernlore ABI. Outputs are (dtype, shape) pairs; they are allocated inside
-    the call, as torch's are. Raises KernelError where the library has no such function."""
+    """A C function of the kernlore ABI. Outputs are (dtype, shape) pairs, allocated inside the
+    call, as torch's are. Raises KernelError for a missing function."""
     try:
         function = getattr(ctypes.CDLL(str(path)), entry)
     except (OSError, AttributeError) as problem:
         raise KernelError(f"{entry} is not in the library: {problem}") from problem
     function.restype = ctypes.c_int
-    function.argtypes = (ctypes.POINTER(_Tensor), ctypes.POINTER(_Counts))
+    function.argtypes = (ctypes.POINTER(_TensorStruct), ctypes.POINTER(_CountsStruct))
     arguments = [_as_tensor(value, device) for value in inputs]
     weights = [tensor.to(device).contiguous().clone() for tensor in state.values()]
     specs = [(dtype_of(dtype), tuple(shape)) for dtype, shape in outputs]
     fixed = [*arguments, *weights]
-    packed = (_Tensor * (len(fixed) + len(specs)))()
-    kept = [_describe(packed[n], tensor) for n, tensor in enumerate(fixed)]
+    packed = (_TensorStruct * (len(fixed) + len(specs)))()
+    arrays = [_describe(packed[n], tensor) for n, tensor in enumerate(fixed)]
     blanks = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in specs]
-    kept += [_describe(packed[len(fixed) + n], blank) for n, blank in enumerate(blanks)]
+    arrays += [_describe(packed[len(fixed) + n], blank) for n, blank in enumerate(blanks)]
     stream = torch.cuda.current_stream().cuda_stream if device == "cuda" else None
-    counts = _Counts(len(arguments), len(weights), len(specs), stream)
+    counts = _CountsStruct(len(arguments), len(weights), len(specs), stream)
 
     def call() -> list[torch.Tensor]:
         results = []
@@ -177,20 +199,20 @@ def library_kernel(
             raise KernelError(f"{entry} returned {code}; 0 means done")
         return results
 
-    call.__dict__["kept"] = kept  # the arrays that `packed` points into
+    call.__dict__["arrays"] = arrays  # keeps alive what `packed` points into
     return CallableKernel(call, weights)
 
 
-def _describe(place: Any, tensor: torch.Tensor) -> tuple[Any, Any]:
+def _describe(struct: Any, tensor: torch.Tensor) -> tuple[Any, Any]:
     if not tensor.is_contiguous():
         raise KernelError("the harness made a tensor that is not contiguous")
     sizes = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.shape)
     strides = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.stride())
-    place.data = tensor.data_ptr()
-    place.dtype = DTYPE_CODES[tensor.dtype]
-    place.ndim = tensor.dim()
-    place.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-    place.stride = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
+    struct.data = tensor.data_ptr()
+    struct.dtype = DTYPE_CODES[tensor.dtype]
+    struct.ndim = tensor.dim()
+    struct.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+    struct.stride = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
     return sizes, strides
 
 
@@ -209,8 +231,7 @@ class _Log(DispatchWatch):  # type: ignore[no-untyped-call]
 
 
 def traced(call: Callable[[], Any]) -> dict[str, int]:
-    """Operator names (aten.mm ...) to how often one call dispatched them, by the dispatcher itself,
-    not by reading the source."""
+    """Names of the operators (aten.mm ...) that one call dispatched, with their counts."""
     with _Log() as log:
         call()
     return dict(sorted(log.seen.items()))

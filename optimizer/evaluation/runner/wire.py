@@ -1,8 +1,8 @@
-"""Messages between supervisor and runner: one JSON object, its length before it, file descriptors
-beside it.
+"""Messages between supervisor and runner: one JSON object, preceded by its length, accompanied by
+file descriptors. And tokens: the bytes that grant the timed calls of a block one by one.
 
-Every message carries the nonce that the supervisor drew, so that text which a candidate prints or
-writes to a guessed descriptor is never taken for a result.
+Every message carries a nonce that the supervisor drew, so that text which a candidate prints or
+writes to a guessed descriptor is never taken for a result. Standard library only.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ MAX_FDS = 8
 
 
 class WireClosed(Exception):
-    """The other side is gone."""
+    """The other side has gone."""
 
 
 class WireForged(Exception):
-    """A message without the nonce; `content` is what it holds."""
+    """A message without the nonce; `content` is its body."""
 
     def __init__(self, message: str, content: Any = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class WireForged(Exception):
 
 
 class Wire:
-    """One end of the conversation. Not for several threads."""
+    """One end of the connection. Not thread-safe."""
 
     def __init__(self, sock: socket.socket, nonce: str) -> None:
         self._sock = sock
@@ -51,8 +51,8 @@ class Wire:
             raise WireClosed(str(gone)) from gone
 
     def sender(self) -> Callable[[Mapping[str, Any]], None]:
-        """A function that sends messages as `send` does, without descriptors. It calls nothing in
-        Python, so that what is put in the place of a function later changes no message."""
+        """A function that sends messages as `send` does, without descriptors. It calls only C
+        functions, so that a Python function which is replaced later changes no message."""
         encode = json.encoder.c_make_encoder(  # type: ignore[attr-defined]
             None, repr, json.encoder.encode_basestring_ascii, None, ": ", ", ", False, False, True
         )
@@ -69,8 +69,8 @@ class Wire:
         return running.send
 
     def receive(self) -> tuple[dict[str, Any], list[int]]:
-        """The next message and the descriptors that came with it. Raises WireClosed, or WireForged
-        for a message that does not carry the nonce."""
+        """The next message and its descriptors. Raises WireClosed, or WireForged for a message
+        without the nonce."""
         try:
             head, fds, _, _ = socket.recv_fds(self._sock, _LENGTH.size, MAX_FDS)
         except ConnectionError as gone:
@@ -83,7 +83,7 @@ class Wire:
             raise WireForged(f"a message of {length} bytes")
         try:
             message = json.loads(self._exactly(length))
-        except RecursionError as deep:  # text that a candidate wrote may be nested without end
+        except RecursionError as deep:  # a candidate may write text that is nested without end
             raise WireForged("a message that is nested too deeply") from deep
         if not isinstance(message, dict) or message.pop("nonce", None) != self._nonce:
             raise WireForged("a message without the nonce", message)
@@ -105,3 +105,28 @@ class Wire:
     def close(self) -> None:
         """Close the socket."""
         self._sock.close()
+
+
+# -- tokens
+
+DRAW_BYTES = 8
+REQUEST = b"?"  # for a call; followed by a report on the outputs of the call before
+CALL, END = b"c", b"e"  # first byte of a token: a call is granted, or the block ends
+# Then the seed of the call's values, and the draw of the elements that the runner is to read of the
+# previous call's outputs (zeros where the supervisor reads them itself).
+TOKEN_BYTES = 1 + 2 * DRAW_BYTES
+
+
+def token(granted: bool, seed: bytes, draw: bytes) -> bytes:
+    """The reply to a request; `seed` and `draw` have DRAW_BYTES each."""
+    return (CALL if granted else END) + seed + draw
+
+
+def seed_in(token: bytes) -> int:
+    """The seed in a token."""
+    return int.from_bytes(token[1 : 1 + DRAW_BYTES], "little")
+
+
+def draw_in(token: bytes) -> bytes:
+    """The draw in a token."""
+    return token[1 + DRAW_BYTES :]

@@ -27,9 +27,9 @@ def ratio_interval(
     """Baseline over candidate: the trimmed mean of log ratios of the pairs, with its 95 % interval.
 
     `between` is the standard deviation, in log units, of the ratio of two processes that run the
-    same code. They differ by where their memory lies; pairs within the same two processes do not
-    show it. `python -m benchmarks.evaluation.checks` shows whether it is large enough. Raises
-    ValueError or ZeroDivisionError for times that are not positive.
+    same code. They differ by the addresses of their memory, which pairs within the same two
+    processes do not show; `python -m benchmarks.evaluation.checks` measures it. Raises ValueError
+    or ZeroDivisionError for times that are not positive.
     """
     centre, within = log_ratio(baseline, candidate)
     half = math.hypot(within, NORMAL * between)
@@ -46,19 +46,20 @@ def log_ratio(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[fl
     logs = sorted(math.log(b / c) for b, c in zip(baseline, candidate, strict=True))
     n = len(logs)
     cut = int(n * TRIM)
-    kept = logs[cut : n - cut] if cut else logs
-    centre = statistics.fmean(kept)
+    trimmed = logs[cut : n - cut]
+    centre = statistics.fmean(trimmed)
     half = math.inf
     if n >= 2:
-        winsorised = [*[kept[0]] * cut, *kept, *[kept[-1]] * cut]
+        low, high = trimmed[0], trimmed[-1]
+        winsorised = [min(max(log, low), high) for log in logs]
         spread = statistics.stdev(winsorised) / ((1 - 2 * cut / n) * math.sqrt(n))
-        half = quantile(len(kept) - 1) * spread
+        half = quantile(len(trimmed) - 1) * spread
     return centre, half
 
 
 def typical(times: Sequence[float]) -> tuple[float, float]:
     """The geometric mean of positive times of one program, and the half-width of its 95 % interval
-    in log units; the half-width of a single time is 0, because nothing is known of it."""
+    in log units, which is 0, for unknown, for a single time."""
     logs = [math.log(time) for time in times]
     centre, half = statistics.fmean(logs), 0.0
     if len(logs) > 1:
@@ -72,11 +73,11 @@ def quantile(degrees: int) -> float:
 
 
 def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
-    """upper / lower of two figures from separate sessions; None where a bound of either is 0 or
-    infinite, as after one pair of blocks: nothing is known of the ratio then.
+    """upper / lower of two figures from separate sessions; None if a bound of either is 0 or
+    infinite, as after one pair of blocks.
 
     Errors are independent, so their distances from the two values add as squares, on the log scale
-    and for each side by itself: the interval of a difference by Zou and Donner, Statistics in
+    and for each side separately: the interval of a difference by Zou and Donner, Statistics in
     Medicine 27 (2008) 1693-1702.
     """
     if not (bounded(upper) and bounded(lower)):
@@ -89,7 +90,7 @@ def independent_ratio(upper: Interval, lower: Interval) -> Interval | None:
 
 
 def bounded(figure: Interval) -> bool:
-    """Whether both bounds say anything: after one pair of blocks they are 0 and infinity."""
+    """Whether both bounds are finite and positive; after one pair of blocks they are not."""
     return 0 < figure.low <= figure.value <= figure.high < math.inf
 
 

@@ -1,13 +1,16 @@
-"""What a toolchain is: it compiles one language for one hardware, states how the result is run, and
-reports what the compiler knew. A new one implements `Toolchain` and is named in `registry`.
+"""The interface of toolchains: compile one language for one hardware, state how the result is run,
+report what the compiler found out. A new one implements `Toolchain` and is added to `registry`.
 
 Does not measure and does not judge. Standard library only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -15,19 +18,19 @@ from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 
 Metric = float | str
-CACHE = "compiled_when_called"  # folder of a candidate for the results of its compilers
+CACHE = "compiled_when_called"  # a candidate's folder for results of its compilers
 LoaderKind = Literal["python", "interpreter", "c_abi", "command"]
 
 
 @dataclass(frozen=True)
-class Target:
+class EvaluationTarget:
     """Where a candidate is to run.
 
-    `hardware` is the id of the registry, `lineage` that id and the ids above it. `arch` is the
-    compiler's name for the chip ("90", "gfx942", "native"). `device` is "cpu" or "cuda" where it
-    can run here, else None. `facts` are numbers of the chip by key. `templates` are the command
-    templates of its toolchain for this language, `languages` those that it has a toolchain for,
-    each with the suffix of its files, for whoever asked for another.
+    `hardware` is the id of the registry, `lineage` that id and those above it. `arch` is the
+    compiler's name of the chip ("90", "gfx942", "native"). `device` is "cpu" or "cuda" if it can
+    run here, else None. `facts` are numbers of the chip by key. `templates` are the command
+    templates of its toolchain for this language. `languages` are those that it has toolchains for,
+    with the suffix of their files, for the message about any other.
     """
 
     hardware: str
@@ -37,6 +40,17 @@ class Target:
     facts: Mapping[str, float | str] = field(default_factory=dict)
     templates: Mapping[str, Any] = field(default_factory=dict)
     languages: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def capability(self) -> int | None:
+        """Compute capability: 90 for the arch "90" or "sm_90a", or the fact compute_capability
+        "9.0"; None if unknown."""
+        arch = str(self.arch or self.facts.get("compute_capability", ""))
+        dotted = re.fullmatch(r"(\d+)\.(\d)", arch)
+        if dotted is not None:
+            return int(dotted[1]) * 10 + int(dotted[2])
+        plain = re.fullmatch(r"(?:sm_?)?(\d{2,3})[af]?", arch)
+        return int(plain[1]) if plain is not None else None
 
 
 @dataclass(frozen=True)
@@ -49,12 +63,27 @@ class Availability:
 
 
 @dataclass(frozen=True)
-class Loader:
-    """How a runner gets at the candidate.
+class CompileCase:
+    """A case as a compiler sees it: the arrays, and what a Python candidate is constructed with.
 
-    The kind `python` imports `path` and calls the class `entry`; `interpreter` does the same inside
+    `init_args` are None if unknown; then the candidate's own `get_init_inputs` is used, if it has
+    one. `dtype` is that of the floating weights, None for the candidate's own. `scalars` are values
+    of inputs that are plain numbers, by name.
+    """
+
+    signature: Signature
+    init_args: Sequence[Any] | None = None
+    dtype: str | None = None
+    scalars: Mapping[str, int | float | bool] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Loader:
+    """How a runner loads the candidate.
+
+    The kind `python` imports `path` and calls the class `entry`; `interpreter` does the same in
     Triton's interpreter; `c_abi` loads the library at `path` and calls the function `entry`;
-    `command` is run by the toolchain itself. `compiles` says that it will call torch's compiler.
+    `command` is run by the toolchain. `compiles`: it will call torch's compiler.
     """
 
     kind: LoaderKind
@@ -67,12 +96,11 @@ class Loader:
 class Compiled:
     """The result of compiling.
 
-    `log` is what the compiler printed, for the signature index. `metrics` come from its reports, by
-    the raw names that retrieval/data/metrics.toml knows for the collector `static` (registers per
-    thread, spill bytes, shared memory, vector instructions ...); they are values of the whole
-    candidate, and `kernels` has them per kernel where there are several. `loader` is None when
-    compiling failed or the result cannot run anywhere here. `notes` are for the reader, such as
-    "compiled only, not run".
+    `log` is what the compiler printed, for the signature index. `metrics` of the whole candidate
+    come from its reports, by the raw names that retrieval/data/metrics.toml knows for the collector
+    `static` (registers per thread, spill bytes, shared memory, vector instructions ...); `kernels`
+    has them by kernel. `loader` is None if compiling failed or the result cannot run here. `notes`
+    are for readers, such as "compiled only, not run".
     """
 
     ok: bool
@@ -92,21 +120,69 @@ class Toolchain(Protocol):
     name: str
     languages: tuple[str, ...]
 
-    def available(self, target: Target) -> Availability:
+    def available(self, target: EvaluationTarget) -> Availability:
         """Whether it can compile for the target here."""
         ...
 
     def version(self) -> str:
-        """The version of the compiler and of what else decides its output; part of every
-        evaluation's key."""
+        """The version of everything that decides the compiler's output; part of every evaluation's
+        key."""
         ...
 
     def compile(
-        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        cases: tuple[CompileCase, ...],
     ) -> Compiled:
         """Compile in `workdir`, in a killable process group with a deadline.
 
-        `signatures` are those of the cases it will run with; some compilers specialise on shapes. A
-        candidate that does not compile is an answer (`ok` False with its log), never an exception.
+        `cases` are those that it will run with; some compilers specialise on shapes. A failure to
+        compile is a result (`ok` False with a log), never an exception.
         """
         ...
+
+
+MAX_LIBRARIES = 32
+MAX_LIBRARY_BYTES = 8 << 20  # a larger one is built again
+_Key = tuple[str, str, str | None, str | None]
+
+
+class BuiltLibraries:
+    """Cache of shared libraries by candidate and target, in memory, where no candidate can reach
+    them. Winners are measured several times in fresh processes, and building, above all with nvcc,
+    takes longer than measuring. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._built: OrderedDict[_Key, tuple[Compiled, bytes]] = OrderedDict()
+
+    def restored(self, bundle: Bundle, target: EvaluationTarget, library: Path) -> Compiled | None:
+        """Write the candidate's library to `library`, and return the result of building it; None if
+        it is not cached."""
+        with self._lock:
+            built = self._built.get(_key(bundle, target))
+            if built is None:
+                return None
+            self._built.move_to_end(_key(bundle, target))
+        compiled, content = built
+        library.write_bytes(content)
+        if compiled.loader is None:
+            return compiled
+        return replace(compiled, loader=replace(compiled.loader, path=library))
+
+    def add(
+        self, bundle: Bundle, target: EvaluationTarget, library: Path, compiled: Compiled
+    ) -> None:
+        """Cache a library that was built."""
+        if not compiled.ok or library.stat().st_size > MAX_LIBRARY_BYTES:
+            return
+        with self._lock:
+            self._built[_key(bundle, target)] = (compiled, library.read_bytes())
+            while len(self._built) > MAX_LIBRARIES:
+                self._built.popitem(last=False)
+
+
+def _key(bundle: Bundle, target: EvaluationTarget) -> _Key:
+    return bundle.sha256, target.hardware, target.arch, target.device

@@ -1,7 +1,7 @@
 """C and C++ for the CPU of this machine: one shared library behind the plain C ABI.
 
-Torch's extension builder is not used: it takes half a minute a candidate. Cross compilers are not
-looked for. Standard library only.
+Torch's extension builder is not used, because it takes half a minute a candidate. Does not search
+for cross compilers. Standard library only.
 """
 
 from __future__ import annotations
@@ -16,19 +16,26 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 
-from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
+from optimizer.evaluation.abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.isolation.processors import processor
-from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
-from optimizer.evaluation.toolchains.built import BuiltLibraries
-from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
+from optimizer.evaluation.isolation.machine import processor
+from optimizer.evaluation.toolchains.base import (
+    Availability,
+    BuiltLibraries,
+    CompileCase,
+    Compiled,
+    EvaluationTarget,
+    Loader,
+    Metric,
+)
+from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
 from optimizer.evaluation.toolchains.reports import Loops, count_instructions, parse_loops
 
 LIBRARY = "candidate.so"
 SOURCES = "src"  # relative, so that logs are equal in every working directory
 REPORT = "vectoriser.txt"
-LIMITS = Limits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
-OBJDUMP_LIMITS = Limits(seconds=20.0, output_bytes=64 << 20)
+LIMITS = CommandLimits(seconds=60.0, memory_bytes=4 << 30, file_bytes=256 << 20)
+OBJDUMP_LIMITS = CommandLimits(seconds=20.0, output_bytes=64 << 20)
 BASE_FLAGS = ("-shared", "-fPIC", "-fopenmp", "-Wall", "-Wno-unknown-pragmas")
 
 # A parameter of the bundle -> its allowed values -> the flags they stand for.
@@ -46,11 +53,11 @@ VARIANTS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
     "prefetch_loops": {"true": ("-fprefetch-loop-arrays",), "false": ()},
     "interchange_loops": {"true": ("-floop-interchange",), "false": ()},
 }
-# What is set where a candidate says nothing of it: advice to set it is of no use.
+# Set unless the candidate chooses another value; advice to set it is useless.
 DEFAULTS: Mapping[str, str] = {"opt_level": "3", "march": "native"}
 MARKED = re.compile(r"^\s*(?://|/?\*+)\s*kernlore-flags:\s*(.+?)\s*(?:\*/)?$", re.MULTILINE)
 
-# What `platform.machine()` returns -> ids of the hardware registry that it can be.
+# `platform.machine()` -> ids of the hardware registry.
 MACHINES: Mapping[str, tuple[str, ...]] = {
     "x86_64": ("x86-64",),
     "amd64": ("x86-64",),
@@ -61,7 +68,7 @@ _TORCH = re.compile(r"^\s*#\s*include\s*[<\"](?:torch|ATen|c10|pybind11)/", re.M
 
 
 class RefusedFlag(Exception):
-    """A flag variant that is not on the list; the message names those that are."""
+    """A flag variant that is not allowed; the message names those that are."""
 
 
 def flags_of(bundle: Bundle) -> list[str]:
@@ -91,12 +98,12 @@ class CppToolchain:
     name = "g++"
     languages: tuple[str, ...] = ("cpp",)
 
-    def __init__(self, compiler: str = "g++", limits: Limits = LIMITS) -> None:
+    def __init__(self, compiler: str = "g++", limits: CommandLimits = LIMITS) -> None:
         self._compiler = compiler
         self._limits = limits
         self._built = BuiltLibraries()
 
-    def available(self, target: Target) -> Availability:
+    def available(self, target: EvaluationTarget) -> Availability:
         """Whether the compiler is installed and this machine is of the target's architecture."""
         if shutil.which(self._compiler) is None:
             return Availability(
@@ -104,13 +111,13 @@ class CppToolchain:
             )
         here = platform.machine().lower()
         if target.arch not in (None, "native") and target.arch != here:
-            return self._elsewhere(target, here)
+            return self._another_machine(target, here)
         families = MACHINES.get(here)
         if families is not None and not set(families) & {target.hardware, *target.lineage}:
-            return self._elsewhere(target, here)
+            return self._another_machine(target, here)
         return Availability(True)
 
-    def _elsewhere(self, target: Target, here: str) -> Availability:
+    def _another_machine(self, target: EvaluationTarget, here: str) -> Availability:
         return Availability(
             False,
             f"this machine is {here}, not {target.hardware}",
@@ -119,20 +126,24 @@ class CppToolchain:
         )
 
     def version(self) -> str:
-        """The compiler's version, what `-march=native` means to it, and the processor."""
+        """The compiler's version, its meaning of `-march=native`, and the processor."""
         return _version(self._compiler)
 
     def compile(
-        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        cases: tuple[CompileCase, ...],
     ) -> Compiled:
         """Compile to a shared library. A candidate without its entry, or with a refused flag, does
         not compile. The same candidate is compiled once."""
-        del signatures
+        del cases
         library = workdir / LIBRARY
         compiled = self._built.restored(bundle, target, library)
         if compiled is None:
             compiled = self._compiled(bundle, workdir, library)
-            self._built.keep(bundle, target, library, compiled)
+            self._built.add(bundle, target, library, compiled)
         return compiled
 
     def _compiled(self, bundle: Bundle, workdir: Path, library: Path) -> Compiled:
@@ -163,7 +174,7 @@ class CppToolchain:
         )
 
     def _refusal(self, bundle: Bundle) -> str:
-        """Why nothing is compiled at all."""
+        """Reason not to compile at all, or empty."""
         if any(_TORCH.search(text) for text in bundle.files.values()):
             return (
                 "error: the source includes torch's C++ headers, which this toolchain does not "
@@ -181,7 +192,7 @@ class CppToolchain:
         report = f"-fopt-info-vec-optimized-missed={REPORT}"
         options = [*BASE_FLAGS, *flags_of(bundle), report, f"-I{SOURCES}"]
         if sys.platform == "linux":
-            options.append("-Wl,-z,defs")  # else a missing function only shows at the first call
+            options.append("-Wl,-z,defs")  # a missing function fails here, not at the first call
         return [self._compiler, *options, *language, "-o", LIBRARY, main, "-lm"]
 
 
@@ -192,7 +203,7 @@ def _missing(entry: str) -> str:
     )
 
 
-def _failed(done: Finished, command: Sequence[str], limits: Limits) -> Compiled:
+def _failed(done: FinishedCommand, command: Sequence[str], limits: CommandLimits) -> Compiled:
     log = done.log
     if done.timed_out:
         log = f"error: compilation timed out after {limits.seconds:g} s\n{log}"
@@ -225,7 +236,7 @@ def _read(path: Path) -> str:
 
 @lru_cache(maxsize=4)
 def _version(compiler: str) -> str:
-    """The compiler's first line without its name, what -march=native means to it, and on what."""
+    """The compiler's first line without its name, its -march=native, and the processor."""
     if shutil.which(compiler) is None:
         return f"{compiler} is not installed"
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=False)

@@ -1,7 +1,6 @@
-"""CUDA C++ through nvcc where it is installed: the plain C ABI with the stream beside it, and the
-resource report of every kernel.
+"""CUDA C++ by nvcc: the plain C ABI with a stream, and the resource report of every kernel.
 
-Runs where a GPU is; elsewhere compiles for the named architecture. Standard library only.
+Runs on a machine with a GPU; elsewhere compiles for the named architecture. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,38 +14,44 @@ from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 
-from optimizer.evaluation.abi import HEADER, HEADER_NAME, Signature
+from optimizer.evaluation.abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Availability, Compiled, Loader, Metric, Target
-from optimizer.evaluation.toolchains.built import BuiltLibraries
-from optimizer.evaluation.toolchains.processes import Finished, Limits, clean_env, run
+from optimizer.evaluation.toolchains.base import (
+    Availability,
+    BuiltLibraries,
+    CompileCase,
+    Compiled,
+    EvaluationTarget,
+    Loader,
+    Metric,
+)
+from optimizer.evaluation.toolchains.processes import CommandLimits, FinishedCommand, clean_env, run
 from optimizer.evaluation.toolchains.reports import parse_ptx, parse_ptxas, whole
-from optimizer.evaluation.toolchains.triton.toolchains import capability
 
 LIBRARY, SOURCES = "candidate.so", "src"
-LIMITS = Limits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)
+LIMITS = CommandLimits(seconds=120.0, memory_bytes=8 << 30, file_bytes=512 << 20)
 FLAGS = (
     *("-shared", "-Xcompiler", "-fPIC", "-O3", "-std=c++17", "-Xptxas", "-v", "-lineinfo"),
     *("-Xlinker", "-z,defs"),
 )
 NOT_RUN_NOTE = "compiled only, not run: there is no CUDA device here"
-# Architectures whose newest instructions need the suffix, as Triton adds it.
+# Architectures whose newest instructions need the suffix `a`, which Triton adds too.
 SPECIFIC = (90, 100, 103, 120, 121)
 _PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+(?P<name>\w+)", re.MULTILINE)
 
 
 def find_nvcc(env: Mapping[str, str] | None = None) -> str | None:
-    """The path of nvcc on the PATH, or under CUDA_HOME or CUDA_PATH; None without it."""
+    """The path of nvcc on the PATH, or under CUDA_HOME or CUDA_PATH; None if it is not found."""
     known = os.environ if env is None else env
-    on_path = shutil.which("nvcc", path=known.get("PATH", ""))
     homes = (known.get("CUDA_HOME"), known.get("CUDA_PATH"))
-    places = [shutil.which("nvcc", path=str(Path(home) / "bin")) for home in homes if home]
-    return next((place for place in [on_path, *places] if place), None)
+    folders = [known.get("PATH", ""), *(str(Path(home) / "bin") for home in homes if home)]
+    found = (shutil.which("nvcc", path=folder) for folder in folders)
+    return next((path for path in found if path), None)
 
 
 def code_for(arch: str) -> str:
-    """The option of nvcc that compiles for this architecture alone, such as `90a`. The short
-    `-arch=sm_90a` also assembles for plain sm_90, which refuses what the suffix is there for."""
+    """The option of nvcc that compiles for this architecture only, such as `90a`. The short
+    `-arch=sm_90a` also assembles for plain sm_90, which refuses the instructions of `90a`."""
     return f"-gencode=arch=compute_{arch},code=sm_{arch}"
 
 
@@ -56,13 +61,15 @@ class Nvcc:
     name = "nvcc"
     languages: tuple[str, ...] = ("cuda",)
 
-    def __init__(self, env: Mapping[str, str] | None = None, limits: Limits = LIMITS) -> None:
+    def __init__(
+        self, env: Mapping[str, str] | None = None, limits: CommandLimits = LIMITS
+    ) -> None:
         self._nvcc = find_nvcc(env)
         self._limits = limits
         self._built = BuiltLibraries()
 
-    def available(self, target: Target) -> Availability:
-        """Whether nvcc is here and compiles for the target's compute capability."""
+    def available(self, target: EvaluationTarget) -> Availability:
+        """Whether nvcc is installed and compiles for the target's compute capability."""
         if self._nvcc is None:
             return Availability(
                 False,
@@ -70,7 +77,7 @@ class Nvcc:
                 "Install the CUDA toolkit and put nvcc on the PATH or set CUDA_HOME, or write the "
                 "kernel in Triton, which needs neither.",
             )
-        arch = capability(target)
+        arch = target.capability
         if arch is None:
             return Availability(
                 False,
@@ -91,19 +98,25 @@ class Nvcc:
         return _version(self._nvcc) if self._nvcc else "nvcc is not installed"
 
     def compile(
-        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        cases: tuple[CompileCase, ...],
     ) -> Compiled:
-        """Compile to a shared library; it is only loaded where a CUDA device is. The same candidate
-        is compiled once."""
-        del signatures
+        """Compile to a shared library, which is loaded only on a machine with a CUDA device. The
+        same candidate is compiled once."""
+        del cases
         library = workdir / LIBRARY
         compiled = self._built.restored(bundle, target, library)
         if compiled is None:
             compiled = self._compiled(bundle, target, workdir, library)
-            self._built.keep(bundle, target, library, compiled)
+            self._built.add(bundle, target, library, compiled)
         return compiled
 
-    def _compiled(self, bundle: Bundle, target: Target, workdir: Path, library: Path) -> Compiled:
+    def _compiled(
+        self, bundle: Bundle, target: EvaluationTarget, workdir: Path, library: Path
+    ) -> Compiled:
         began = time.monotonic()
         bundle.write(workdir / SOURCES)
         (workdir / SOURCES / HEADER_NAME).write_text(HEADER, encoding="utf-8")
@@ -124,24 +137,24 @@ class Nvcc:
             notes=(NOT_RUN_NOTE,) if ok and not here else (),
         )
 
-    def _command(self, bundle: Bundle, target: Target) -> list[str]:
-        arch = capability(target)
+    def _command(self, bundle: Bundle, target: EvaluationTarget) -> list[str]:
+        arch = target.capability
         suffix = "a" if arch in SPECIFIC else ""
         source = f"{SOURCES}/{bundle.main}"
-        # The PTX is kept: it shows what the resource report does not, such as the width of loads.
-        kept = ["-keep", "-keep-dir", "."]
-        options = [*FLAGS, code_for(f"{arch}{suffix}"), f"-I{SOURCES}", *kept]
+        # The PTX shows what the resource report does not, such as the width of loads.
+        keep_ptx = ["-keep", "-keep-dir", "."]
+        options = [*FLAGS, code_for(f"{arch}{suffix}"), f"-I{SOURCES}", *keep_ptx]
         return [str(self._nvcc), *options, "-x", "cu", "-o", LIBRARY, source]
 
 
-def _log(done: Finished, limits: Limits) -> str:
+def _log(done: FinishedCommand, limits: CommandLimits) -> str:
     if done.timed_out:
         return f"error: compilation timed out after {limits.seconds:g} s\n{done.log}"
     return done.log or ("" if done.ok else f"error: nvcc ended with status {done.code}")
 
 
 def _kernels(log: str, workdir: Path) -> dict[str, dict[str, Metric]]:
-    """The resource report, and what the PTX says of the same kernel."""
+    """The resource report of each kernel, with counts from its PTX."""
     kernels = parse_ptxas(log)
     for path in sorted(workdir.glob("*.ptx")):
         text = path.read_text(encoding="utf-8", errors="replace")

@@ -1,7 +1,7 @@
 """Starts a command under limits: `python -I -S limited.py LIMITS COMMAND...`, LIMITS as JSON.
 
-A program of its own, because a process with threads (the service) must not run Python between fork
-and exec. Asks the kernel to end the command with its supervisor. Standard library only.
+A separate program, because a process with threads (the service) must not run Python between fork
+and exec. The kernel ends the command with its supervisor. Standard library only.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def set_limits(resources: dict[str, int]) -> None:
-    """Limit this process and what it starts. Keys are names of the module `resource`."""
+    """Limit this process and its children. Keys are names of the module `resource`."""
     for name, value in resources.items():
         kind = getattr(resource, name)
-        # Of processor time the soft limit comes first: its signal shows which limit it was.
+        # The soft limit of processor time comes first, because its signal identifies the limit.
         pair = (value, value + 1) if name == "RLIMIT_CPU" else (value, value)
         hard = resource.getrlimit(kind)[1]
         if hard != resource.RLIM_INFINITY:
@@ -29,7 +29,7 @@ def set_limits(resources: dict[str, int]) -> None:
 
 
 def main(arguments: list[str]) -> None:
-    """Take the limits on, then become the command."""
+    """Apply the limits, then execute the command."""
     limits = json.loads(arguments[0])
     set_limits(limits["resources"])
     if sys.platform == "linux":

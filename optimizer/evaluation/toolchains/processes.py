@@ -1,9 +1,9 @@
-"""Run a command, or a Python program in a fork of an interpreter that has its imports done, under
-limits and to a deadline, and leave nothing of its process group behind.
+"""Runs a command, or a Python program in a fork of an interpreter that has its imports done, under
+limits and with a deadline, and ends its whole process group.
 
-No shell. What takes seconds to import (torch, triton) is imported once for all candidates; forks
-are for Linux only. Does not know what the command is; a process that starts a session of its own
-leaves the group and is not this module's to find. Standard library only.
+No shell. Packages that take seconds to import (torch, triton) are imported once for all candidates;
+forks are for Linux only. A process that starts its own session leaves the group and is not found
+here. Standard library only.
 """
 
 from __future__ import annotations
@@ -22,34 +22,28 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
-from optimizer.evaluation.isolation import levels
-from optimizer.evaluation.isolation.launch import Forked, Zygote
+from optimizer.evaluation.isolation.launch import Forked, ForkServer, Launched
+from optimizer.evaluation.isolation.levels import level_for
 from optimizer.evaluation.runner.wire import WireClosed
 
 LAUNCHER = Path(__file__).with_name("limited.py")
-KILL_SECONDS = 5.0  # for the kernel to end a group that was sent SIGKILL
-DRAIN_SECONDS = 0.5  # for what is still in the pipes when the command has ended
+KILL_SECONDS = 5.0  # for the kernel to end a group after SIGKILL
+DRAIN_SECONDS = 0.5  # for output that is still in the pipes when the command has ended
 CHUNK = 65_536
-KEPT_ENV = (
-    "PATH",
-    "LD_LIBRARY_PATH",
-    "CUDA_HOME",
-    "CUDA_PATH",
-    "ROCM_PATH",
-    "TRITON_PTXAS_PATH",
-    "TRITON_PTXAS_BLACKWELL_PATH",
+PASSED_ENV = (
+    *("PATH", "LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "ROCM_PATH"),
+    *("TRITON_PTXAS_PATH", "TRITON_PTXAS_BLACKWELL_PATH"),
 )
 
 
 @dataclass(frozen=True)
-class Limits:
-    """Limits of a command.
+class CommandLimits:
+    """Limits of a command; None sets none.
 
     `seconds` is wall time. `cpu_seconds`, `memory_bytes` (of address space) and `file_bytes` apply
-    to each process. `processes` counts those of the user, the kernel counts no finer; None sets no
-    limit. `output_bytes` is what is kept of each stream, from its start.
+    to each process. `processes` counts those of the user, because the kernel counts no finer.
+    `output_bytes` is the length that is captured of each stream, from its start.
     """
 
     seconds: float = 60.0
@@ -73,12 +67,9 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Finished:
-    """An ended command. `code` is the exit status, negative for a signal. `truncated` says that
-    output went over the cap.
-
-    `survivors` are processes of the group that a SIGKILL did not end in time; an empty tuple proves
-    that none is left.
+class FinishedCommand:
+    """An ended command. `code` is the exit status, negative for a signal. `truncated`: output
+    exceeded its limit. `survivors` are processes of the group that SIGKILL did not end in time.
     """
 
     code: int
@@ -96,7 +87,7 @@ class Finished:
 
     @property
     def log(self) -> str:
-        """What was printed, errors first."""
+        """Its output, errors first."""
         return "\n".join(text for text in (self.stderr.rstrip(), self.stdout.rstrip()) if text)
 
 
@@ -104,13 +95,11 @@ def run(
     command: Sequence[str],
     *,
     cwd: Path,
-    limits: Limits,
+    limits: CommandLimits,
     env: Mapping[str, str] | None = None,
-) -> Finished:
-    """Run `command` with nothing on its standard input, and wait.
-
-    A program that does not exist is a result with a code, like any other failure.
-    """
+) -> FinishedCommand:
+    """Run `command` with an empty standard input, and wait. A program that does not exist is a
+    result with a code, like any other failure."""
     began = time.monotonic()
     settings = json.dumps({"resources": limits.resources, "parent": os.getpid()})
     process = subprocess.Popen(
@@ -129,20 +118,18 @@ def run(
         return follow(_Opened(process), pipes, limits, began)
 
 
-class Started(Protocol):
-    """A process that leads a group of its own. `pid` is its number as this process sees it."""
-
-    @property
-    def pid(self) -> int: ...
-
-    def wait(self, seconds: float) -> int | None:
-        """The exit status, negative for a signal; None where it still runs after `seconds`."""
-        ...
+def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
+    """The environment of a compiler, without the service's keys."""
+    passed = {name: os.environ[name] for name in PASSED_ENV if name in os.environ}
+    folders = {"HOME": str(workdir), "TMPDIR": str(workdir), "LC_ALL": "C.UTF-8"}
+    return {**passed, **folders, **extra}
 
 
-def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: float) -> Finished:
-    """Wait for a process and leave nothing of its group. `pipes` are the ends to read its output
-    and its errors from; `began` is `time.monotonic` at its start."""
+def follow(
+    process: Launched, pipes: tuple[int, int], limits: CommandLimits, began: float
+) -> FinishedCommand:
+    """Wait for the leader of a process group, and end the group. `pipes` are the read ends of its
+    output and errors; `began` is `time.monotonic` at its start."""
     try:
         captured, timed_out = _collect(process, pipes, began + limits.seconds, limits.output_bytes)
     finally:
@@ -150,7 +137,7 @@ def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: floa
         code = process.wait(KILL_SECONDS)
     if code is None:  # the kernel has not ended it yet
         code = -signal.SIGKILL
-    return Finished(
+    return FinishedCommand(
         code=code,
         stdout=captured.text(0),
         stderr=captured.text(1),
@@ -162,7 +149,7 @@ def follow(process: Started, pipes: tuple[int, int], limits: Limits, began: floa
 
 
 class _Opened:
-    """A `Popen` as `Started`."""
+    """A `Popen` as `Launched`."""
 
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
@@ -178,33 +165,26 @@ class _Opened:
 class _Captured:
     """The start of each stream; the rest is read and dropped, so that the writer never blocks."""
 
-    def __init__(self, cap: int) -> None:
-        self._cap = cap
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
         self._streams = (bytearray(), bytearray())
         self.truncated = False
 
     def add(self, stream: int, data: bytes) -> None:
-        kept = self._streams[stream]
-        room = self._cap - len(kept)
-        kept += data[:room]
+        captured = self._streams[stream]
+        room = self._limit - len(captured)
+        captured += data[:room]
         self.truncated |= len(data) > room
 
     def text(self, stream: int) -> str:
         return self._streams[stream].decode("utf-8", "replace")
 
 
-def clean_env(workdir: Path, **extra: str) -> dict[str, str]:
-    """The environment of a compiler; no keys of the service are in it."""
-    kept = {name: os.environ[name] for name in KEPT_ENV if name in os.environ}
-    places = {"HOME": str(workdir), "TMPDIR": str(workdir), "LC_ALL": "C.UTF-8"}
-    return {**kept, **places, **extra}
-
-
 def _collect(
-    process: Started, pipes: tuple[int, int], deadline: float, cap: int
+    process: Launched, pipes: tuple[int, int], deadline: float, limit: int
 ) -> tuple[_Captured, bool]:
     """Read until both streams end, the process ends, or the deadline passes."""
-    captured = _Captured(cap)
+    captured = _Captured(limit)
     with selectors.DefaultSelector() as selector:
         for number, pipe in enumerate(pipes):
             os.set_blocking(pipe, False)
@@ -213,7 +193,7 @@ def _collect(
         while selector.get_map():
             now = time.monotonic()
             if ended_by is None and process.wait(0.0) is not None:
-                # A child that it left behind may hold the pipes open for ever.
+                # A child that it left may hold the pipes open for ever.
                 ended_by = now + DRAIN_SECONDS
             until = deadline if ended_by is None else min(deadline, ended_by)
             if now >= until:
@@ -228,7 +208,8 @@ def _collect(
 
 
 def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:
-    """Kill a process group and wait until none of it lives. Returns the processes that still do."""
+    """Kill a process group and wait until all of it has ended. Returns the processes that have
+    not."""
     until = time.monotonic() + seconds
     while True:
         try:
@@ -244,10 +225,7 @@ def end_group(group: int, seconds: float = KILL_SECONDS) -> tuple[int, ...]:
 
 
 def members(group: int) -> tuple[int, ...]:
-    """Processes of a group that live; zombies, which wait for a parent, do not.
-
-    Without /proc (a Mac) nothing can be listed.
-    """
+    """Living processes of a group, without zombies. Empty without /proc (a Mac)."""
     pids = []
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -267,22 +245,22 @@ def can_fork() -> bool:
     return sys.platform.startswith("linux")
 
 
-class ForkServer:
-    """Runs a Python program in forks of one interpreter. It starts with the first request, has a
-    folder for temporary files of its own, and may be used by several threads."""
+class CompileServer:
+    """Runs a Python program in forks of one interpreter, which starts with the first request and
+    has a folder for temporary files. Thread-safe."""
 
     def __init__(self, program: Path, environment: Mapping[str, str]) -> None:
-        """`program` is a file that serves forks (see `runner.forks`): each of its forks gets two
-        pipes for what it prints, and runs the request's `arguments` in the folder `cwd`."""
+        """`program` is a file that serves forks (see `runner.forks`); each gets two pipes for its
+        output, and the request's `arguments` and `cwd`."""
         self._program = program
         self._environment = dict(environment)
         self._folder = tempfile.TemporaryDirectory(prefix="kernlore-forks-")
-        self._zygote: Zygote | None = None
+        self._server: ForkServer | None = None
         self._lock = threading.Lock()
         atexit.register(self.close)
 
     def start(self) -> None:
-        """Start the interpreter, which has its imports done beside whatever comes next."""
+        """Start the interpreter, which does its imports in the background."""
         with self._lock:
             self._started()
 
@@ -291,10 +269,10 @@ class ForkServer:
         arguments: Sequence[str],
         *,
         cwd: Path,
-        limits: Limits,
+        limits: CommandLimits,
         env: Mapping[str, str],
-    ) -> Finished:
-        """Run the program with these arguments in a fork, and wait. It sees nothing of this
+    ) -> FinishedCommand:
+        """Run the program with these arguments in a fork, and wait. It does not inherit this
         process's environment."""
         message = {
             "arguments": list(arguments),
@@ -312,7 +290,7 @@ class ForkServer:
 
     @staticmethod
     def _pipe(opened: ExitStack) -> tuple[int, int]:
-        """The end to read from is closed with `opened`, the other one by whoever passed it on."""
+        """The read end is closed with `opened`, the other one by the caller."""
         readable, writable = os.pipe()
         opened.callback(os.close, readable)
         return readable, writable
@@ -328,12 +306,12 @@ class ForkServer:
                         raise
         raise AssertionError("unreachable")
 
-    def _started(self) -> Zygote:
-        if self._zygote is None:
-            level = levels.level_for("auto")
+    def _started(self) -> ForkServer:
+        if self._server is None:
             environment = {**self._environment, "TMPDIR": self._folder.name}
-            self._zygote = Zygote(self._program, [], level, environment)
-        return self._zygote
+            level = level_for("auto")
+            self._server = ForkServer([str(self._program)], [], level, environment)
+        return self._server
 
     def close(self) -> None:
         """End the server and its forks; the next request starts it again."""
@@ -341,6 +319,6 @@ class ForkServer:
             self._end()
 
     def _end(self) -> None:
-        zygote, self._zygote = self._zygote, None
-        if zygote is not None:
-            zygote.close()
+        server, self._server = self._server, None
+        if server is not None:
+            server.close()

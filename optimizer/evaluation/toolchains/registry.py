@@ -1,8 +1,8 @@
-"""Which toolchain compiles a language for a hardware.
+"""The toolchain that compiles a language for a hardware.
 
-A hardware.toml names a built-in toolchain, or carries command templates. Languages that need
-nothing of the chip (torch) are known here. Does not decide whether a toolchain can work here:
-`available` of the toolchain does.
+A hardware.toml names a built-in toolchain or has command templates. Languages that do not depend on
+the chip (torch) are known here. Whether a toolchain works on this machine is decided by its
+`available`.
 """
 
 from __future__ import annotations
@@ -10,11 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from kb.errors import InvalidRequest, Unavailable
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc
-from optimizer.evaluation.toolchains.torch_python import TorchPython
-from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
+from optimizer.evaluation.toolchains.python import TorchPython, TritonAmd, TritonNvidia
 
 BUILTIN: Mapping[str, Callable[[], Toolchain]] = {
     "g++": CppToolchain,
@@ -25,18 +24,20 @@ BUILTIN: Mapping[str, Callable[[], Toolchain]] = {
 }
 # Languages that a hardware.toml need not mention.
 EVERYWHERE: Mapping[str, str] = {"torch": "torch"}
-# Names that hardware files may use and that nothing here implements.
+# Names that hardware files may use and that are not implemented.
 NOT_BUILT: Mapping[str, str] = {
     "hipcc": "hipcc is not driven by a built-in toolchain; write the kernel in Triton, or describe "
     "hipcc as command templates under [toolchains.hip].",
 }
 
 
-def toolchain_for(language: str, target: Target, builtin_name: str | None = None) -> Toolchain:
+def toolchain_for(
+    language: str, target: EvaluationTarget, builtin_name: str | None = None
+) -> Toolchain:
     """The toolchain of `builtin_name`, else of the target's command templates, else the language's.
 
-    Raises InvalidRequest where nothing compiles this language for this hardware, Unavailable where
-    the toolchain cannot be used here; the hint names what to install.
+    Raises InvalidRequest if nothing compiles this language for this hardware, Unavailable if the
+    toolchain is not supported.
     """
     name = builtin_name or str(target.templates.get("builtin") or "")
     if not name and target.templates:
@@ -52,9 +53,11 @@ def toolchain_for(language: str, target: Target, builtin_name: str | None = None
     return chain
 
 
-def usable_toolchain(language: str, target: Target, builtin_name: str | None = None) -> Toolchain:
-    """As `toolchain_for`; also raises Unavailable when the toolchain cannot compile for the target
-    here."""
+def usable_toolchain(
+    language: str, target: EvaluationTarget, builtin_name: str | None = None
+) -> Toolchain:
+    """As `toolchain_for`; also raises Unavailable if the toolchain cannot compile for the target
+    here, with a hint on what to install."""
     chain = toolchain_for(language, target, builtin_name)
     answer = chain.available(target)
     if not answer.ok:
@@ -66,7 +69,7 @@ def usable_toolchain(language: str, target: Target, builtin_name: str | None = N
     return chain
 
 
-def installed(target: Target) -> dict[str, str]:
+def installed(target: EvaluationTarget) -> dict[str, str]:
     """Every built-in toolchain: its version, or why it cannot compile for the target."""
     states = {}
     for name, make in BUILTIN.items():
@@ -76,7 +79,7 @@ def installed(target: Target) -> dict[str, str]:
     return states
 
 
-def _builtin(name: str, language: str, target: Target) -> Toolchain:
+def _builtin(name: str, language: str, target: EvaluationTarget) -> Toolchain:
     if not name:
         known = " and ".join(f"{name} ({suffix})" for name, suffix in target.languages.items())
         raise InvalidRequest(
@@ -96,7 +99,7 @@ def _builtin(name: str, language: str, target: Target) -> Toolchain:
     return make()
 
 
-def _command(language: str, target: Target) -> Toolchain:
+def _command(language: str, target: EvaluationTarget) -> Toolchain:
     # Imported here: most runs never need it.
     from kb.hardware.spec import ToolchainSpec
     from optimizer.evaluation.toolchains.command import CommandToolchain

@@ -1,8 +1,8 @@
-"""What compilers report of a kernel: gcc's vectoriser and the instructions of a library as objdump
-prints them, ptxas, PTX, and the assembly of AMD's compiler.
+"""Parsers of compilers' reports on a kernel: gcc's vectoriser, the instructions that objdump
+prints, ptxas, PTX, and the assembly of AMD's compiler.
 
-Counts what is in the code, not how often it runs. GPU metrics carry the raw names of the collector
-`static`; `COMBINE` has those that may stand for a whole candidate, the rest is detail of a kernel.
+Counts what is in the code, not how often it runs. GPU metrics have the raw names of the collector
+`static`; those in `COMBINE` may describe a whole candidate, the rest are details of a kernel.
 Standard library only.
 """
 
@@ -21,7 +21,7 @@ _NOT = re.compile(r"couldn't vectorize loop")
 
 _FUNCTION = re.compile(r"^[0-9a-f]+ <(?P<name>[^>]+)>:$")
 _INSTRUCTION = re.compile(r"^\s+[0-9a-f]+:\s+(?P<op>[a-z][\w.]*)\s*(?P<args>[^#<]*)")
-# Code that the linker puts into every library.
+# Functions that the linker adds to every library.
 _STARTUP = re.compile(
     r"^(?:_init|_fini|_start|(?:de)?register_tm_clones|__do_global_\w+|frame_dummy|\.\w+)$"
 )
@@ -41,7 +41,7 @@ _X86_STACK_VECTOR = re.compile(r"%[xyz]mm\d+,\s*-?(?:0x[0-9a-f]+)?\((?:%rsp|%rbp
 
 @dataclass(frozen=True)
 class Loops:
-    """Source lines of loops that were vectorised in some form, and of those that never were.
+    """Source lines of loops that were vectorised in some copy, and of those that were in none.
     `widest_bytes` is the widest vector."""
 
     vectorised: frozenset[str]
@@ -77,8 +77,8 @@ def parse_loops(report: str, sources: Path) -> Loops:
 
 
 def count_instructions(listing: str) -> dict[str, dict[str, Metric]]:
-    """For each function of `objdump -d`: instructions, packed instructions, the widest register
-    that they use, and vector stores to the stack, which are mostly spills."""
+    """For each function of `objdump -d`: instructions, packed instructions, their widest register,
+    and vector stores to the stack, which are mostly spills."""
     counts: dict[str, dict[str, Metric]] = {}
     for name, op, args in _instructions(listing):
         row = counts.setdefault(
@@ -173,8 +173,7 @@ AMD_WAVES = 8  # of a SIMD at most, for gfx90a to gfx950
 
 
 def parse_ptxas(log: str) -> dict[str, dict[str, Metric]]:
-    """Resources of each entry function in the output of `ptxas -v`, also as nvcc and Triton print
-    it."""
+    """Resources of each entry function in the output of `ptxas -v`, also from nvcc and Triton."""
     kernels: dict[str, dict[str, Metric]] = {}
     entry = ""
     inside = ""
@@ -198,7 +197,7 @@ def parse_ptxas(log: str) -> dict[str, dict[str, Metric]]:
 
 
 def _spilled_registers(row: Mapping[str, Metric]) -> int:
-    """As Triton's driver counts: of the frame, which is only spills when there are any."""
+    """As Triton's driver counts: the stack frame, if there are any spills."""
     spilled = int(row["spill_stores"]) + int(row["spill_loads"])
     return max(1, int(row["stack_frame"]) // 4) if spilled else 0
 
@@ -224,7 +223,7 @@ def _ptx_bytes(rest: str) -> int:
 
 
 def _loads(widths: Iterable[int], bulk: int = 0) -> dict[str, Metric]:
-    """bulk: copies of whole tiles, which are as wide as can be."""
+    """`bulk` counts copies of whole tiles, which are as wide as possible."""
     known = list(widths)
     vector = sum(width >= 8 for width in known) + bulk
     return {

@@ -17,14 +17,18 @@ from typing import Any
 
 from kb.cluster import Cluster, SentTask, Slots, WorkLost
 from kb.errors import Unavailable
-from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
-from optimizer.evaluation.evaluator import Measured, evaluation_key
+from optimizer.evaluation.evaluator import MeasuringPlace, evaluation_key
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.toolchains.base import Availability, Compiled, Target
+from optimizer.evaluation.toolchains.base import (
+    Availability,
+    CompileCase,
+    Compiled,
+    EvaluationTarget,
+)
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.search.bench.local import (
     ProblemBench,
@@ -166,7 +170,7 @@ class Nodes:
                     self.measured_on(answer.ceilings)
                 return answer.evaluation
 
-    def compile(self, bundle: Bundle, signatures: tuple[Signature, ...]) -> Compiled:
+    def compile(self, bundle: Bundle, cases: tuple[CompileCase, ...]) -> Compiled:
         """Compile a draft on a node, without taking one of its devices."""
         options = {**self.slots.options(self._excluded()), "num_cpus": 1}
         options = {name: options[name] for name in ("num_cpus", "label_selector")}
@@ -174,7 +178,7 @@ class Nodes:
             compile_draft,
             self._setting,
             bundle,
-            signatures,
+            cases,
             name="a draft",
             options=options,
         )
@@ -274,7 +278,7 @@ class _OnNodes:
     nodes: Nodes | None = None
     named: str = ""
 
-    def available(self, target: Target) -> Availability:
+    def available(self, target: EvaluationTarget) -> Availability:
         """Always: the run only uses nodes that have it."""
         return Availability(True)
 
@@ -283,11 +287,15 @@ class _OnNodes:
         return self.named.partition(" ")[2]
 
     def compile(
-        self, bundle: Bundle, target: Target, workdir: Path, signatures: tuple[Signature, ...]
+        self,
+        bundle: Bundle,
+        target: EvaluationTarget,
+        workdir: Path,
+        cases: tuple[CompileCase, ...],
     ) -> Compiled:
         """Compile on a node."""
         assert self.nodes is not None
-        return self.nodes.compile(bundle, signatures)
+        return self.nodes.compile(bundle, cases)
 
 
 class NodeToolchain(_OnNodes):
@@ -313,7 +321,7 @@ def stored_or_measured(
     else a new one, which is stored."""
     place = bench.place(bundle.language)
     chain = place.toolchain
-    by = Measured(
+    by = MeasuringPlace(
         place.target.hardware,
         bench.device,
         chain.name,
@@ -343,7 +351,7 @@ class ClusterBench(ProblemBench):
     def reference(self) -> Evaluation:
         """As `LocalBench.reference`."""
         case = self.timed_case()
-        bundle = reference_bundle(open_case(self.problem, case, elsewhere=True))
+        bundle = reference_bundle(OpenCase(self.problem, case, shapes_only=True))
         name = f"{self.problem.name}: the reference"
         return self._stored(bundle, [case], NodeWork("reference"), name, TRIES)
 

@@ -23,34 +23,28 @@ from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.correctness.prepared import PreparedProblem
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.launch import Zygote
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerProcess, RunnerSettings
-from optimizer.evaluation.journal import Journal, NoJournal
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.isolation.runner_process import VISIBLE, RunnerPool, RunnerSettings
+from optimizer.evaluation.journal import EvaluationJournal, NoJournal
 from optimizer.evaluation.problem.check import check_reference
-from optimizer.evaluation.problem.derived import Derived, fitting
-from optimizer.evaluation.problem.dominant import dominant
-from optimizer.evaluation.problem.operators import observe
-from optimizer.evaluation.problem.shapes import shape_quantities
-from optimizer.evaluation.problem.spec import Case, Policy, Problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.derived import DerivedCases, fitting
+from optimizer.evaluation.problem.open_case import OpenCase
+from optimizer.evaluation.problem.operators import dominant, observe
+from optimizer.evaluation.problem.spec import Case, Problem, ProblemPolicy, shape_quantities
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.search.records import Proposal
 from optimizer.search.synthesizers.base import CaseView, ProblemView
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
-
-VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
 class TargetToolchain:
     """The toolchain of one language and the target that it compiles for."""
 
-    target: Target
+    target: EvaluationTarget
     toolchain: Toolchain
 
 
@@ -65,7 +59,7 @@ class ProblemBench:
     problem: Problem
     places: Mapping[str, TargetToolchain]
     settings: EvaluationSettings
-    journal: Journal = field(default_factory=NoJournal)
+    journal: EvaluationJournal = field(default_factory=NoJournal)
     signatures: Sequence[SignatureSpec] = ()
     rules: OwnRules = NO_RULES
 
@@ -117,7 +111,7 @@ def reference_bundle(opened: OpenCase) -> Bundle:
 
 
 def journal_evaluation(
-    journal: Journal,
+    journal: EvaluationJournal,
     problem: Problem,
     bundle: Bundle,
     cases: Sequence[Case],
@@ -126,7 +120,9 @@ def journal_evaluation(
 ) -> None:
     """Store an evaluation that this process's evaluators did not journal. `elsewhere`: this machine
     need not have its device."""
-    signatures = {case.name: open_case(problem, case, elsewhere).signature for case in cases}
+    signatures = {
+        case.name: OpenCase(problem, case, shapes_only=elsewhere).signature for case in cases
+    }
     journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
     journal.finish(evaluation, problem)
 
@@ -150,7 +146,7 @@ class LocalDevice:
 
     def pool(self, settings: RunnerSettings) -> RunnerPool:
         """Runners that see this device only."""
-        return RunnerPool(settings) if self.visible is None else DevicePool(settings, self.visible)
+        return RunnerPool(replace(settings, visible=self.visible))
 
     @contextmanager
     def current(self) -> Iterator[None]:
@@ -178,31 +174,6 @@ def devices_of(kind: str, count: int, visible: str | None) -> tuple[LocalDevice,
     return tuple(LocalDevice(kind, number, name) for number, name in enumerate(names[:count]))
 
 
-class DeviceRunner(RunnerProcess):
-    """A runner that sees one of several devices."""
-
-    def __init__(self, settings: RunnerSettings, zygote: Zygote | None, visible: str) -> None:
-        self._visible = visible
-        super().__init__(settings, zygote)
-
-    def _environment(self) -> dict[str, str]:
-        return {**super()._environment(), VISIBLE: self._visible}
-
-
-class DevicePool(RunnerPool):
-    """Runners that see one of several devices."""
-
-    def __init__(
-        self, settings: RunnerSettings, visible: str, spare: int | None = None, fork: bool = True
-    ) -> None:
-        self._visible = visible
-        super().__init__(settings, spare, fork)
-
-    def _start_missing(self) -> None:
-        while len(self._waiting) < self._spare:
-            self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
-
-
 @dataclass
 class LocalBench(ProblemBench):
     """Evaluates candidates on the devices of this machine. `devices` measure side by side, by
@@ -213,7 +184,7 @@ class LocalBench(ProblemBench):
     _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
     _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
     _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
-    _derived: Derived | None = None
+    _derived: DerivedCases | None = None
 
     def __post_init__(self) -> None:
         self.devices = self.devices or devices_here(self.device)
@@ -239,7 +210,7 @@ class LocalBench(ProblemBench):
         """Evaluate the reference on the first timed case. Raises InvalidRequest if no kernel can be
         compared with it."""
         case = self.timed_case()
-        opened = open_case(self.problem, case, device=self.device)
+        opened = OpenCase(self.problem, case, device=self.device)
         check_reference(opened, self.device)
         return self._evaluate(reference_bundle(opened), [case], fresh=False)
 
@@ -324,7 +295,7 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
 
 
 def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> CaseView:
-    opened = open_case(problem, case, elsewhere, "cpu" if elsewhere else device)
+    opened = OpenCase(problem, case, shapes_only=elsewhere, device="cpu" if elsewhere else device)
     dtype = case.dtype or next(
         (t.dtype for t in opened.signature.tensors if t.dtype.startswith(("float", "bfloat"))), None
     )
@@ -343,7 +314,7 @@ def _case_view(problem: Problem, case: Case, device: str, elsewhere: bool) -> Ca
     )
 
 
-def _policy(policy: Policy) -> dict[str, str]:
+def _policy(policy: ProblemPolicy) -> dict[str, str]:
     return {
         "precision": policy.precision,
         "library": policy.library,

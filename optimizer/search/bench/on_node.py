@@ -17,23 +17,19 @@ import torch
 
 from kb.errors import InvalidRequest, KernloreError, Unavailable
 from kb.hardware.spec import SignatureSpec
-from optimizer.evaluation.abi import Signature
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.collectors.ceilings import Ceilings, DeviceStore
 from optimizer.evaluation.collectors.probe import DeviceIdentity, DeviceKind, identify
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.processors import processor, usable_processors
+from optimizer.evaluation.isolation.machine import processor, usable_processors
+from optimizer.evaluation.isolation.runner_process import VISIBLE
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import facts_of
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.registry import usable_toolchain
-from optimizer.search.bench.local import (
-    VISIBLE,
-    LocalBench,
-    TargetToolchain,
-)
+from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import GOLDENS, SimulatedBench, by_commands
 from optimizer.search.records import Proposal
 from retrieval.diagnose.own_rules import NO_RULES, OwnRules
@@ -44,7 +40,7 @@ class Offered:
     """A language that the catalog describes for a hardware: its target, without the device and the
     facts of the node, and the built-in toolchain that hardware.toml names."""
 
-    target: Target
+    target: EvaluationTarget
     builtin: str | None
 
 
@@ -163,13 +159,13 @@ def survey(setting: Setting) -> Iterator[Surveyed]:
 
 
 def compile_draft(
-    setting: Setting, bundle: Bundle, signatures: tuple[Signature, ...]
+    setting: Setting, bundle: Bundle, cases: tuple[CompileCase, ...]
 ) -> Iterator[Compiled | Failed]:
     """Compile a candidate without running it."""
     try:
         place = _places(setting)[0][bundle.language]
         with tempfile.TemporaryDirectory(prefix="kernlore-draft-") as folder:
-            compiled = place.toolchain.compile(bundle, place.target, Path(folder), signatures)
+            compiled = place.toolchain.compile(bundle, place.target, Path(folder), cases)
         yield replace(compiled, loader=None)
     except KeyError:
         yield Failed("unavailable", f"{bundle.language} cannot be used on this node", "")

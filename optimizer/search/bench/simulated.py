@@ -18,16 +18,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.correctness.check import cost_of
 from optimizer.evaluation.evaluator import Evaluator
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.journal import NoJournal
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import CaseTiming, Evaluation, Interval, TimingState
 from optimizer.evaluation.settings import HARNESS
-from optimizer.evaluation.simulated import cost_of
 from optimizer.evaluation.timing.statistics import combined
 from optimizer.evaluation.toolchains.base import Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
@@ -157,7 +156,7 @@ class SimulatedBench(ProblemBench):
 
     def _no_reference(self) -> Evaluation:
         case = self.timed_case()
-        bundle = reference_bundle(open_case(self.problem, case))
+        bundle = reference_bundle(OpenCase(self.problem, case))
         hardware = next(iter(self.places.values())).target.hardware
         identity = f"{self.problem.sha256}\0{bundle.sha256}\0{hardware}\0{HARNESS}\0none"
         evaluation = Evaluation(

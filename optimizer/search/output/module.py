@@ -26,11 +26,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from kb.errors import InvalidRequest, KernloreError
 from optimizer.evaluation.abi import HEADER, HEADER_NAME
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.problem.importing import import_problem, running, substituted
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.user_code import import_problem, running, substituted
 from optimizer.evaluation.toolchains import cuda
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import BASE_FLAGS, CppToolchain, flags_of
 from optimizer.search.confirm import CaseFigure, RunOutcome
 from optimizer.search.output import shipped
@@ -152,7 +152,7 @@ def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
         warnings.warn(f"no library in {folder.name}: {note}", RuntimeWarning, stacklevel=2)
         return {"note": note}
     with tempfile.TemporaryDirectory() as scratch:
-        built = toolchain.compile(bundle, Target("", ()), Path(scratch), ())
+        built = toolchain.compile(bundle, EvaluationTarget("", ()), Path(scratch), ())
         if built.loader is None:
             note = f"g++ could not build it where the package was written: {built.log[-500:]}"
             warnings.warn(f"no library in {folder.name}: {note}", RuntimeWarning, stacklevel=2)
@@ -448,8 +448,8 @@ def _row(problem: Problem, case: Case | None, figure: CaseFigure, chosen: Case) 
 
 def _form(problem: Problem, case: Case, chosen: Case) -> dict[str, Any] | str:
     """The form of a call of the case, or the reason why the package's Model cannot take it."""
-    opened = open_case(problem, case)
-    if model_part(opened.source) != model_part(open_case(problem, chosen).source):
+    opened = OpenCase(problem, case)
+    if model_part(opened.source) != model_part(OpenCase(problem, chosen).source):
         return "its constants make another Model than the one in reference.py"
     cls = import_problem(problem, case.constants).__dict__["Model"]
     arguments, _ = constructor_arguments(cls, opened.init_args, {})

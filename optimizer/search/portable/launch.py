@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcesses
+from optimizer.evaluation.isolation.launch import AVAILABLE, PreparedProcesses
 
 # Does the imports, then waits for its arguments, one line of JSON; exits without them.
 _ALONE = """\

@@ -26,14 +26,14 @@ from kb.errors import KernloreError
 from kb.hardware.table_reader import Problems
 from optimizer.evaluation.collectors.ceilings import Ceilings, from_file, measure_ceilings
 from optimizer.evaluation.collectors.probe import identify
-from optimizer.evaluation.isolation.launch import Zygote
+from optimizer.evaluation.isolation.launch import ForkServer
 from optimizer.evaluation.isolation.levels import level_for
-from optimizer.evaluation.problem.importing import NO_MEMORY
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.user_code import NO_MEMORY
 from optimizer.evaluation.settings import GIB, EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import prepare as prepare_triton
 from optimizer.evaluation.toolchains.registry import EVERYWHERE, usable_toolchain
-from optimizer.evaluation.toolchains.triton.compile import prepare as prepare_triton
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view
 from optimizer.search.confirm import FINALISTS, confirm
 from optimizer.search.goal import Goal, goal_from_json
@@ -93,7 +93,7 @@ def prepare(device: str) -> None:
     if device == "cpu" or not sys.platform.startswith("linux"):  # elsewhere nothing is forked
         return
     with suppress(KernloreError, OSError):
-        Zygote.kept(settings.threads, level_for(settings.isolation, device), device)
+        ForkServer.shared(settings.threads, level_for(settings.isolation, device), device)
         prepare_triton()
 
 
@@ -243,7 +243,7 @@ def _places(session: Mapping[str, Any]) -> dict[str, TargetToolchain]:
     target = session["target"]
     places = {}
     for language, builtin in {**target["languages"], **EVERYWHERE}.items():
-        here = Target(
+        here = EvaluationTarget(
             target["hardware"],
             tuple(target["lineage"]),
             target["arch"].get(language),

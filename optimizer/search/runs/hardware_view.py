@@ -11,11 +11,10 @@ from pathlib import Path
 from kb.hardware.extensions import extensions_of, lacking
 from optimizer.evaluation.collectors.ceilings import Ceilings
 from optimizer.evaluation.collectors.probe import DeviceIdentity, identify
-from optimizer.evaluation.isolation.processors import processor, usable_processors
+from optimizer.evaluation.isolation.machine import processor, usable_processors
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.command import CommandToolchain
-from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.command import CommandToolchain, argument_names, scalar_values
 from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.synthesizers.base import HardwareView, MachineView, ProblemView, RatesView
 
@@ -24,7 +23,7 @@ CPUINFO = Path("/proc/cpuinfo")
 
 
 def hardware_view_of(
-    target: Target,
+    target: EvaluationTarget,
     places: Mapping[str, TargetToolchain],
     language: str | None = None,
     here: bool = True,

@@ -12,6 +12,7 @@ from pathlib import Path
 from kb.errors import InvalidRequest, NotFound
 from kb.scope import ALL_ACCESS, ANY, ScopeFilter
 from optimizer.evaluation.bundle import Bundle
+from optimizer.evaluation.toolchains.base import CompileCase
 from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Excerpt
@@ -216,9 +217,9 @@ class ModelTools:
             "ModelNew" if main.endswith(".py") else "kernlore_run"
         )
         bundle = Bundle(dict(files), main, language, entry, origin="llm")
-        signatures = tuple(case.signature for case in self._problem.cases)
+        cases = tuple(CompileCase(case.signature) for case in self._problem.cases)
         with tempfile.TemporaryDirectory(prefix="kernlore-draft-") as folder:
-            compiled = place.toolchain.compile(bundle, place.target, Path(folder), signatures)
+            compiled = place.toolchain.compile(bundle, place.target, Path(folder), cases)
         if compiled.ok:
             return ""
         return digest(compiled.log, LOG_CHARS) or "it does not compile, and nothing was printed"

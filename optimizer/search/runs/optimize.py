@@ -18,10 +18,10 @@ from kb.errors import Conflict, InvalidRequest
 from kb.ids import new_id
 from kb.problem_terms import op_family
 from kb.scope import ALL_ACCESS
+from optimizer.evaluation.isolation.machine import too_busy
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import BRIEFLY, Evaluation
-from optimizer.evaluation.rough import too_busy
 from optimizer.search.attribution import Attribution, attribution
 from optimizer.search.bench.cluster import ClusterBench, SimulatedOnCluster
 from optimizer.search.bench.local import LocalBench, TargetToolchain, problem_view

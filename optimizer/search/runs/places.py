@@ -34,7 +34,7 @@ from optimizer.evaluation.evaluate import (
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, target_for
-from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.base import EvaluationTarget, Toolchain
 from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.registry import toolchain_for, usable_toolchain
 from optimizer.search.bench.cluster import (
@@ -123,7 +123,7 @@ def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> N
         places_for(base, hardware, language)
 
 
-def target_of(places: Mapping[str, TargetToolchain]) -> Target:
+def target_of(places: Mapping[str, TargetToolchain]) -> EvaluationTarget:
     """The target of these places; all have the same hardware."""
     return next(iter(places.values())).target
 

@@ -68,12 +68,12 @@ class SubmittedProblem:
 def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
     """Check the name of a shipped problem, or {source, toml, name} where the last two are optional,
     without running it. Raises NotFound and InvalidRequest."""
-    from optimizer.evaluation.evaluate import problem_named, problem_sent
+    from optimizer.evaluation.evaluate import problem_from_text, problem_named
 
     if isinstance(problem, str):
         return SubmittedProblem(str(problem_named(problem).path))
     source, toml = problem["source"], problem.get("toml")
-    problem_sent(source, toml)
+    problem_from_text(source, toml)
     name = problem.get("name") or SubmittedProblem.name
     if not _NAME.fullmatch(name):
         raise InvalidRequest(

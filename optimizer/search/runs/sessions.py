@@ -31,8 +31,8 @@ from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.collectors.ceilings import from_file
 from optimizer.evaluation.evaluate import choose_target
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.search.bench.local import journal_evaluation, problem_view
 from optimizer.search.goal import Goal
@@ -487,7 +487,7 @@ def _store_waiting(base: KnowledgeBase, drafted: Drafted) -> None:
         store.run(run.id)
     except NotFound:
         problem = drafted.problem
-        cases = {case.name: open_case(problem, case, elsewhere=True) for case in problem.searched}
+        cases = {case.name: OpenCase(problem, case, shapes_only=True) for case in problem.searched}
         journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
         journal.problem(problem, {name: case.signature for name, case in cases.items()})
         store.begin(run)

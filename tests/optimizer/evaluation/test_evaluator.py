@@ -11,14 +11,14 @@ import pytest
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle, read_bundle
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import BRIEFLY, TIMING, Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.python import TorchPython
 
 pytestmark = pytest.mark.slow(seconds=15)
 
@@ -64,7 +64,7 @@ QUICK = EvaluationSettings(
     threads=1,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6, seconds=5.0),
 )
-CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["fresh", "kept"])
@@ -75,7 +75,9 @@ def evaluator(
     path = tmp_path_factory.mktemp("problem") / "scaled_relu.py"
     path.write_text(PROBLEM)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("optimizer.evaluation.evaluator.stays_on", lambda device: request.param)
+        patch.setattr(
+            "optimizer.evaluation.evaluator.reuses_processes", lambda device: request.param
+        )
         with Evaluator(load_problem(path), CPU, QUICK, pool=pool) as evaluator:
             yield evaluator
 

@@ -12,13 +12,13 @@ import pytest
 from kb.errors import InvalidRequest
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.problem.check import Finding, check_problem
+from optimizer.evaluation.isolation.runner_process import RunnerPool
+from optimizer.evaluation.problem.check import CaseFault, check_problem
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import Evaluation
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.python import TorchPython
 from tests.optimizer.evaluation.test_evaluator import CPU, QUICK
 
 pytestmark = pytest.mark.slow(seconds=20)
@@ -66,7 +66,7 @@ def make(tmp_path: Path) -> Make:
     return problem
 
 
-def faults(problem: Problem) -> list[Finding]:
+def faults(problem: Problem) -> list[CaseFault]:
     """But for sizes: these are small on purpose."""
     return [found for found in check_problem(problem) if "too little to time" not in found.message]
 
@@ -85,7 +85,7 @@ def evaluated(
 @pytest.mark.parametrize("seeds", OWN_SEEDS.values(), ids=OWN_SEEDS)
 def test_seeds_of_the_file_make_other_inputs_each_time(make: Make, seeds: str) -> None:
     problem = make(*SCALED, f"{seeds}\n    {DRAWN}")
-    case = open_case(problem, problem.searched[0])
+    case = OpenCase(problem, problem.searched[0])
     first, again, other = (case.inputs(seed) for seed in (5, 5, 6))
     for a, b, c in zip(first, again, other, strict=True):
         assert a.equal(b) and not a.equal(c)

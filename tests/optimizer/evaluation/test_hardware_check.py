@@ -13,9 +13,9 @@ import pytest
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from optimizer.evaluation.hardware_check import (
+    CheckedPart,
     HardwareCheck,
     LanguageCheck,
-    Part,
     check_hardware,
     first_prompt_parts,
 )
@@ -85,7 +85,7 @@ def checked(local: LocalTarget, **changes: Any) -> HardwareCheck:
     return check_hardware(local.services, "toy")
 
 
-def part(check: LanguageCheck, name: str) -> Part:
+def part(check: LanguageCheck, name: str) -> CheckedPart:
     return next(p for p in (*check.tools, *check.sample, *check.prompt) if p.name == name)
 
 

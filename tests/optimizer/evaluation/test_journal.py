@@ -19,14 +19,14 @@ from kb.catalog.evaluations import Evaluations
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.prepared import PreparedProcesses
+from optimizer.evaluation.isolation.launch import PreparedProcesses
+from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import evaluation_from_json, verdict_from_json
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 from tests.catalogs import environment_of, fresh_data_dir
 
 pytestmark = pytest.mark.slow(seconds=15)
@@ -51,7 +51,7 @@ class ModelNew(torch.nn.Module):
         time.sleep({sleep})
         return x + x
 """
-CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 SETTINGS = EvaluationSettings(
     threads=1,
     call_seconds=20.0,

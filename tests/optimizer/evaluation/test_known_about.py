@@ -13,7 +13,7 @@ import pytest
 from api.cli.backends.local import LocalTarget
 from api.cli.commands.evaluate import _knowledge
 from kb.settings import Settings
-from optimizer.evaluation.evaluate import known_about
+from optimizer.evaluation.evaluate import knowledge_about
 from optimizer.evaluation.records import Evaluation, verdict_from_json
 from tests.shared import copy_knowledge, place_models
 
@@ -54,7 +54,7 @@ def local(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterat
 
 def known(local: LocalTarget, op: str, **changes: Any) -> dict[str, Any]:
     evaluation = replace(SCALAR, verdict=replace(SCALAR.verdict, op=op), **changes)
-    return known_about(local.services, evaluation)
+    return knowledge_about(local.services, evaluation)
 
 
 def names(answer: dict[str, Any]) -> set[str]:

@@ -13,13 +13,13 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
+from optimizer.evaluation.loaded_kernel import TimedBlock
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timed_block import Block
-from optimizer.evaluation.timing.blocks import Side, TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.timing.measure import TimedSide, TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 
 pytestmark = [
     pytest.mark.slow(seconds=20),
@@ -62,7 +62,7 @@ def get_inputs():
 def get_init_inputs():
     return [channels, states]
 """
-CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 SHARE = 0.05
 POLICY = TimingPolicy(block_ms=10.0, min_pairs=4, max_pairs=6, narrow=0.1)
 
@@ -77,15 +77,15 @@ def all_processors() -> Iterator[None]:
 
 
 @pytest.fixture
-def blocks(monkeypatch: pytest.MonkeyPatch) -> list[Block]:
+def blocks(monkeypatch: pytest.MonkeyPatch) -> list[TimedBlock]:
     """The blocks of what is evaluated."""
-    seen, run = [], Side.run
+    seen, run = [], TimedSide.run
 
-    def watched(self: Side, *args: int, **kwargs: int) -> Block:
+    def watched(self: TimedSide, *args: int, **kwargs: int) -> TimedBlock:
         seen.append(run(self, *args, **kwargs))
         return seen[-1]
 
-    monkeypatch.setattr(Side, "run", watched)
+    monkeypatch.setattr(TimedSide, "run", watched)
     return seen
 
 
@@ -109,7 +109,7 @@ def against_itself(folder: Path) -> Evaluation:
         return evaluator.evaluate(bundle, TorchPython())
 
 
-def test_it_has_a_figure_but_where_other_work_ran(tmp_path: Path, blocks: list[Block]) -> None:
+def test_it_has_a_figure_but_where_other_work_ran(tmp_path: Path, blocks: list[TimedBlock]) -> None:
     evaluation = against_itself(tmp_path)
     assert evaluation.correct and not evaluation.flags
     busy = [
@@ -128,7 +128,7 @@ def test_it_has_a_figure_but_where_other_work_ran(tmp_path: Path, blocks: list[B
 
 
 @pytest.mark.usefixtures("other_work")
-def test_beside_other_work_it_has_none(tmp_path: Path, blocks: list[Block]) -> None:
+def test_beside_other_work_it_has_none(tmp_path: Path, blocks: list[TimedBlock]) -> None:
     evaluation = against_itself(tmp_path)
     assert evaluation.correct and evaluation.timing == "repeat"
     assert any((b.others_ns or 0.0) > SHARE * b.wall_ns for b in blocks)

@@ -8,11 +8,11 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 
 pytestmark = pytest.mark.slow(seconds=15)
 
@@ -61,7 +61,7 @@ def test_it_is_built_inside_the_isolation_and_right(tmp_path: Path, pool: Runner
         'op = "softmax"\n[[cases]]\nname = "main"\ntimed = false\n', encoding="utf-8"
     )
     bundle = Bundle({"m.py": CANDIDATE}, "m.py", "torch", "ModelNew")
-    target = Target("x86-64", ("x86-64",), None, "cpu")
+    target = EvaluationTarget("x86-64", ("x86-64",), None, "cpu")
     settings = EvaluationSettings(threads=1, load_seconds=240.0)
     with Evaluator(load_problem(path), target, settings, pool=pool) as evaluator:
         evaluation = evaluator.evaluate(bundle, TorchPython())

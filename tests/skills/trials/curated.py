@@ -10,15 +10,14 @@ from typing import Any, ClassVar
 
 from kb.catalog import Catalog
 from kb.catalog.skills.reading import SkillRow, get_skill
-from optimizer.evaluation.isolation.pool import RunnerPool
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.runner_process import RunnerPool, RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.search.bench.local import LocalBench, LocalDevice, TargetToolchain
 from skills.format.schema import SkillFile
 from skills.format.skillfile import write_skill
@@ -87,7 +86,7 @@ QUICK = EvaluationSettings(
 )
 TEMPLATE = KERNEL.replace("LANES 8", "LANES @{LANES}")
 WRONG = TEMPLATE.replace("y[i] = (float)sum", "y[i] = (float)sum + 1")
-CPU = Target("x86-64", ("x86-64",), None, "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64",), None, "cpu")
 
 
 def problem_in(folder: Path) -> Problem:

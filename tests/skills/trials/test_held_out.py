@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.problem.tensors import open_case
 from skills.trials.trial import HeldOutCase, as_only, held_out_cases
 from tests.skills.trials.curated import problem_in
 
@@ -32,7 +32,7 @@ def test_held_out_cases_come_first_and_each_is_the_only_timed_one(tmp_path: Path
     searched = [case.constants for case in problem.searched]
     assert all(size not in searched for size in sizes)
     assert len({tuple(size.values()) for size in sizes}) == 4
-    shapes = [open_case(target.problem, target.case).signature.tensors[0].shape for target in cases]
+    shapes = [OpenCase(target.problem, target.case).signature.tensors[0].shape for target in cases]
     assert shapes == [(size["rows"], size["cols"]) for size in sizes]
 
 

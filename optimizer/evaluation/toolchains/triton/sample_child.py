@@ -1,10 +1,10 @@
-"""A program of its own: compiles the kernels of one Python sample for a chip that need not be here,
-by Triton, Gluon or the CuTe DSL, and prints one line of JSON for each.
+"""Compiles the kernels of one Python sample with Triton, Gluon or the CuTe DSL, for a chip that
+need not be in this machine, and prints one line of JSON for each:
 
     python sample_child.py REQUEST.json
 
-The request has `file`, `tool` (triton or cute-dsl), `target` and `calls`, as a row of samples.toml
-states them. Imports nothing of Kernlore, because its interpreter may be another one.
+The request has `file`, `tool` (triton or cute-dsl), `target` and `calls` of a row of samples.toml.
+Does not import Kernlore: its interpreter may be another one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DESCRIPTOR = re.compile(
     r"tensordesc<(?P<dtype>\w+)\[(?P<box>[\d, ]+)\](?:,(?P<form>plain|pair))?>"
 )
 _TENSOR = re.compile(r"(?P<dtype>\w+)\[(?P<sizes>[\d?, ]+)\]")
-ALIGNMENT = 16  # bytes; what one vector access of a thread needs
+ALIGNMENT = 16  # bytes of one vector access
 
 
 def _module(path: Path) -> ModuleType:
@@ -40,8 +40,7 @@ def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> d
     runtime = import_module("triton.experimental.gluon._runtime")
     kernel = getattr(module, call["kernel"])
     gluon = isinstance(kernel, runtime.GluonJITFunction)
-    given = call["signature"]
-    types = {name: _type(given[name], gluon) for name in given}
+    types = {name: _type(text, gluon) for name, text in call["signature"].items()}
     signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}
     plain = import_module("triton.compiler.compiler").ASTSource
     source = (runtime.GluonASTSource if gluon else plain)(
@@ -54,8 +53,8 @@ def _triton(module: ModuleType, call: Mapping[str, Any], target: list[Any]) -> d
 
 
 def _type(text: str, gluon: bool) -> str:
-    """A descriptor of Gluon states its layout too: the usual one for its box, rows as they stand in
-    memory where it says `plain`, the usual one cut in two along the first dimension for `pair`."""
+    """Complete a Gluon descriptor with its layout: the default for its box, unswizzled rows for
+    `plain`, the default split in two along the first dimension for `pair`."""
     match = _DESCRIPTOR.fullmatch(text)
     if match is None or not gluon:
         return text
@@ -66,8 +65,8 @@ def _type(text: str, gluon: bool) -> str:
     if match["form"] == "plain":
         layout = gl.NVMMASharedLayout(0, dtype.primitive_bitwidth, rank=len(box))
     else:
-        cut = [[1] + [0] * (len(box) - 1)] if match["form"] == "pair" else None
-        layout = gl.NVMMASharedLayout.get_default_for(box, dtype, cga_layout=cut)
+        split = [[1] + [0] * (len(box) - 1)] if match["form"] == "pair" else None
+        layout = gl.NVMMASharedLayout.get_default_for(box, dtype, cga_layout=split)
     return f"tensordesc<{match['dtype']}[{match['box']}],{layout!r}>"
 
 
@@ -78,8 +77,8 @@ def _cute(module: ModuleType, call: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _argument(text: str) -> Any:
-    """`bf16[?, 4096]` is a row-major tensor (bf16, fp16, fp32, i32), `?` a size known at run time,
-    `?8` one divisible by 8; `f32 1e-6` a number."""
+    """`bf16[?, 4096]` is a row-major tensor (bf16, fp16, fp32, i32); `?` is a size known at run
+    time, `?8` one divisible by 8. `f32 1e-6` is a number."""
     cutlass, cute = import_module("cutlass"), import_module("cutlass.cute")
     fake = import_module("cutlass.cute.runtime")
     names = {"bf16": cutlass.BFloat16, "fp16": cutlass.Float16, "fp32": cutlass.Float32}
@@ -102,7 +101,7 @@ def _argument(text: str) -> Any:
 
 
 def main() -> None:
-    """Compile what the request names; a failure ends the program with its traceback."""
+    """Compile the kernels of the request; a failure ends the program with its traceback."""
     request = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
     if request["tool"] == "cute-dsl":
         os.environ["CUTE_DSL_ARCH"] = request["target"]

@@ -1,7 +1,7 @@
-"""`python -I THIS_FILE SOCKET NAMESPACES`: an interpreter that has torch and triton imported. Every
-request is a fork that compiles one candidate, as `child` describes.
+"""`python -I THIS_FILE SOCKET NAMESPACES`: an interpreter with torch and triton imported, of which
+each request is a fork that compiles one candidate (see `child`).
 
-It ends by itself when there was no request for IDLE_SECONDS: it holds some hundred megabytes.
+Ends after IDLE_SECONDS without a request, because it holds some hundred megabytes.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from typing import Any
 ROOT = str(Path(__file__).resolve().parents[4])
 IDLE_SECONDS = 600.0
 CACHE = "TRITON_CACHE_DIR"
-# What a compilation imports when it comes to it.
-LATER = (
+# Modules that a compilation imports lazily.
+LAZY_MODULES = (
     "torch._dynamo",  # meta tensors need it
     "torch._meta_registrations",
     "torch._refs",
@@ -34,29 +34,29 @@ LATER = (
     "triton.backends.nvidia.compiler",
     "triton.backends.amd.compiler",
     "triton.tools.disasm",
-    "optimizer.evaluation.toolchains.triton.pretend",
     "optimizer.evaluation.runner.confine",
 )
 
 
 def main(arguments: list[str]) -> None:
-    """Import what compilations need, then serve forks."""
+    """Import the modules of compilations, then serve forks."""
     sock, namespaces = arguments
     sys.path.insert(0, ROOT)
-    gc.disable()  # nothing of it is garbage; looking for some takes an eighth of the time
+    gc.disable()  # imports create no garbage, and collecting takes an eighth of the time
     import torch  # noqa: F401  (imported for the forks)
 
-    from optimizer.evaluation.runner.forks import Separate, serve, work_out
+    from optimizer.evaluation.runner.forks import ForkOptions, hash_triton, serve
     from optimizer.evaluation.toolchains.triton import child
 
-    for name in LATER:
+    for name in LAZY_MODULES:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
     gc.freeze()
     gc.enable()
-    work_out()
+    hash_triton()
     sys.path.remove(ROOT)
-    # Triton's own part of the host's side, built by a C compiler, once for all candidates.
+    # Triton's part of the host code of launches, which a C compiler builds: once for all
+    # candidates.
     built = Path(tempfile.gettempdir()) / "host"
     os.environ[CACHE] = str(built)
     child.host_launcher()
@@ -64,12 +64,11 @@ def main(arguments: list[str]) -> None:
     def become(message: dict[str, Any], fds: list[int]) -> None:
         run_child(message, fds, built)
 
-    serve(int(sock), become, Separate(namespaces == "1"), IDLE_SECONDS)
+    serve(int(sock), become, ForkOptions(namespaces == "1"), IDLE_SECONDS)
 
 
 def run_child(message: dict[str, Any], fds: list[int], built: Path) -> None:
-    """Compile one candidate in this fork. Every candidate's cache begins with the folder `built`,
-    if it exists."""
+    """Compile one candidate in this fork. Its cache starts as a copy of the folder `built`."""
     from optimizer.evaluation.runner.forks import settle
     from optimizer.evaluation.toolchains.limited import set_limits
     from optimizer.evaluation.toolchains.triton import child

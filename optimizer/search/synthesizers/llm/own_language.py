@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from kb.hardware.spec import ToolchainSpec
-from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
+from optimizer.evaluation.toolchains.command import argument_names, scalar_values
 from optimizer.search.synthesizers.base import CaseView, ProposalContext
 from optimizer.search.synthesizers.llm.templates import Fence, main_suffixes, rendered
 

@@ -24,7 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, unset_fake
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 
-from optimizer.evaluation.problem.convention import positional
+from optimizer.evaluation.problem.user_code import positional
 
 _ATEN = torch.ops.aten
 # Core ATen keeps these whole; lowering wants what they are made of.

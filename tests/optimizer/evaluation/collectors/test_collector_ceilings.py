@@ -16,14 +16,14 @@ from kb.catalog.tables import devices, hardware
 from optimizer.evaluation.catalog_journal import store_device
 from optimizer.evaluation.collectors import ceilings
 from optimizer.evaluation.collectors.ceilings import (
-    AGAIN_SECONDS,
-    BUSY,
     CHILD,
     FORM,
+    MAX_WAITED,
+    UNTRUSTED_SECONDS,
+    BandwidthPoint,
     Ceilings,
     DeviceStore,
-    Figure,
-    Point,
+    MeasuredRate,
     _ceilings,
     from_json,
     interpolated,
@@ -37,8 +37,8 @@ pytestmark = pytest.mark.slow(seconds=25)
 MIB = 1 << 20
 
 
-def points(*rows: tuple[int, float]) -> tuple[Point, ...]:
-    return tuple(Point(size * MIB, rate * 1e9, 0.02, 20) for size, rate in rows)
+def points(*rows: tuple[int, float]) -> tuple[BandwidthPoint, ...]:
+    return tuple(BandwidthPoint(size * MIB, rate * 1e9, 0.02, 20) for size, rate in rows)
 
 
 # Two cores of a virtual machine, measured while it did nothing else.
@@ -51,12 +51,12 @@ SEEN = Ceilings(
     read=points((1, 125.5), (8, 56.0), (32, 54.7), (128, 53.3), (960, 29.6)),
     write=points((1, 90.9), (8, 51.2), (32, 46.8), (128, 25.9), (960, 16.8)),
     matmul={
-        "float32": Figure(335.9e9, 0.02, 50),
-        "float64": Figure(165.0e9, 0.02, 50),
-        "bfloat16": Figure(2233.7e9, 0.02, 50),
+        "float32": MeasuredRate(335.9e9, 0.02, 50),
+        "float64": MeasuredRate(165.0e9, 0.02, 50),
+        "bfloat16": MeasuredRate(2233.7e9, 0.02, 50),
     },
-    launch=Figure(8.9e-7, 0.02, 55),
-    dispatch=Figure(1.97e-6, 0.03, 50),
+    launch=MeasuredRate(8.9e-7, 0.02, 55),
+    dispatch=MeasuredRate(1.97e-6, 0.03, 50),
     measured_at=1.7e9,
     waited=0.01,
 )
@@ -104,10 +104,10 @@ def test_new_memory_for_a_large_output_is_part_of_the_floor() -> None:
 
 
 def test_the_last_level_may_keep_no_more_than_it_holds() -> None:
-    assert SEEN.kept_bytes == 480 * MIB
-    assert replace(SEEN, cache_bytes=0).kept_bytes == 960 * MIB
+    assert SEEN.cached_bytes == 480 * MIB
+    assert replace(SEEN, cache_bytes=0).cached_bytes == 960 * MIB
     flat = replace(SEEN, copy=points((1, 50), (64, 12), (256, 11)), read=(), write=())
-    assert flat.kept_bytes == 64 * MIB
+    assert flat.cached_bytes == 64 * MIB
 
 
 def test_relaxed_precision_is_held_to_the_fastest_dtype() -> None:
@@ -124,7 +124,7 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
     assert store.load(identity, 2) == busy and not busy.trusted
     path = store.save(identity, SEEN)
     found = store.load(identity, 2)
-    assert found is not None and found.trusted and found.waited < BUSY
+    assert found is not None and found.trusted and found.waited < MAX_WAITED
     assert [round(p.value / 1e9, 1) for p in found.copy] == [136.5, 60.0, 57.8, 53.2, 25.7]
     assert store.load(identity, 1) is None
     assert store.ensure("cpu", 2) == found
@@ -135,7 +135,7 @@ def test_the_store_keeps_the_best_of_what_was_measured(tmp_path: Path) -> None:
 
 
 def test_joining_takes_each_better_figure() -> None:
-    slow = replace(SEEN, matmul={"float32": Figure(1e9, 0.1, 3)}, launch=None)
+    slow = replace(SEEN, matmul={"float32": MeasuredRate(1e9, 0.1, 3)}, launch=None)
     both = joined(slow, SEEN)
     assert both.matmul == SEEN.matmul and both.launch == SEEN.launch
 
@@ -170,10 +170,10 @@ def test_a_machine_that_stays_busy_is_not_measured_before_every_search(
 ) -> None:
     store, now = DeviceStore(tmp_path), time.time()
     busy = replace(SEEN, waited=0.7, measured_at=now)
-    monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: busy)
+    monkeypatch.setattr(ceilings, "_measure", lambda kind, threads: busy)
     assert store.ensure("cpu", 2) == busy
     quiet = replace(SEEN, measured_at=now)
-    monkeypatch.setattr(ceilings, "_measured", lambda kind, threads: quiet)
+    monkeypatch.setattr(ceilings, "_measure", lambda kind, threads: quiet)
     assert store.ensure("cpu", 2) == busy
-    monkeypatch.setattr(time, "time", lambda: now + AGAIN_SECONDS)
+    monkeypatch.setattr(time, "time", lambda: now + UNTRUSTED_SECONDS)
     assert store.ensure("cpu", 2).trusted

@@ -11,14 +11,19 @@ import torch
 
 from kb.hardware.spec import SignatureSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
-from optimizer.evaluation.collectors.job import Collected, Job, write_job
+from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
 from optimizer.evaluation.collectors.probe import tool
-from optimizer.evaluation.collectors.profilers import collect_all, collect_torch_profile, refusals
+from optimizer.evaluation.collectors.profilers import (
+    Collected,
+    ProfileJob,
+    collect_all,
+    collect_torch_profile,
+    refusals,
+    write_job,
+)
 from optimizer.evaluation.correctness.prepared import PreparedCase
 from optimizer.evaluation.diagnose import DiagnosisInputs, diagnose_evaluation
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -27,14 +32,14 @@ from optimizer.evaluation.records import (
     Flag,
     OutputError,
 )
-from optimizer.evaluation.roofline import Work
-from optimizer.evaluation.toolchains.base import Compiled, Loader, Target
+from optimizer.evaluation.roofline import CaseWork
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget, Loader
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 
 pytestmark = pytest.mark.slow(seconds=8)
 
 MIB = 1 << 20
-CPU = Target("x86-64", ("x86-64", "any"), "native", "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64", "any"), "native", "cpu")
 SIZES = ((1, 136.5), (8, 58.1), (32, 57.8), (128, 53.2), (960, 25.7))
 # Two cores of a virtual machine, as the collector measured them.
 DEVICE = Ceilings(
@@ -42,12 +47,12 @@ DEVICE = Ceilings(
     kind="cpu",
     threads=2,
     cache_bytes=480 * MIB,
-    copy=tuple(Point(size * MIB, rate * 1e9, 0.02, 20) for size, rate in SIZES),
-    matmul={"float32": Figure(335.9e9, 0.02, 50)},
-    dispatch=Figure(1.97e-6, 0.03, 50),
+    copy=tuple(BandwidthPoint(size * MIB, rate * 1e9, 0.02, 20) for size, rate in SIZES),
+    matmul={"float32": MeasuredRate(335.9e9, 0.02, 50)},
+    dispatch=MeasuredRate(1.97e-6, 0.03, 50),
     waited=0.01,
 )
-STREAM = Work("elementwise", "float32", 64 * MIB, 64 * MIB)
+STREAM = CaseWork("elementwise", "float32", 64 * MIB, 64 * MIB)
 EVALUATION = Evaluation(
     key="k",
     problem="p",
@@ -87,7 +92,7 @@ def timed(microseconds: float, **changes: object) -> Evaluation:
     return replace(EVALUATION, timings=(timing,), **changes)  # type: ignore[arg-type]
 
 
-def around(work: Work = STREAM, **changes: object) -> DiagnosisInputs:
+def around(work: CaseWork = STREAM, **changes: object) -> DiagnosisInputs:
     told = DiagnosisInputs(("x86-64", "any"), {}, {"main": work}, DEVICE)
     return replace(told, **changes)  # type: ignore[arg-type]
 
@@ -116,10 +121,14 @@ def test_what_the_evaluator_measured_here_of_three_candidates() -> None:
     clone = (124.4e9, 57.4e9, 53.6e9, 8.94e9, 7.69e9, 7.80e9)
     quiet = replace(
         DEVICE,
-        copy=tuple(Point(size, rate, 0.02, 20) for size, rate in zip(sizes, copy, strict=True)),
-        clone=tuple(Point(size, rate, 0.02, 20) for size, rate in zip(sizes, clone, strict=True)),
+        copy=tuple(
+            BandwidthPoint(size, rate, 0.02, 20) for size, rate in zip(sizes, copy, strict=True)
+        ),
+        clone=tuple(
+            BandwidthPoint(size, rate, 0.02, 20) for size, rate in zip(sizes, clone, strict=True)
+        ),
     )
-    work = Work("elementwise", "float32", 4096 * 4097 * 4, 4096 * 4096 * 4)
+    work = CaseWork("elementwise", "float32", 4096 * 4097 * 4, 4096 * 4096 * 4)
     here = around(work, ceilings=quiet)
     fused = timed(17_186.8, metrics={"packed_instructions": 8, "vec_missed": 0})
     assert ids(diagnose_evaluation(fused, here)) == ["memory_bound", "at_roofline"]
@@ -180,7 +189,7 @@ def test_an_unfused_chain_passes_over_memory_again_and_again() -> None:
 
 
 def test_many_operators_on_little_data_cost_their_calls() -> None:
-    small = Work("elementwise", "float32", 4096, 4096)
+    small = CaseWork("elementwise", "float32", 4096, 4096)
     chain = Collected("torch_profiler", {"kernel_launches": 6.0})
     model = replace(timed(15.0), language="torch")
     verdict = diagnose_evaluation(model, around(small, collected=[chain]))
@@ -196,7 +205,7 @@ def test_many_operators_on_little_data_cost_their_calls() -> None:
     ],
 )
 def test_a_product_against_the_matmul_peak(microseconds: float, signals: list[str]) -> None:
-    work = Work("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
+    work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     metrics = {"packed_instructions": 300, "vec_missed": 0}
     verdict = diagnose_evaluation(timed(microseconds, metrics=metrics), around(work))
     assert ids(verdict) == signals
@@ -215,7 +224,7 @@ def test_ceilings_of_a_busy_machine_say_nothing() -> None:
 
 
 def test_counters_of_a_gpu_lead_and_compulsory_bytes_are_supplied() -> None:
-    work = Work("elementwise", "float32", 2 * 4 * 64 * MIB, 4 * 64 * MIB)
+    work = CaseWork("elementwise", "float32", 2 * 4 * 64 * MIB, 4 * 64 * MIB)
     counters = Collected(
         "ncu",
         {
@@ -354,14 +363,14 @@ def test_profilers_of_a_cpu_run_the_candidate_in_their_own_process(tmp_path: Pat
     path = tmp_path / "problem.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    case = open_case(problem, problem.cases[0])
+    case = PreparedCase(problem, problem.cases[0], "cpu")
     candidate = tmp_path / "candidate.py"
     candidate.write_text(PROBLEM.replace("class Model", "class ModelNew"))
     job = write_job(
         tmp_path / "job",
         Loader("python", candidate, "ModelNew"),
         case,
-        PreparedCase(case, "cpu").sample(1).tensors,
+        case.values(1).tensors,
         device="cpu",
         threads=1,
     )
@@ -402,5 +411,5 @@ def test_a_candidate_that_raises_under_the_profiler_costs_only_the_figures(tmp_p
         "threads": 1,
         "calls": 1,
     }
-    report = collect_torch_profile(Job(tmp_path, "cpu", 1, spec))
+    report = collect_torch_profile(ProfileJob(tmp_path, "cpu", 1, spec))
     assert not report.metrics and "gone" in report.not_measured

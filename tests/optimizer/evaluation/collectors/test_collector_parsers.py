@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from optimizer.evaluation.collectors import ncu, perf
-from optimizer.evaluation.collectors.profilers import parse_proton, parse_torch_profile
+from optimizer.evaluation.collectors.profilers import (
+    NCU_MAX_LAUNCHES,
+    NCU_METRICS,
+    parse_perf,
+    parse_proton,
+    parse_torch_profile,
+    summarise_ncu,
+)
 from retrieval.diagnose.metrics import normalise
 from retrieval.profiles.nsight import Launch, read_launches
 
@@ -18,7 +24,7 @@ LAUNCHES = [
 
 
 def test_ncu_with_several_kernels() -> None:
-    report = ncu.summarise(LAUNCHES, 2.5)
+    report = summarise_ncu(LAUNCHES, 2.5)
     assert (report.collector, report.seconds) == ("ncu", 2.5)
     assert report.metrics == LAUNCHES[1].metrics
     assert [(k["name"], k["calls"]) for k in report.kernels] == [(BIG, 2), ("small", 1)]
@@ -27,21 +33,21 @@ def test_ncu_with_several_kernels() -> None:
 
 
 def test_bytes_of_all_launches_in_base_units() -> None:
-    assert ncu.summarise(LAUNCHES).call_bytes == 7_000_000
+    assert summarise_ncu(LAUNCHES).call_bytes == 7_000_000
     unknown = Launch("small", {}, 0.0)
-    assert ncu.summarise([*LAUNCHES, unknown]).call_bytes is None
-    assert ncu.summarise(LAUNCHES * ncu.MAX_LAUNCHES).call_bytes is None
+    assert summarise_ncu([*LAUNCHES, unknown]).call_bytes is None
+    assert summarise_ncu(LAUNCHES * NCU_MAX_LAUNCHES).call_bytes is None
 
 
 def test_every_metric_that_is_asked_for_is_known() -> None:
-    assert normalise(dict.fromkeys(ncu.METRICS, 1.0)).unrecognised == ()
-    assert len(set(ncu.METRICS)) == len(ncu.METRICS)
+    assert normalise(dict.fromkeys(NCU_METRICS, 1.0)).unrecognised == ()
+    assert len(set(NCU_METRICS)) == len(NCU_METRICS)
 
 
 def test_the_time_that_is_asked_for_is_the_one_that_is_read() -> None:
     text = (
         '"ID","Kernel Name","Metric Name","Metric Unit","Metric Value"\n'
-        f'"0","k","{ncu.METRICS[0]}","us","1.5"\n'
+        f'"0","k","{NCU_METRICS[0]}","us","1.5"\n'
     )
     assert [launch.nanoseconds for launch in read_launches(text)] == [1500]
 
@@ -51,15 +57,15 @@ def test_perf_names_what_it_did_not_count() -> None:
         "4000000,,cycles,2000000,100.00,,\n<not supported>,,LLC-loads,0,100.00,,\n"
         "70000,,branches,100000,5.00,,\n"
     )
-    report = perf.parse(text, 1.5)
+    report = parse_perf(text, 1.5)
     assert report.metrics == {"cycles": 4e6} and report.seconds == 1.5
     assert report.notes == ("perf did not count LLC-loads, branches",)
 
 
 def test_perf_without_counters_is_not_measured() -> None:
-    report = perf.parse("<not supported>,,cycles,0,100.00,,\n<not counted>,,branches,0,0.00,,\n")
+    report = parse_perf("<not supported>,,cycles,0,100.00,,\n<not counted>,,branches,0,0.00,,\n")
     assert not report.metrics and report.not_measured == "perf did not count cycles, branches"
-    assert perf.parse("").not_measured == "perf did not count anything"
+    assert parse_perf("").not_measured == "perf did not count anything"
 
 
 def test_proton_sums_launches_of_a_kernel() -> None:

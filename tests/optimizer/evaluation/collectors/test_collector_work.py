@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
+from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.records import CaseTiming, Interval
 from optimizer.evaluation.roofline import (
-    Work,
+    CaseWork,
     achieved,
     impossible_times,
     limits_of,
@@ -27,12 +27,12 @@ DEVICE = Ceilings(
     kind="cpu",
     threads=2,
     cache_bytes=32 * MIB,
-    copy=tuple(Point(s, r, 0, 9) for s, r in zip(SIZES, (100e9, 20e9, 20e9), strict=True)),
-    read=tuple(Point(s, r, 0, 9) for s, r in zip(SIZES, (120e9, 25e9, 25e9), strict=True)),
-    matmul={"float32": Figure(300e9, 0, 9), "bfloat16": Figure(2000e9, 0, 9)},
-    dispatch=Figure(2e-6, 0, 9),
+    copy=tuple(BandwidthPoint(s, r, 0, 9) for s, r in zip(SIZES, (100e9, 20e9, 20e9), strict=True)),
+    read=tuple(BandwidthPoint(s, r, 0, 9) for s, r in zip(SIZES, (120e9, 25e9, 25e9), strict=True)),
+    matmul={"float32": MeasuredRate(300e9, 0, 9), "bfloat16": MeasuredRate(2000e9, 0, 9)},
+    dispatch=MeasuredRate(2e-6, 0, 9),
 )
-COPY = Work("elementwise", "float32", GIB // 2, GIB // 2)
+COPY = CaseWork("elementwise", "float32", GIB // 2, GIB // 2)
 PROBLEM = """
 import torch
 import torch.nn as nn
@@ -57,7 +57,7 @@ def test_the_work_of_a_case_is_counted_from_its_reference(tmp_path: Path) -> Non
     path = tmp_path / "linear.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    work = work_of(open_case(problem, problem.cases[0]))
+    work = work_of(OpenCase(problem, problem.cases[0]))
     assert work.read_bytes == 4 * (16 * 64 + 32 * 64 + 32)
     assert work.written_bytes == 4 * 16 * 32
     assert work.flops == 2 * 16 * 64 * 32 and work.dtype == "float32"
@@ -74,7 +74,7 @@ def test_a_stream_is_limited_by_bytes() -> None:
 
 
 def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
-    work = Work("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
+    work = CaseWork("matmul", "float32", 8 * MIB, 4 * MIB, flops=2 * 1024**3)
     told = achieved(work, 0.01, DEVICE)
     assert told.limit == "flops" and told.flops_pct == pytest.approx(71.6, abs=0.1)
     relaxed = achieved(replace(work, relaxed=True), 0.01, DEVICE)
@@ -84,7 +84,7 @@ def test_a_product_is_limited_by_flops_of_its_dtype() -> None:
 
 def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
     problem = load_problem(Path("attention"))
-    work = work_of(open_case(problem, problem.cases[0]))
+    work = work_of(OpenCase(problem, problem.cases[0]))
     assert work.causal and work.needed_flops == work.flops // 2 > 0
     told = achieved(work, 1.0, DEVICE)
     assert told.flops == work.needed_flops
@@ -92,7 +92,7 @@ def test_causal_attention_needs_half_of_the_products_that_are_counted() -> None:
 
 
 def test_a_gather_reads_a_part_and_no_share_is_told() -> None:
-    gather = Work("embedding_bag", "float32", GIB, MIB)
+    gather = CaseWork("embedding_bag", "float32", GIB, MIB)
     assert achieved(gather, 0.001, DEVICE).bandwidth_pct is None
     assert "copy_bandwidth_pct" not in metrics_of(gather, 0.001, DEVICE)
     assert severities(gather, timing(0.001)) == []
@@ -111,7 +111,7 @@ def timing(seconds: float, speedup: float = 2.0, baseline: float | None = None) 
     return CaseTiming("main", "measured", before * 1e6, seconds * 1e6, gain, 100)
 
 
-def severities(work: Work, found: CaseTiming, ceilings: Ceilings | None = DEVICE) -> list[str]:
+def severities(work: CaseWork, found: CaseTiming, ceilings: Ceilings | None = DEVICE) -> list[str]:
     flags = impossible_times(work, found, ceilings)
     assert all(flag.defence == 29 for flag in flags)
     return [flag.severity for flag in flags]
@@ -137,11 +137,11 @@ def test_operands_of_eight_bits_may_be_multiplied_faster_than_any_ceiling(tmp_pa
     path = tmp_path / "fp8.py"
     path.write_text(FP8.replace("{mask}", "int64"))
     problem = load_problem(path)
-    assert work_of(open_case(problem, problem.cases[0])).narrow_rate == 4
+    assert work_of(OpenCase(problem, problem.cases[0])).narrow_rate == 4
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    assert work_of(open_case(problem, problem.cases[0])).narrow_rate == 1
-    work = Work("matmul", "float32", MIB, MIB, flops=2_000_000_000)
+    assert work_of(OpenCase(problem, problem.cases[0])).narrow_rate == 1
+    work = CaseWork("matmul", "float32", MIB, MIB, flops=2_000_000_000)
     assert severities(work, timing(0.9e-3)) == ["reject"]
     assert "reject" not in severities(replace(work, narrow_rate=2.0), timing(0.9e-3))
     assert "reject" in severities(replace(work, narrow_rate=2.0), timing(0.4e-3))
@@ -156,7 +156,7 @@ def test_faster_than_the_bytes_is_rejected() -> None:
 
 
 def test_faster_than_the_fastest_arithmetic_is_rejected_and_winograd_is_not() -> None:
-    work = Work("matmul", "float32", MIB, MIB, flops=2_000_000_000)
+    work = CaseWork("matmul", "float32", MIB, MIB, flops=2_000_000_000)
     assert severities(work, timing(0.9e-3)) == ["reject"]
     # Three products in bfloat16 give a float32 one: faster than float32's own peak, and honest.
     assert severities(work, timing(4e-3)) == []
@@ -165,7 +165,7 @@ def test_faster_than_the_fastest_arithmetic_is_rejected_and_winograd_is_not() ->
 
 
 def test_what_fits_the_cache_is_never_impossible() -> None:
-    small = Work("elementwise", "float32", 8 * MIB, 8 * MIB)
+    small = CaseWork("elementwise", "float32", 8 * MIB, 8 * MIB)
     assert limits_of(small, timing(1.0), DEVICE).least_us == 0
     assert severities(small, timing(1e-6)) == ["review"]
 

@@ -1,4 +1,4 @@
-"""Runners as real processes: what they may do, what is left of them, what they cannot fake."""
+"""Runners as real processes: their limits, their end, and results that they cannot forge."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 import pytest
 import torch
 
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.launch import Zygote, kept_folder
+from optimizer.evaluation.isolation.launch import ForkServer, compiler_cache
 from optimizer.evaluation.isolation.levels import Level, can_unshare, command, level_for
+from optimizer.evaluation.isolation.machine import DeviceLock
 from optimizer.evaluation.isolation.runner_process import (
     RunnerDied,
     RunnerHung,
     RunnerProcess,
     RunnerSettings,
 )
-from optimizer.evaluation.loaded_kernel import KernelFailed, LoadedKernel, Sample
+from optimizer.evaluation.loaded_kernel import CandidateFailed, CaseValues, LoadedKernel
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import OpenCase, open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.runner import inductor
-from optimizer.evaluation.runner.kept import kept_files
+from optimizer.evaluation.runner.inductor import build_cache
 from optimizer.evaluation.runner.wire import Wire, WireForged
 from optimizer.evaluation.toolchains.base import Loader
 
@@ -55,7 +55,7 @@ class ModelNew:
 """
 LEVELS: tuple[Level, ...] = ("process", "namespaces") if can_unshare() else ("process",)
 LIMITS = {"memory_bytes": 2 << 30, "file_bytes": 1 << 20, "cpu_seconds": 60}
-APPLIED: dict[LoadedKernel, list[str]] = {}  # the limits that a kernel's runner took on
+APPLIED: dict[LoadedKernel, list[str]] = {}  # the limits of a kernel's runner
 
 
 @pytest.fixture(scope="module")
@@ -63,33 +63,35 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> OpenCase:
     path = tmp_path_factory.mktemp("p") / "plus_one.py"
     path.write_text(PROBLEM)
     problem = load_problem(path)
-    return open_case(problem, problem.cases[0])
+    return OpenCase(problem, problem.cases[0])
 
 
 @pytest.fixture(scope="module", params=LEVELS)
-def zygote(request: pytest.FixtureRequest) -> Iterator[Zygote]:
-    made = Zygote.of_runners(1, request.param)
-    made.level = request.param  # type: ignore[attr-defined]
-    yield made
-    made.close()
+def fork_server(request: pytest.FixtureRequest) -> Iterator[ForkServer]:
+    server = ForkServer.for_runners(1, request.param)
+    server.level = request.param  # type: ignore[attr-defined]
+    yield server
+    server.close()
 
 
 Calls = Callable[[str], tuple[RunnerProcess, LoadedKernel]]
 
 
 @pytest.fixture
-def loaded(zygote: Zygote, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
+def loaded(fork_server: ForkServer, case: OpenCase, tmp_path: Path) -> Iterator[Calls]:
     made: list[RunnerProcess] = []
 
     def load(work: str) -> tuple[RunnerProcess, LoadedKernel]:
-        level = zygote.level  # type: ignore[attr-defined]
-        runner = RunnerProcess(RunnerSettings("cpu", 1, level), zygote)
+        level = fork_server.level  # type: ignore[attr-defined]
+        runner = RunnerProcess(RunnerSettings("cpu", 1, level), fork_server)
         made.append(runner)
         runner.wait_ready()
         path = tmp_path / "candidate.py"
         path.write_text(CANDIDATE.format(work=work))
         inputs = tuple(case.inputs(1))
-        kernel = LoadedKernel(runner, case, Sample(1, inputs, tuple(case.banks(1).inputs)))
+        kernel = LoadedKernel(
+            runner, case, CaseValues(1, inputs, tuple(case.second_draw(1).inputs))
+        )
         loader = Loader("python", path, "ModelNew")
         reply = kernel.load(loader, limits=LIMITS, flush_bytes=0, seconds=30)
         APPLIED[kernel] = reply["confined"]
@@ -108,7 +110,7 @@ def test_a_call_gives_the_outputs(loaded: Calls, case: OpenCase) -> None:
 
 
 def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
-    """The mirror knows the inputs of the last call although it never saw them."""
+    """The mirror computes the inputs of the last call without reading them."""
     _, kernel = loaded("pass")
     kernel.block(seed=5, calls=7, seconds=10)
     assert torch.equal(kernel.outputs[0], kernel.mirror.tensors[0] + 1)
@@ -118,7 +120,7 @@ def test_a_block_replays_to_the_same_inputs(loaded: Calls) -> None:
 def test_a_candidate_on_a_cpu_sees_no_gpu(
     loaded: Calls, case: OpenCase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else torch's compiler asks a GPU of the machine for its random state, which a fork cannot."""
+    """Otherwise torch's compiler reads the random state of a GPU, which fails in a fork."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
     work = "import os; x = x + (os.environ['CUDA_VISIBLE_DEVICES'] != '')"
     _, kernel = loaded(work)
@@ -126,7 +128,7 @@ def test_a_candidate_on_a_cpu_sees_no_gpu(
 
 
 def test_nothing_outlives_its_runner(loaded: Calls) -> None:
-    """A detached process with another session is found and ended all the same."""
+    """A detached process in another session is found and ended, too."""
     work = "import subprocess; subprocess.Popen(['sleep', '300'], start_new_session=True)"
     runner, kernel = loaded(work)
     kernel.call(10)
@@ -155,18 +157,18 @@ def test_a_crash_names_its_signal(loaded: Calls) -> None:
 
 def test_memory_is_limited(loaded: Calls) -> None:
     _, kernel = loaded("torch.empty(8 << 30, dtype=torch.uint8).fill_(1)")
-    with pytest.raises(KernelFailed) as failed:
+    with pytest.raises(CandidateFailed) as failed:
         kernel.call(20)
     assert "memory" in failed.value.message.lower() or "allocate" in failed.value.message.lower()
 
 
 def test_files_outside_the_scratch_folder_cannot_be_written(loaded: Calls, tmp_path: Path) -> None:
-    target = tmp_path / "kept"
+    target = tmp_path / "outside"
     _, kernel = loaded(f"open({str(target)!r}, 'w').write('x')")
     confined = _landlock()
     if not confined:
         pytest.skip("this kernel has no Landlock")
-    with pytest.raises(KernelFailed, match="Permission"):
+    with pytest.raises(CandidateFailed, match="Permission"):
         kernel.call(10)
     assert not target.exists()
 
@@ -205,25 +207,25 @@ WRITES_INTO = """
 """
 
 
-def test_what_is_kept_of_the_compiler_is_read_by_candidates_and_not_written(
+def test_candidates_can_read_the_compiler_cache_and_not_write_it(
     loaded: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else one could prepare the library or the header of the next."""
+    """Otherwise one could prepare the library or header of the next."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    if not kept_folder():
-        pytest.skip("nothing is kept: this kernel does not forbid writing")
-    with kept_files(Path(kept_folder()), "a compiler") as folder:
+    if not compiler_cache():
+        pytest.skip("there is no cache: this kernel cannot forbid writing")
+    with build_cache(Path(compiler_cache()), "a compiler") as folder:
         assert folder is not None
         library = folder / "avx2.so"
         library.write_text("library")
     before = {path: path.stat().st_mode for path in tmp_path.rglob("*")}
     runner, kernel = loaded(WRITES_INTO.format(library=str(library)))
     assert "landlock" in APPLIED[kernel]
-    with pytest.raises(KernelFailed, match=r"read library, did \[\] of 15"):
+    with pytest.raises(CandidateFailed, match=r"read library, did \[\] of 15"):
         kernel.call(10)
     assert runner.end()
     assert before.items() <= {p: p.stat().st_mode for p in tmp_path.rglob("*")}.items()
-    with kept_files(Path(kept_folder()), "a compiler") as folder:
+    with build_cache(Path(compiler_cache()), "a compiler") as folder:
         assert library.read_text() == "library"
 
 
@@ -232,12 +234,12 @@ def test_the_scratch_folder_can_be_written(loaded: Calls) -> None:
     kernel.call(10)
 
 
-def test_there_is_no_network_in_namespaces(loaded: Calls, zygote: Zygote) -> None:
-    if zygote.level != "namespaces":  # type: ignore[attr-defined]
-        pytest.skip("level process keeps the network, and the evaluation says so")
+def test_there_is_no_network_in_namespaces(loaded: Calls, fork_server: ForkServer) -> None:
+    if fork_server.level != "namespaces":  # type: ignore[attr-defined]
+        pytest.skip("level process has the network, which the evaluation reports")
     work = "import socket; socket.create_connection(('127.0.0.1', 9), 2)"
     _, kernel = loaded(work)
-    with pytest.raises(KernelFailed, match=r"unreachable|refused|Cannot assign"):
+    with pytest.raises(CandidateFailed, match=r"unreachable|refused|Cannot assign"):
         kernel.call(10)
 
 
@@ -247,7 +249,7 @@ def test_a_printed_result_is_not_a_result(loaded: Calls) -> None:
     assert '"ns": 1' in runner.log
 
 
-def test_a_level_that_is_not_to_be_had_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unavailable_level_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from kb.errors import Unavailable
     from optimizer.evaluation.isolation import levels
 
@@ -297,16 +299,14 @@ NAMES_IPC = """
 """
 
 
-def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(
-    loaded: Calls, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_fork_bomb_is_bounded_and_ended(loaded: Calls, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(LIMITS, "processes", 40)
     runner, kernel = loaded(FORKS)
     if "processes" not in APPLIED[kernel]:
         pytest.skip("no limit binds root on this system")
-    with pytest.raises(KernelFailed, match="made") as failed:
+    with pytest.raises(CandidateFailed, match="made") as failed:
         kernel.call(30)
-    # About as many: some numbers are kept back for what wraps around.
+    # Fewer than the limit: the system reserves some process numbers.
     assert 0 < int(failed.value.message.split("made ")[1].rstrip("')")) < 400
     assert runner.end() and runner.processes() == []
 
@@ -314,33 +314,33 @@ def test_a_fork_bomb_is_bounded_and_nothing_of_it_is_left(
 def test_passwords_are_not_readable(loaded: Calls) -> None:
     _, kernel = loaded(READS_SHADOW)
     if "secrets" not in APPLIED[kernel]:
-        pytest.skip("runners share this system's files here")
-    with pytest.raises(KernelFailed, match=r"read 0|Permission denied|No such file"):
+        pytest.skip("runners share the files of this system")
+    with pytest.raises(CandidateFailed, match=r"read 0|Permission denied|No such file"):
         kernel.call(5)
 
 
-def test_runners_share_no_ipc(loaded: Calls, zygote: Zygote) -> None:
-    if zygote.level != "namespaces":  # type: ignore[attr-defined]
-        pytest.skip("one process group shares what the system has")
+def test_runners_share_no_ipc(loaded: Calls, fork_server: ForkServer) -> None:
+    if fork_server.level != "namespaces":  # type: ignore[attr-defined]
+        pytest.skip("level process shares the IPC namespace")
     seen = set()
     for _ in range(2):
-        with pytest.raises(KernelFailed) as failed:
+        with pytest.raises(CandidateFailed) as failed:
             loaded(NAMES_IPC)[1].call(5)
         seen.add(failed.value.message)
     assert len(seen) == 2 and all("ipc:[" in message for message in seen)
 
 
-def test_a_process_keeps_one_interpreter_to_fork_from_and_replaces_one_that_ended() -> None:
-    threads = 3  # no other test's
-    first = Zygote.kept(threads, "process")
-    assert Zygote.kept(threads, "process") is first
+def test_a_process_shares_one_fork_server_and_replaces_an_ended_one() -> None:
+    threads = 3  # used by no other test
+    first = ForkServer.shared(threads, "process")
+    assert ForkServer.shared(threads, "process") is first
     first.close()
-    again = Zygote.kept(threads, "process")
+    again = ForkServer.shared(threads, "process")
     assert again is not first
     again.close()
 
 
-def test_a_message_without_end_is_forged_and_answers_need_no_function_that_can_be_replaced(
+def test_messages_are_bounded_and_sending_uses_no_replaceable_function(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     ours, theirs = (Wire(end, "nonce") for end in socket.socketpair())
@@ -355,27 +355,27 @@ def test_a_message_without_end_is_forged_and_answers_need_no_function_that_can_b
         ours.receive()
 
 
-def test_prepared_compilers_build_no_headers_where_runners_may_not_write(
+def test_prepared_compilers_build_no_headers_in_read_only_folders(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """PyTorch 2.11 reads no environment variable for it."""
+    """PyTorch 2.11 has no environment variable for it."""
     settings: Any = importlib.import_module("torch._inductor.config")
     monkeypatch.setattr(settings, "cpp_cache_precompile_headers", True)
-    # The compiler itself takes five seconds to import, and is not asked for it.
+    # Importing the compiler itself takes five seconds.
     monkeypatch.setattr(inductor, "OFTEN_NEEDED", ("torch._inductor.config",))
     inductor.import_often_needed()
     assert settings.cpp_cache_precompile_headers is False
 
 
-def test_what_was_built_for_one_kind_of_instructions_is_not_built_for_a_weaker_one() -> None:
-    asked = []
+def test_code_that_was_built_for_some_instructions_is_not_built_for_weaker_ones() -> None:
+    built = []
 
     def build(kind: str, code: str) -> bool:
-        asked.append((kind, code))
+        built.append((kind, code))
         return (kind, code) != ("avx512 amx", "tiles")
 
-    check = inductor._asked_until_right(build)
+    check = inductor._checked_until_built(build)
     assert [check("avx512 amx", text) for text in ("exp", "tiles")] == [True, False]
     assert [check("avx512", text) for text in ("exp", "tiles")] == [True, True]
     assert check("avx2", "exp") and check("avx2", "tiles")
-    assert asked == [("avx512 amx", "exp"), ("avx512 amx", "tiles"), ("avx512", "tiles")]
+    assert built == [("avx512 amx", "exp"), ("avx512 amx", "tiles"), ("avx512", "tiles")]

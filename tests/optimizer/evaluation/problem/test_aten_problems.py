@@ -9,9 +9,14 @@ import torch
 
 from api.cli.main import main
 from kb.errors import NotFound
-from optimizer.evaluation.problem.aten import Made, NotMade, aten_problem, write_problems
+from optimizer.evaluation.problem.aten import (
+    AtenProblem,
+    SkippedOperator,
+    aten_problem,
+    write_problems,
+)
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.open_case import OpenCase
 
 pytestmark = pytest.mark.slow(seconds=8)
 
@@ -29,7 +34,7 @@ def test_a_problem_computes_the_operator_on_small_and_on_real_sizes(tmp_path: Pa
         small, real = (next(c for c in problem.cases if c.name == n) for n in ("small", "main"))
         assert real.timed and not small.timed
         elements = [
-            sum(t.elements for t in open_case(problem, case).signature.of("input"))
+            sum(t.elements for t in OpenCase(problem, case).signature.of("input"))
             for case in (small, real)
         ]
         assert elements[1] > 1_000 * elements[0]
@@ -37,7 +42,7 @@ def test_a_problem_computes_the_operator_on_small_and_on_real_sizes(tmp_path: Pa
 
 def test_whole_numbers_of_an_input_stay_places_of_another_at_every_size() -> None:
     made = aten_problem("gather")
-    assert isinstance(made, Made)
+    assert isinstance(made, AtenProblem)
     known: dict[str, object] = {}
     exec(compile(made.source, "problem", "exec"), known)
     inputs = known["get_inputs"]()  # type: ignore[operator]
@@ -59,13 +64,13 @@ def test_whole_numbers_of_an_input_stay_places_of_another_at_every_size() -> Non
 )
 def test_what_cannot_be_a_problem_says_why(name: str, reason: str) -> None:
     made = aten_problem(name)
-    assert isinstance(made, NotMade)
+    assert isinstance(made, SkippedOperator)
     assert reason in made.reason
 
 
 def test_a_problem_leaves_its_inputs_as_they_were() -> None:
     made = aten_problem("_native_batch_norm_legit")  # with running statistics it writes into them
-    assert isinstance(made, Made)
+    assert isinstance(made, AtenProblem)
     known: dict[str, object] = {}
     exec(compile(made.source, "problem", "exec"), known)
     inputs = known["get_inputs"]()  # type: ignore[operator]
@@ -92,19 +97,19 @@ def test_the_command_writes_and_exits_with_1_where_an_operator_has_no_problem(
 
 def test_results_are_made_where_the_inputs_are() -> None:
     made = aten_problem("new_full")
-    assert isinstance(made, Made)
+    assert isinstance(made, AtenProblem)
     assert "device" not in made.source
 
 
 def test_an_operator_with_a_bound_of_its_own_has_a_smaller_case_for_a_gpu() -> None:
     made = aten_problem("nanquantile")  # torch takes no more than 16 million elements
-    assert isinstance(made, Made)
+    assert isinstance(made, AtenProblem)
     assert 'devices = ["cuda"]' in made.toml
 
 
 @pytest.mark.parametrize(("name", "kinds"), [("sort", '["float", "index"]'), ("tanh", "")])
 def test_places_of_equal_elements_are_compared_by_what_stands_there(name: str, kinds: str) -> None:
     made = aten_problem(name)
-    assert isinstance(made, Made)
+    assert isinstance(made, AtenProblem)
     assert (f"outputs = {kinds}" in made.toml) == bool(kinds)
     assert ("[policy]" in made.toml) == bool(kinds)

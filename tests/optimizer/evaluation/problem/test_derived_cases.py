@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from optimizer.evaluation.problem.derived import Derived, fitting
+from optimizer.evaluation.problem.derived import DerivedCases, fitting
 from optimizer.evaluation.problem.load import load_problem
 
 MODEL = """\
@@ -24,7 +24,7 @@ def get_inputs():
 """
 
 
-def _derived(folder: Path, result: str, sizes: str, shape: str) -> Derived:
+def _derived(folder: Path, result: str, sizes: str, shape: str) -> DerivedCases:
     file = folder / "problem.py"
     file.write_text(MODEL.format(result=result, sizes=sizes, shape=shape), encoding="utf-8")
     problem = load_problem(file)
@@ -49,5 +49,5 @@ def test_sizes_that_the_reference_refuses_are_named(tmp_path: Path) -> None:
 
 def test_without_sizes_there_is_none_and_the_note_says_so(tmp_path: Path) -> None:
     derived = _derived(tmp_path, "x.relu()", "factor = 3", "8, 64")
-    assert derived == Derived((), derived.note)
+    assert derived == DerivedCases((), derived.note)
     assert "none: no size of its inputs is a constant" in derived.note

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kb.errors import Conflict, InvalidRequest
-from optimizer.evaluation.problem.check import Finding, check_problem
+from optimizer.evaluation.problem.check import CaseFault, check_problem
 from optimizer.evaluation.problem.load import load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Case, Problem
 from optimizer.evaluation.problem.template import write_problem
@@ -35,7 +35,7 @@ def problem_of(tmp_path: Path, forward: str, inputs: str = "torch.randn(64, 128)
     return load_problem(path)
 
 
-def invalid(findings: list[Finding]) -> list[str]:
+def invalid(findings: list[CaseFault]) -> list[str]:
     return [finding.message for finding in findings if finding.severity == "invalid"]
 
 

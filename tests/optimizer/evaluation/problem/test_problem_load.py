@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from kb.errors import InvalidRequest, NotFound
-from optimizer.evaluation.problem import input_values
-from optimizer.evaluation.problem.input_values import LatestDraw
+from optimizer.evaluation.problem import open_case
 from optimizer.evaluation.problem.load import guess_op, load_problem, shipped_problems
-from optimizer.evaluation.problem.seeds import seeded
+from optimizer.evaluation.problem.open_case import LatestDraw, OpenCase
 from optimizer.evaluation.problem.spec import Case, Problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.user_code import seeded
 from optimizer.search.bench.local import problem_view
 
 Write = Callable[..., Path]
@@ -72,13 +71,17 @@ COUNTED = """
 """
 
 
+def replaceable(case: OpenCase) -> tuple[bool, ...]:
+    return case.replaceable(case.drawn(0), case.second_draw(0))
+
+
 def test_inputs_are_drawn_once_for_a_seed_and_every_caller_gets_its_own(write: Write) -> None:
-    case = open_case(*_with_case(write(COUNTED)))
+    case = OpenCase(*_with_case(write(COUNTED)))
     first = case.inputs(0)[0]
     kept = first.clone()
     case.reference([first], {})
     first.zero_()
-    assert case.signature.of("input")[0].shape == (4, 8) and case.flops() == 0
+    assert case.signature.of("input")[0].shape == (4, 8) and case.flops == 0
     assert torch.equal(case.inputs(0)[0], kept)
     assert len(case._module.drawn) == 1
     assert not torch.equal(case.inputs(1)[0], kept)
@@ -98,7 +101,7 @@ def test_a_lone_file_is_a_problem_with_its_own_shape(write: Write) -> None:
 
 
 def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
-    case = open_case(load_problem(write(PLAIN)), Case("declared"))
+    case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
     told = [(t.name, t.role, t.dtype, t.shape) for t in case.signature.tensors]
     assert told == [
         ("x", "input", "float32", (6, 40)),
@@ -110,12 +113,12 @@ def test_signature_lists_inputs_weights_and_outputs(write: Write) -> None:
     ]
     assert case.scalars == (False, True)
     assert case.kinds == ("float", "exact")
-    assert case.fresh == (True, False, True, True)
+    assert replaceable(case) == (True, False, True, True)
 
 
 def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> None:
     problem = load_problem(write(PLAIN))
-    case = open_case(problem, Case("small", {"cols": 5}, dtype="bfloat16"))
+    case = OpenCase(problem, Case("small", {"cols": 5}, dtype="bfloat16"))
     assert case.signature.tensors[0].shape == (6, 5)
     assert case.signature.tensors[0].dtype == "bfloat16"
     assert "rows, cols = 6, 5" in case.source
@@ -123,25 +126,25 @@ def test_a_case_sets_constants_and_what_is_derived_from_them(write: Write) -> No
 
 def test_a_constant_that_is_not_there_names_those_that_are(write: Write) -> None:
     with pytest.raises(InvalidRequest, match="no constant 'row'") as refused:
-        open_case(load_problem(write(PLAIN)), Case("bad", {"row": 5}))
+        OpenCase(load_problem(write(PLAIN)), Case("bad", {"row": 5}))
     assert "Did you mean rows?" in refused.value.hint
     assert "cols, rows, size" in refused.value.hint
 
 
 def test_draws_depend_on_the_seed_alone(write: Write) -> None:
-    case = open_case(load_problem(write(PLAIN)), Case("declared"))
+    case = OpenCase(load_problem(write(PLAIN)), Case("declared"))
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     one, again, other = case.inputs(3), case.inputs(3), case.inputs(4)
     assert torch.equal(one[0], again[0]) and not torch.equal(one[0], other[0])
     assert torch.equal(torch.random.get_rng_state(), before)
     state = case.state(3)
-    assert not torch.equal(case.banks(3).inputs[0], one[0])
+    assert not torch.equal(case.second_draw(3).inputs[0], one[0])
     assert len(set(state["bias"].tolist())) > 30  # a constant weight could be left out unseen
 
 
 def test_the_golden_is_float64_and_near_the_reference(write: Write) -> None:
-    case = open_case(load_problem(write(PLAIN)), Case("declared", dtype="float16"))
+    case = OpenCase(load_problem(write(PLAIN)), Case("declared", dtype="float16"))
     inputs, state = case.inputs(0), case.state(0)
     golden = case.reference(inputs, state, dtype=torch.float64)
     reference = case.reference(inputs, state)
@@ -155,7 +158,7 @@ def test_the_golden_is_float64_and_near_the_reference(write: Write) -> None:
 )
 def test_every_form_of_init_inputs(write: Write, given: str) -> None:
     path = write(PLAIN.replace("return [cols]", f"return {given}"))
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert case.init_args[0] == 40
     assert case.signature.of("parameter")[0].shape == (40,)
 
@@ -170,11 +173,11 @@ def test_without_init_inputs_and_with_named_inputs_and_outputs(write: Write) -> 
         def get_inputs():
             return {"b": torch.ones(3), "a": torch.arange(3).float()}
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert case.init_args == []
     assert [t.name for t in case.signature.of("input")] == ["a", "b"]
     assert len(case.outputs) == 2
-    assert case.fresh == (False, False)  # the same in every draw: a table, not a sample
+    assert replaceable(case) == (False, False)  # the same in every draw: a table, not a sample
     assert load_problem(path).op == "elementwise"
 
 
@@ -191,10 +194,10 @@ def test_structured_and_integer_inputs_are_not_replaced_piecewise(write: Write) 
             return [torch.randn(n, n).tril(), s + s.T, torch.randn(n).sort().values,
                     torch.randn(n, n), torch.randint(0, n, (n,))]
     """)
-    case = open_case(load_problem(path), Case("declared"))
-    assert case.fresh == (False, False, False, True, False)
+    case = OpenCase(load_problem(path), Case("declared"))
+    assert replaceable(case) == (False, False, False, True, False)
     problem = load_problem(write(path.read_text(), 'policy = {perturb = ["which"]}'))
-    assert open_case(problem, problem.cases[0]).fresh == (False, False, False, True, True)
+    assert replaceable(OpenCase(problem, problem.cases[0])) == (False, False, False, True, True)
 
 
 def test_running_statistics_stay_valid(write: Write) -> None:
@@ -210,12 +213,12 @@ def test_running_statistics_stay_valid(write: Write) -> None:
         def get_inputs():
             return [torch.randn(8, 64)]
     """)
-    case = open_case(load_problem(path), Case("declared"))
-    state, bank = case.state(0), case.banks(0).state
+    case = OpenCase(load_problem(path), Case("declared"))
+    state, bank = case.state(0), case.second_draw(0).state
     for draw in (state, bank):
         assert bool((draw["norm.running_var"] > 0.4).all())
     assert not torch.equal(state["norm.running_var"], bank["norm.running_var"])
-    assert case.fresh == (True, True, True, True, True, False)
+    assert replaceable(case) == (True, True, True, True, True, False)
 
 
 @pytest.mark.parametrize(
@@ -224,7 +227,7 @@ def test_running_statistics_stay_valid(write: Write) -> None:
 )
 def test_distributions(write: Write, distribution: str, dtype: str) -> None:
     case = Case("d", {"rows": 64, "cols": 256}, dtype=dtype, distribution=distribution)  # type: ignore[arg-type]
-    x = open_case(load_problem(write(PLAIN)), case).inputs(0)[0].double()
+    x = OpenCase(load_problem(write(PLAIN)), case).inputs(0)[0].double()
     if distribution == "mean_zero":
         assert abs(float(x.mean())) < 0.01 and 0.95 < float(x.std()) < 1.05
     elif distribution == "offset":
@@ -269,7 +272,7 @@ def test_what_cannot_be_opened_says_what_to_do(
         pytest.skip("there is a GPU")
     path = write(PLAIN.replace(*change))
     with pytest.raises(InvalidRequest, match=message) as refused:
-        _ = open_case(load_problem(path), Case("declared")).signature
+        _ = OpenCase(load_problem(path), Case("declared")).signature
     assert hint in refused.value.hint
 
 
@@ -294,10 +297,10 @@ def test_a_toml_reports_every_mistake_at_once(write: Write) -> None:
     problems = refused.value.details["problems"]
     for part in (
         "unknown key 'naem', did you mean name?",
-        "'strickt' is none of strict, relaxed, did you mean strict?",
-        "'floats' is none of float, exact, index",
+        "'strickt' is not one of strict, relaxed, did you mean strict?",
+        "'floats' is not one of float, exact, index",
         "no constant 'row', did you mean rows?",
-        "'float33' is none of",
+        "'float33' is not one of",
         "did you mean offset?",
         "timed: must be bool, is 1",
         "unknown key 'shape'",
@@ -324,7 +327,7 @@ def test_a_toml_is_taken_over(write: Write) -> None:
     assert problem.declared and problem.op == "matmul"
     assert [c.name for c in problem.searched] == ["small"]
     assert problem.cases[0].dtype == "bfloat16" and not problem.cases[0].fits("cuda")
-    assert open_case(problem, problem.cases[0]).reduction_length() == 32
+    assert OpenCase(problem, problem.cases[0]).reduction_length() == 32
 
 
 def test_keys_shared_by_heads_count_for_every_head_of_the_query(write: Write) -> None:
@@ -337,8 +340,8 @@ def get_inputs():
     key = lambda: torch.randn(2, 2, 24, 16)
     return [torch.randn(2, 8, 24, 16), key(), key()]
 """
-    case = open_case(load_problem(write(text)), Case("declared"))
-    assert case.flops() == 2 * 2 * 8 * 24 * 24 * (16 + 16)
+    case = OpenCase(load_problem(write(text)), Case("declared"))
+    assert case.flops == 2 * 2 * 8 * 24 * 24 * (16 + 16)
 
 
 def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
@@ -351,10 +354,10 @@ def test_length_and_flops_follow_from_the_operators(write: Write) -> None:
         def get_inputs():
             return [torch.randn(3, 70), torch.randn(70, 5)]
     """)
-    case = open_case(load_problem(path), Case("declared"))
-    assert case.flops() == 2 * 3 * 70 * 5
+    case = OpenCase(load_problem(path), Case("declared"))
+    assert case.flops == 2 * 3 * 70 * 5
     assert case.reduction_length() == 70
-    assert case.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
+    assert case.signature.compulsory_bytes == 4 * (3 * 70 + 70 * 5 + 15)
 
 
 def test_an_unknown_name_offers_the_nearest() -> None:
@@ -366,8 +369,8 @@ def test_an_unknown_name_offers_the_nearest() -> None:
 def test_a_case_for_another_device_is_described_without_its_memory() -> None:
     problem = load_problem(Path("layernorm"))
     gpu = next(case for case in problem.cases if case.name == "gpu")
-    case = open_case(problem, gpu)
-    assert case.compulsory_bytes > 1 << 30
+    case = OpenCase(problem, gpu)
+    assert case.signature.compulsory_bytes > 1 << 30
     assert case.signature.of("output")[0].shape == (32768, 4096)
 
 
@@ -409,8 +412,8 @@ def test_numbers_and_buffers_have_the_dtypes_that_a_run_gives_them(write: Write)
     """)
     problem = load_problem(path)
     for case in (Case("declared"), Case("half", dtype="float16")):
-        seen = open_case(problem, case, elsewhere=True).signature
-        assert seen == open_case(problem, case).signature
+        seen = OpenCase(problem, case, shapes_only=True).signature
+        assert seen == OpenCase(problem, case).signature
 
 
 def test_what_depends_on_values_is_run_all_the_same(write: Write) -> None:
@@ -460,7 +463,7 @@ def test_a_default_of_forward_is_no_input(write: Write) -> None:
         def get_inputs():
             return {"x": torch.randn(4)}
     """)
-    case = open_case(load_problem(path), Case("declared"))
+    case = OpenCase(load_problem(path), Case("declared"))
     assert [t.name for t in case.signature.of("input")] == ["x"]
 
 
@@ -479,13 +482,13 @@ def test_inputs_that_a_gpu_cannot_draw_are_drawn_on_the_cpu() -> None:
         values = latest.of(seed, draw)
         assert values[0].device.type == "cpu"
         assert torch.equal(values[0], expected[0]) == (seed == 1)
-    assert draws == [1, 1, 2]  # kept while the seed is the same
+    assert draws == [1, 1, 2]  # cached while the seed is the same
 
 
-def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_kept(
+def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_cached(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(input_values, "ALWAYS_KEPT", 0)
+    monkeypatch.setattr(open_case, "ALWAYS_CACHED", 0)
     draws: list[int] = []
 
     def draw(seed: int) -> list[torch.Tensor]:
@@ -494,7 +497,7 @@ def test_a_draw_that_takes_too_much_of_the_free_memory_is_not_kept(
 
     latest = LatestDraw()
     for share in (1 / 8, 0):
-        monkeypatch.setattr(input_values, "KEPT_SHARE", share)
+        monkeypatch.setattr(open_case, "CACHED_SHARE", share)
         latest.of(1 if share else 2, draw)
         latest.of(1 if share else 2, draw)
     assert draws == [1, 2, 2]

@@ -9,7 +9,7 @@ import pytest
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import problem_terms
 from optimizer.evaluation.problem.load import load_problem
-from optimizer.evaluation.problem.shapes import SIZES
+from optimizer.evaluation.problem.spec import SIZES
 from optimizer.search.bench.local import problem_view
 from skills.format.skillfile import read_skill
 

@@ -16,14 +16,14 @@ from kb.hardware.spec import ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.isolation.levels import can_unshare
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.command import CommandRun, CommandToolchain
-from optimizer.evaluation.toolchains.processes import Limits, members
+from optimizer.evaluation.toolchains.processes import CommandLimits, members
 
 pytestmark = pytest.mark.slow(seconds=10)
 
 RUN = "python {source} {input}"
-TARGET = Target("toy", ("toy",), arch="t1")
+TARGET = EvaluationTarget("toy", ("toy",), arch="t1")
 ADD = Signature(
     (
         TensorSpec("x", "input", "float32", (2, 3)),
@@ -61,7 +61,9 @@ def compiled(chain: CommandToolchain, source: str, workdir: Path) -> Compiled:
     text = READ + textwrap.dedent(source)
     if "np." in source:  # it takes longer to import than most programs run
         text = f"import numpy as np\n{text}"
-    return chain.compile(Bundle({"k.py": text}, "k.py", "toy", "main"), TARGET, workdir, (ADD,))
+    return chain.compile(
+        Bundle({"k.py": text}, "k.py", "toy", "main"), TARGET, workdir, (CompileCase(ADD),)
+    )
 
 
 def ran(
@@ -295,7 +297,7 @@ def test_a_hanging_compiler_is_stopped(tmp_path: Path) -> None:
     template = ToolchainSpec(
         compile="python -c 'while True: pass' {source} {output}", run="python {output} {input}"
     )
-    made = compiled(CommandToolchain("toy", template, Limits(seconds=0.5)), GOOD, tmp_path)
+    made = compiled(CommandToolchain("toy", template, CommandLimits(seconds=0.5)), GOOD, tmp_path)
     assert made.timed_out and not made.ok and "was stopped after" in made.log
 
 
@@ -322,7 +324,9 @@ def test_what_is_missing_is_said_before_anything_runs(tmp_path: Path) -> None:
     lost = tmp_path / "sim.py"
     gone = toolchain(profile=f"python {lost} {{source}} {{input}} {{report}}").available(TARGET)
     assert gone.reason == f"{lost} does not exist"
-    no_arch = toolchain(run="python {source} {input} {arch}").available(Target("toy", ("toy",)))
+    no_arch = toolchain(run="python {source} {input} {arch}").available(
+        EvaluationTarget("toy", ("toy",))
+    )
     assert "compute_capability" in no_arch.hint
 
 

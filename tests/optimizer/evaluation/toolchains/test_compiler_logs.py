@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.evaluation.toolchains.cuda import Nvcc, find_nvcc
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
@@ -17,8 +17,8 @@ from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 pytestmark = pytest.mark.slow(seconds=8)
 
 INDEX = SignatureIndex(load_signatures())
-X86 = Target("x86-64", ("x86-64",), "native", "cpu")
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
+X86 = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 HEAD = """
 #include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {

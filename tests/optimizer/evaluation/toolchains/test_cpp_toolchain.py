@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.isolation.processors import processor, signature
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.isolation.machine import processor, signature
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import LIMITS, CppToolchain, RefusedFlag, flags_of
 
 HERE = {"x86_64": "x86-64", "aarch64": "arm"}.get(platform.machine(), platform.machine())
-TARGET = Target(HERE, (HERE,), "native", "cpu")
+TARGET = EvaluationTarget(HERE, (HERE,), "native", "cpu")
 BEGIN = """
 #include "kernlore_abi.h"
 KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts *c) {
@@ -146,7 +146,7 @@ def test_other_processors_are_not_available() -> None:
     assert chain.available(TARGET).ok
     other = "neoverse-v2" if HERE == "x86-64" else "x86-64"
     lineage = ("neoverse-v2", "arm") if HERE == "x86-64" else ("x86-64",)
-    answer = chain.available(Target(other, lineage, "native"))
+    answer = chain.available(EvaluationTarget(other, lineage, "native"))
     assert not answer.ok
     assert other in answer.reason and "command templates" in answer.hint
     assert not CppToolchain("no-such-g++").available(TARGET).ok

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains.base import Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.cuda import Nvcc, find_nvcc
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
 pytestmark = pytest.mark.slow(seconds=7)
 
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 SOURCE = """
 #include "kernlore_abi.h"
 #include <cuda_runtime.h>
@@ -47,7 +47,7 @@ KERNLORE_EXPORT int kernlore_run(const kernlore_tensor *t, const kernlore_counts
 with_nvcc = pytest.mark.skipif(find_nvcc() is None, reason="no nvcc")
 
 
-def build(source: str, workdir: Path, target: Target = HOPPER) -> Compiled:
+def build(source: str, workdir: Path, target: EvaluationTarget = HOPPER) -> Compiled:
     bundle = Bundle({"k.cu": source}, "k.cu", "cuda", "kernlore_run")
     return Nvcc().compile(bundle, target, workdir, ())
 
@@ -77,7 +77,7 @@ def test_errors_keep_their_text(tmp_path: Path) -> None:
 
 @with_nvcc
 def test_with_a_device_it_is_loaded(tmp_path: Path) -> None:
-    on_device = Target("h100", ("h100", "hopper", "nvidia"), "90", "cuda")
+    on_device = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90", "cuda")
     done = build(SOURCE, tmp_path, on_device)
     assert done.loader is not None and done.loader.kind == "c_abi"
 
@@ -85,7 +85,7 @@ def test_with_a_device_it_is_loaded(tmp_path: Path) -> None:
 @with_nvcc
 def test_architectures_that_this_nvcc_does_not_know() -> None:
     assert Nvcc().available(HOPPER).ok
-    answer = Nvcc().available(Target("old", ("old",), "30"))
+    answer = Nvcc().available(EvaluationTarget("old", ("old",), "30"))
     assert not answer.ok and "sm_30" in answer.reason
 
 

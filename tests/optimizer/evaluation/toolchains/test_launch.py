@@ -12,11 +12,10 @@ import torch
 from kb.errors import InvalidRequest
 from kb.hardware.spec import ScalarSpec, ToolchainSpec
 from optimizer.evaluation.abi import Signature, TensorSpec
-from optimizer.evaluation.evaluate import problem_sent
+from optimizer.evaluation.evaluate import problem_from_text
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.spec import Case
-from optimizer.evaluation.problem.tensors import open_case
-from optimizer.evaluation.toolchains.launch import argument_names, scalar_values
-from optimizer.evaluation.toolchains.manifest import write_manifest
+from optimizer.evaluation.toolchains.command import argument_names, scalar_values, write_manifest
 
 NORM = Signature(
     (
@@ -117,7 +116,7 @@ def test_the_manifest_has_both_and_neither_where_nothing_is_stated(tmp_path: Pat
 
 
 def test_constants_of_a_case_are_those_of_its_file_model_and_attributes() -> None:
-    opened = open_case(problem_sent(PROBLEM), Case("main"))
+    opened = OpenCase(problem_from_text(PROBLEM), Case("main"))
     known = opened.constants()
     assert known["ROWS"] == 4 and known["width"] == 8
     assert known["eps"] == 1e-3 and known["scale"] == 2.5

@@ -9,26 +9,26 @@ from pathlib import Path
 
 import pytest
 
-from optimizer.evaluation.toolchains.processes import Limits, clean_env, members, run
+from optimizer.evaluation.toolchains.processes import CommandLimits, clean_env, members, run
 
 pytestmark = pytest.mark.slow(seconds=3)
 
 
 def test_output_and_status(tmp_path: Path) -> None:
-    done = run(["sh", "-c", "echo out; echo bad >&2; exit 3"], cwd=tmp_path, limits=Limits())
+    done = run(["sh", "-c", "echo out; echo bad >&2; exit 3"], cwd=tmp_path, limits=CommandLimits())
     assert (done.code, done.stdout, done.stderr, done.ok) == (3, "out\n", "bad\n", False)
     assert done.log == "bad\nout"
 
 
 def test_a_program_that_is_not_there_is_a_result(tmp_path: Path) -> None:
-    done = run(["no-such-compiler"], cwd=tmp_path, limits=Limits())
+    done = run(["no-such-compiler"], cwd=tmp_path, limits=CommandLimits())
     assert not done.ok
     assert "no-such-compiler" in done.stderr
 
 
 def test_the_deadline_ends_the_whole_group(tmp_path: Path) -> None:
     script = "sleep 60 & (sleep 60 & echo $! > grandchild; sleep 60) & echo started; wait"
-    done = run(["sh", "-c", script], cwd=tmp_path, limits=Limits(seconds=0.5))
+    done = run(["sh", "-c", script], cwd=tmp_path, limits=CommandLimits(seconds=0.5))
     assert done.timed_out
     assert done.stdout == "started\n"
     assert done.survivors == ()
@@ -38,17 +38,17 @@ def test_the_deadline_ends_the_whole_group(tmp_path: Path) -> None:
 
 def test_what_a_command_leaves_behind_is_ended_too(tmp_path: Path) -> None:
     script = "sleep 60 & echo $! > left"
-    done = run(["sh", "-c", script], cwd=tmp_path, limits=Limits(seconds=20))
+    done = run(["sh", "-c", script], cwd=tmp_path, limits=CommandLimits(seconds=20))
     assert done.ok
     assert done.seconds < 5  # though the left-over still holds the pipes open
     assert not _lives(int((tmp_path / "left").read_text()))
 
 
 def test_limits_hold(tmp_path: Path) -> None:
-    memory = Limits(memory_bytes=512 << 20)
+    memory = CommandLimits(memory_bytes=512 << 20)
     greedy = run([sys.executable, "-S", "-c", "b'x' * (1 << 30)"], cwd=tmp_path, limits=memory)
     assert "MemoryError" in greedy.stderr
-    files = Limits(file_bytes=1 << 20)
+    files = CommandLimits(file_bytes=1 << 20)
     code = "open('big', 'wb').write(b'x' * (4 << 20))"
     large = run([sys.executable, "-S", "-c", code], cwd=tmp_path, limits=files)
     assert not large.ok
@@ -56,7 +56,7 @@ def test_limits_hold(tmp_path: Path) -> None:
     spin = run(
         [sys.executable, "-S", "-c", "while True: pass"],
         cwd=tmp_path,
-        limits=Limits(seconds=20, cpu_seconds=1),
+        limits=CommandLimits(seconds=20, cpu_seconds=1),
     )
     assert spin.timed_out
     assert spin.seconds < 15
@@ -64,7 +64,9 @@ def test_limits_hold(tmp_path: Path) -> None:
 
 def test_output_is_capped_and_the_writer_is_not_blocked(tmp_path: Path) -> None:
     code = "import sys; sys.stdout.write('first ' + 'x' * (8 << 20)); sys.stderr.write('end')"
-    done = run([sys.executable, "-S", "-c", code], cwd=tmp_path, limits=Limits(output_bytes=1_000))
+    done = run(
+        [sys.executable, "-S", "-c", code], cwd=tmp_path, limits=CommandLimits(output_bytes=1_000)
+    )
     assert done.ok
     assert done.truncated
     assert len(done.stdout) == 1_000
@@ -76,7 +78,7 @@ def test_runs_from_a_thread(tmp_path: Path) -> None:
     found: list[str] = []
 
     def work() -> None:
-        found.append(run(["echo", "hello"], cwd=tmp_path, limits=Limits()).stdout)
+        found.append(run(["echo", "hello"], cwd=tmp_path, limits=CommandLimits()).stdout)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -11,7 +11,8 @@ from kb.errors import InvalidRequest, Unavailable
 from kb.hardware.schema import parse_hardware
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.targets import target_for
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.evaluation.toolchains.registry import (
     BUILTIN,
     NOT_BUILT,
@@ -19,10 +20,9 @@ from optimizer.evaluation.toolchains.registry import (
     toolchain_for,
     usable_toolchain,
 )
-from optimizer.evaluation.toolchains.torch_python import TorchPython
 
 ROOT = Path(__file__).resolve().parents[4]
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 
 
 def named() -> list[tuple[str, str, str]]:
@@ -37,7 +37,7 @@ def named() -> list[tuple[str, str, str]]:
 
 @pytest.mark.parametrize("hardware, language, builtin", named())
 def test_built_in_names_of_hardware_files(hardware: str, language: str, builtin: str) -> None:
-    target = Target(hardware, (hardware,))
+    target = EvaluationTarget(hardware, (hardware,))
     if builtin in NOT_BUILT:
         with pytest.raises(Unavailable, match="not supported"):
             toolchain_for(language, target, builtin)
@@ -78,12 +78,12 @@ def test_what_cannot_be_used_here_says_what_is_installed() -> None:
 
 def test_command_templates() -> None:
     templates = {"compile": "cc {source} {output}", "run": "cc {output} {input}"}
-    chain = toolchain_for("mylang", Target("chip", ("chip",), templates=templates))
+    chain = toolchain_for("mylang", EvaluationTarget("chip", ("chip",), templates=templates))
     assert chain.languages == ("mylang",)
 
 
 def test_torch_needs_only_valid_syntax(tmp_path: Path) -> None:
-    target = Target("x86-64", ("x86-64",), None, "cpu")
+    target = EvaluationTarget("x86-64", ("x86-64",), None, "cpu")
     chain = usable_toolchain("torch", target)
     assert isinstance(chain, TorchPython)
     good = Bundle({"m.py": "class ModelNew:\n    pass\n"}, "m.py", "torch", "ModelNew")

@@ -1,4 +1,4 @@
-"""The interpreter that Triton's compilations are forked from, and cases compiled side by side."""
+"""The server whose forks compile Triton candidates, and parallel compilation of cases."""
 
 from __future__ import annotations
 
@@ -15,12 +15,11 @@ import pytest
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Compiled, Target
+from optimizer.evaluation.toolchains import python as compiling
+from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
 from optimizer.evaluation.toolchains.processes import members
-from optimizer.evaluation.toolchains.triton import compile as compiling
+from optimizer.evaluation.toolchains.python import LIMITS, TritonNvidia
 from optimizer.evaluation.toolchains.triton import server
-from optimizer.evaluation.toolchains.triton.compile import LIMITS
-from optimizer.evaluation.toolchains.triton.toolchains import TritonNvidia
 
 pytest.importorskip("triton")
 pytestmark = [
@@ -28,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="forks are Linux's"),
 ]
 
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
 KERNEL = """
 import ctypes, subprocess, time
 import torch
@@ -54,24 +53,26 @@ SHAPES = ((512,), (4096,), (513,), (4096,))
 def compiled(folder: Path, first: str = "pass", seconds: float = 90.0) -> Compiled:
     folder.mkdir()
     bundle = Bundle({"k.py": KERNEL.format(first=first)}, "k.py", "triton", "ModelNew")
-    signatures = tuple(
-        Signature(
-            (TensorSpec("x", "input", "float32", s), TensorSpec("y", "output", "float32", s)),
+    cases = tuple(
+        CompileCase(
+            Signature(
+                (TensorSpec("x", "input", "float32", s), TensorSpec("y", "output", "float32", s)),
+            )
         )
         for s in SHAPES
     )
     chain = TritonNvidia(replace(LIMITS, seconds=seconds))
-    return chain.compile(bundle, HOPPER, folder, signatures)
+    return chain.compile(bundle, HOPPER, folder, cases)
 
 
-@pytest.fixture(params=[1, 4], ids=["one after the other", "side by side"])
+@pytest.fixture(params=[1, 4], ids=["sequential", "parallel"])
 def at_once(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     count: int = request.param
     monkeypatch.setattr(compiling, "cases_at_once", lambda: count)
     return count
 
 
-def test_the_same_kernels_are_told_in_the_same_order(
+def test_the_same_kernels_are_reported_in_the_same_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = []
@@ -87,7 +88,7 @@ def test_the_same_kernels_are_told_in_the_same_order(
     assert (tmp_path / "4" / "triton" / "003" / "events").is_file(), "no case was forked"
 
 
-def test_a_candidate_that_crashes_its_process_is_told(tmp_path: Path, at_once: int) -> None:
+def test_a_candidate_that_crashes_its_process_is_reported(tmp_path: Path, at_once: int) -> None:
     found = compiled(tmp_path / "a", "ctypes.string_at(0)")
     assert not found.ok
     assert f"the compiler ended with status {-signal.SIGSEGV}" in found.log
@@ -100,7 +101,7 @@ def test_one_bad_case_of_several_is_a_compile_error(tmp_path: Path, at_once: int
     assert "missing" in found.log
 
 
-def test_what_a_candidate_started_ends_with_its_compilation(tmp_path: Path, at_once: int) -> None:
+def test_processes_of_a_candidate_end_with_its_compilation(tmp_path: Path, at_once: int) -> None:
     begin = "subprocess.Popen(['sleep', '317'], start_new_session=True)"
     assert compiled(tmp_path / "a", begin).ok
     until = time.monotonic() + 5
@@ -113,10 +114,10 @@ def _sleeping() -> list[Path]:
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
-            told = path.read_bytes()
+            line = path.read_bytes()
         except OSError:
             continue
-        if told == b"sleep\x00317\x00":
+        if line == b"sleep\x00317\x00":
             found.append(path)
     return found
 
@@ -139,21 +140,23 @@ def test_the_server_is_started_again_after_it_ended(tmp_path: Path) -> None:
 
 
 def server_process() -> subprocess.Popen[bytes]:
-    zygote = compiling._server()._zygote
-    assert zygote is not None and zygote._process is not None
-    return zygote._process
+    forks = compiling._server()._server
+    assert forks is not None and forks._process is not None
+    return forks._process
 
 
-def test_the_server_ends_when_nobody_asks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unused_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     short = tmp_path / "server.py"
     text = Path(server.__file__).read_text(encoding="utf-8")
     root = str(Path(server.__file__).resolve().parents[4])
     text = text.replace("IDLE_SECONDS = 600.0", "IDLE_SECONDS = 0.5")
     text = text.replace("str(Path(__file__).resolve().parents[4])", repr(root))
-    for prepared in ("    work_out()\n", "    child.host_launcher()\n"):  # takes seconds
+    for prepared in ("    hash_triton()\n", "    child.host_launcher()\n"):  # takes seconds
         assert prepared in text
         text = text.replace(prepared, "")
-    text = re.sub(r"(?s)\nLATER = \(.*?\n\)\n", "\nLATER: tuple[str, ...] = ()\n", text)
+    text = re.sub(
+        r"(?s)\nLAZY_MODULES = \(.*?\n\)\n", "\nLAZY_MODULES: tuple[str, ...] = ()\n", text
+    )
     short.write_text(text, encoding="utf-8")
     monkeypatch.setattr(compiling, "SERVER", short)
     compiling._server.cache_clear()

@@ -1,7 +1,9 @@
-"""Triton for chips that are not here: the kernels that a candidate launches, compiled for real."""
+"""Triton for chips that are not in this machine: compiling the kernels that a candidate
+launches."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,27 +11,16 @@ import pytest
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Compiled, Target
-from optimizer.evaluation.toolchains.triton.compile import (
-    BF16_NOTE,
-    LIMITS,
-    CaseSetup,
-    write_setups,
-)
-from optimizer.evaluation.toolchains.triton.toolchains import (
-    TritonAmd,
-    TritonNvidia,
-    capability,
-    gfx,
-)
+from optimizer.evaluation.toolchains.base import CompileCase, Compiled, EvaluationTarget
+from optimizer.evaluation.toolchains.python import BF16_NOTE, LIMITS, TritonAmd, TritonNvidia, gfx
 from retrieval.diagnose.signatures import SignatureIndex, load_signatures
 
 pytestmark = pytest.mark.slow(seconds=15)
 
 pytest.importorskip("triton")
 
-HOPPER = Target("h100", ("h100", "hopper", "nvidia"), "90")
-CDNA3 = Target("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
+HOPPER = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
+CDNA3 = EvaluationTarget("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
 
 IMPORTS = """
 import torch
@@ -88,13 +79,13 @@ class ModelNew(torch.nn.Module):
         self.slope = slope
 
     def forward(self, x):
-        count = int(x.sum().item()) if LOOKS_AT_VALUES else 1
+        count = int(x.sum().item()) if READS_VALUES else 1
         y = torch.empty_like(x)
         n = x.numel()
         scale[lambda meta: (triton.cdiv(n, meta["B"]),)](x, y, n, self.slope)
         return self.layer(y)
 
-LOOKS_AT_VALUES = False
+READS_VALUES = False
 """
 )
 
@@ -135,10 +126,12 @@ def attribute(x, B: tl.constexpr):
     tl.store(x + tl.arange(0, B), tl.no_such_function(x))
 
 class ModelNew(torch.nn.Module):
-    def forward(self, x):
-        globals()[KERNEL][(1,)](x, 128)
+    def __init__(self, kernel):
+        super().__init__()
+        self.kernel = kernel
 
-KERNEL = ""
+    def forward(self, x):
+        globals()[self.kernel][(1,)](x, 128)
 """
 )
 EXPECTED = {
@@ -162,18 +155,17 @@ MATRICES = tensors((1024, 1024), (1024, 64))
 def build(
     source: str,
     workdir: Path,
-    target: Target = HOPPER,
+    target: EvaluationTarget = HOPPER,
     signature: Signature = MATRICES,
-    setup: CaseSetup | None = None,
+    init_args: Sequence[object] | None = None,
+    dtype: str | None = None,
     seconds: float = 60.0,
 ) -> Compiled:
     limits = replace(LIMITS, seconds=seconds)
     chain = TritonAmd(limits) if target is CDNA3 else TritonNvidia(limits)
     assert chain.available(target).ok
-    if setup is not None:
-        write_setups(workdir, [setup])
     bundle = Bundle({"k.py": source}, "k.py", "triton", "ModelNew")
-    return chain.compile(bundle, target, workdir, (signature,))
+    return chain.compile(bundle, target, workdir, (CompileCase(signature, init_args, dtype),))
 
 
 def signals(log: str) -> list[tuple[str, str]]:
@@ -213,11 +205,10 @@ def test_cdna3_resources_of_each_kernel(tmp_path: Path) -> None:
     assert done.metrics["vgpr_spill_count"] == spills["vgpr_spill_count"]
 
 
-def test_a_device_runs_what_was_compiled(tmp_path: Path) -> None:
-    source = ONE.replace("LOOKS_AT_VALUES = False", "")
-    setup = CaseSetup((64,), {"LOOKS_AT_VALUES": False}, "bfloat16")
+def test_a_device_runs_the_compiled_kernels(tmp_path: Path) -> None:
     here = replace(HOPPER, device="cuda")
-    done = build(source, tmp_path, here, tensors((512, 64), dtype="bfloat16"), setup)
+    signature = tensors((512, 64), dtype="bfloat16")
+    done = build(ONE, tmp_path, here, signature, (64,), "bfloat16")
     assert done.ok, done.log
     assert done.loader is not None and done.loader.kind == "python"
     assert BF16_NOTE not in done.notes
@@ -228,10 +219,9 @@ def test_a_device_runs_what_was_compiled(tmp_path: Path) -> None:
     )
 
 
-def test_a_candidate_that_looks_at_values_and_bf16(tmp_path: Path) -> None:
-    source = ONE.replace("LOOKS_AT_VALUES = False", "LOOKS_AT_VALUES = True")
-    setup = CaseSetup([64, 0.5])
-    done = build(source, tmp_path, HOPPER, tensors((512, 64), dtype="bfloat16"), setup)
+def test_a_candidate_that_reads_values_and_bf16(tmp_path: Path) -> None:
+    source = ONE.replace("READS_VALUES = False", "READS_VALUES = True")
+    done = build(source, tmp_path, HOPPER, tensors((512, 64), dtype="bfloat16"), [64, 0.5])
     assert "scale" in done.kernels, done.notes
     assert BF16_NOTE in done.notes
 
@@ -243,7 +233,7 @@ def test_unknown_init_arguments_leave_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("target", [HOPPER, CDNA3], ids=["hopper", "cdna3"])
-def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: Target) -> None:
+def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: EvaluationTarget) -> None:
     done = build(TWO.replace("tl.dot(left, right", "tl.dot(left, left"), tmp_path, target)
     assert not done.ok and done.loader is None
     assert "CompilationError: at 9:14" in done.log
@@ -252,10 +242,9 @@ def test_a_compile_error_points_at_the_kernel(tmp_path: Path, target: Target) ->
 
 
 def test_mistakes_are_known_to_the_signature_index(tmp_path: Path) -> None:
-    setups = [CaseSetup(constants={"KERNEL": kernel}) for kernel in EXPECTED]
-    write_setups(tmp_path, setups)
     bundle = Bundle({"k.py": MISTAKES}, "k.py", "triton", "ModelNew")
-    cases = (tensors((4096,), dtype="float32"),) * len(setups)
+    signature = tensors((4096,), dtype="float32")
+    cases = tuple(CompileCase(signature, (kernel,)) for kernel in EXPECTED)
     done = TritonNvidia().compile(bundle, HOPPER, tmp_path, cases)
     assert not done.ok
     found = {signature for signature, _ in signals(done.log)}
@@ -286,7 +275,7 @@ def test_a_compilation_without_end_is_killed(tmp_path: Path) -> None:
     assert signals(done.log)[0][1] == "timeout"
 
 
-def test_a_call_that_is_slow_without_its_device_is_no_failure(tmp_path: Path) -> None:
+def test_a_call_that_is_slow_without_its_device_is_not_a_failure(tmp_path: Path) -> None:
     first = "            matmul[(a.shape[0] // 64, 1)](a, b, c, a.shape[1], 64, 64, 32)\n"
     slow = TWO.replace(first, "").replace("SPILLS", "BLOCK=64")
     slow = slow.replace("        return c", "        while True: time.sleep(1)")
@@ -312,7 +301,7 @@ def test_a_configuration_that_does_not_fit_is_skipped(tmp_path: Path) -> None:
     assert set(done.kernels) == {"matmul", "spills"}
 
 
-def test_a_candidate_that_exits_is_no_success(tmp_path: Path) -> None:
+def test_a_candidate_that_exits_fails(tmp_path: Path) -> None:
     done = build("import os\nos._exit(0)\n", tmp_path)
     assert not done.ok
     assert "ended with status 0" in done.log
@@ -320,11 +309,13 @@ def test_a_candidate_that_exits_is_no_success(tmp_path: Path) -> None:
 
 def test_architectures_by_name_or_fact() -> None:
     facts = {"compute_capability": "10.0"}
-    assert capability(Target("b200", ("b200",), None, None, facts)) == 100
-    assert capability(Target("x", ("x",), "sm_90a")) == 90
-    assert gfx(Target("x", ("x",), None, None, {"compute_capability": "gfx950"})) == "gfx950"
-    assert not TritonNvidia().available(Target("x", ("x",))).ok
-    assert not TritonNvidia().available(Target("v100", ("v100",), "70")).ok
+    assert EvaluationTarget("b200", ("b200",), None, None, facts).capability == 100
+    assert EvaluationTarget("x", ("x",), "sm_90a").capability == 90
+    assert (
+        gfx(EvaluationTarget("x", ("x",), None, None, {"compute_capability": "gfx950"})) == "gfx950"
+    )
+    assert not TritonNvidia().available(EvaluationTarget("x", ("x",))).ok
+    assert not TritonNvidia().available(EvaluationTarget("v100", ("v100",), "70")).ok
     assert not TritonAmd().available(HOPPER).ok
 
 

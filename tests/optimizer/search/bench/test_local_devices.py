@@ -11,18 +11,21 @@ import pytest
 import torch
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.isolation.device_lock import DeviceLock
-from optimizer.evaluation.isolation.runner_process import RunnerSettings
+from optimizer.evaluation.isolation.machine import DeviceLock
+from optimizer.evaluation.isolation.runner_process import (
+    VISIBLE,
+    RunnerPool,
+    RunnerProcess,
+    RunnerSettings,
+)
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.runner.defences import Defences
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import (
-    VISIBLE,
-    DevicePool,
-    DeviceRunner,
     LocalBench,
     LocalDevice,
     TargetToolchain,
@@ -92,14 +95,14 @@ def test_the_pool_of_a_device_starts_runners_that_see_only_its_device(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """In the pool's own thread: a runner ends with the thread that started it."""
-    real, threads = DeviceRunner.__init__, []
+    real, threads = RunnerProcess.__init__, []
 
-    def watched(self: DeviceRunner, *arguments: Any) -> None:
+    def watched(self: RunnerProcess, *arguments: Any) -> None:
         threads.append(threading.current_thread())
         real(self, *arguments)
 
-    monkeypatch.setattr(DeviceRunner, "__init__", watched)
-    pool = DevicePool(RunnerSettings("cpu", 1), "5", spare=1, fork=False)
+    monkeypatch.setattr(RunnerProcess, "__init__", watched)
+    pool = RunnerPool(RunnerSettings("cpu", 1, visible="5"), spare=1, fork=False)
     try:
         pool.prepare()
         runner = pool.take()
@@ -118,7 +121,9 @@ def test_evaluations_at_once_are_on_different_devices(
 ) -> None:
     """Two processors stand in for two devices: what is looked at is who measures where."""
     (tmp_path / "double.py").write_text(PROBLEM, encoding="utf-8")
-    place = TargetToolchain(Target("x86-64", ("x86-64",), "native", "cpu"), CppToolchain())
+    place = TargetToolchain(
+        EvaluationTarget("x86-64", ("x86-64",), "native", "cpu"), CppToolchain()
+    )
     devices = (LocalDevice("cpu", 0), LocalDevice("cpu", 1))
     problem = load_problem(tmp_path / "double.py")
     together = threading.Barrier(2, timeout=60)
@@ -127,7 +132,8 @@ def test_evaluations_at_once_are_on_different_devices(
     # Two threads of one process that time calls on two processors at once delay each other, and
     # what clocks say of that is not what is looked at.
     timing = TimingPolicy(block_ms=2.0, min_pairs=2, max_pairs=4)
-    settings = EvaluationSettings(seeds=1, without=frozenset({13}), timing=timing)
+    defences = Defences(compare_clocks=False, charge_hidden_work=False)
+    settings = EvaluationSettings(seeds=1, defences=defences, timing=timing)
     with LocalBench(problem, {"cpp": place}, settings, devices=devices) as bench:
         assert bench.at_once == 2
         real = bench._evaluator

@@ -18,7 +18,7 @@ PROGRAM = """\
 import sys
 sys.modules.update(dict.fromkeys({modules!r}))  # None: an import of it fails
 import optimizer.search.bench.on_node, optimizer.evaluation.diagnose
-import optimizer.evaluation.runner.zygote, optimizer.evaluation.toolchains.registry
+import optimizer.evaluation.runner.__main__, optimizer.evaluation.toolchains.registry
 """
 
 

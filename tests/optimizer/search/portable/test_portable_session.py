@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import zipfile
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.runner import fresh_values
 from optimizer.search.knowledge import (
     PACKED_EXCERPTS,
     Excerpt,
@@ -146,6 +149,13 @@ def test_a_session_holds_what_it_runs_on(tmp_path: Path, snapshot: KnowledgeSnap
         "optimizer/evaluation/runner/serve.py" in names and "retrieval/data/signals.toml" in names
     )
     assert not [name for name in names if name.startswith(("skills/library", "api/"))]
+    kernels = "from optimizer.evaluation.runner import clocks, fresh_values"
+    code = f"import sys; sys.path[0] = {str(path)!r}; {kernels}; print(clocks.PTX)"
+    code += "; print(*fresh_values.PTX.values())"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.count(".visible .entry") == 1 + len(fresh_values.PTX)
 
 
 @pytest.mark.parametrize(

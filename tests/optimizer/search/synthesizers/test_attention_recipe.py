@@ -12,8 +12,8 @@ import pytest
 
 from kb.hardware.table_reader import Problems
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.open_case import OpenCase
 from optimizer.evaluation.problem.operators import traits_of
-from optimizer.evaluation.problem.tensors import open_case
 from optimizer.search.synthesizers.recipe.recipe import Binding, Recipe, filled, match, parse_recipe
 from skills.format.skillfile import read_skill
 
@@ -57,7 +57,7 @@ def bound(tmp_path: Path, call: str, name: str = NAME) -> object:
     path = tmp_path / "attention.py"
     path.write_text(MODEL.format(call=call), encoding="utf-8")
     problem = load_problem(path)
-    case = open_case(problem, problem.cases[0])
+    case = OpenCase(problem, problem.cases[0])
     return match(recipe(name), case.signature, traits_of(case), {}, "attention")
 
 

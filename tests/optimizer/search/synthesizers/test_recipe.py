@@ -13,12 +13,12 @@ from kb.errors import InvalidKnowledge
 from kb.hardware.table_reader import Problems
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
 from optimizer.evaluation.toolchains.cpp import CppToolchain
 from optimizer.search.bench.local import TargetToolchain, problem_view
 from optimizer.search.knowledge import Knowledge, Move
@@ -308,7 +308,7 @@ def test_an_instance_is_compiled_and_right(tmp_path: Path, pool: RunnerPool) -> 
         else match(recipe(ops=[]), view.main.signature, view.main.traits, {}, problem.op)
     )
     bundle = instantiate(recipe(), recipe().defaults, binding, problem.source)
-    place = TargetToolchain(Target("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
+    place = TargetToolchain(EvaluationTarget("x86-64", ("x86-64",), None, "cpu"), CppToolchain())
     timing = TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6)
     settings = EvaluationSettings(threads=1, timing=timing)
     with Evaluator(problem, place.target, settings, pool=pool) as evaluator:

@@ -12,13 +12,13 @@ import pytest
 
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.evaluator import Evaluator
-from optimizer.evaluation.isolation.pool import RunnerPool
+from optimizer.evaluation.isolation.runner_process import RunnerPool
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
-from optimizer.evaluation.timing.blocks import TimingPolicy
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.torch_python import TorchPython
+from optimizer.evaluation.timing.measure import TimingPolicy
+from optimizer.evaluation.toolchains.base import EvaluationTarget
+from optimizer.evaluation.toolchains.python import TorchPython
 from optimizer.search.bench.local import problem_view
 from optimizer.search.records import Proposal
 
@@ -34,7 +34,7 @@ QUICK = EvaluationSettings(
     threads=1,
     timing=TimingPolicy(block_ms=1.0, min_pairs=4, max_pairs=4, quiet=1e6, seconds=5.0),
 )
-CPU = Target("x86-64", ("x86-64",), "native", "cpu")
+CPU = EvaluationTarget("x86-64", ("x86-64",), "native", "cpu")
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,9 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.correctness.undecided import MOST_SHARE
+from optimizer.evaluation.correctness.prepared import MAX_UNDECIDED
 from optimizer.evaluation.problem import bounds
-from optimizer.evaluation.problem.spec import Policy
+from optimizer.evaluation.problem.spec import ProblemPolicy
 from optimizer.evaluation.records import (
     CaseCheck,
     CaseTiming,
@@ -159,7 +159,7 @@ def test_the_numbers_of_the_judgement_are_those_of_the_harness() -> None:
         "c_eps": f"{bounds.C_EPS:g}",
         "call_seconds": f"{settings.call_seconds:g}",
         "load_seconds": f"{settings.load_seconds:g}",
-        "share": f"{100 * MOST_SHARE:g}",
+        "share": f"{100 * MAX_UNDECIDED:g}",
     } == sections.JUDGED
     assert settings.memory_bytes == sections.MEMORY_GIB * GIB
     assert bounds.QUANTILE == 0.999 and bounds.RELAXED_EPS == 2.0**-7
@@ -170,7 +170,7 @@ def test_the_numbers_of_the_judgement_are_those_of_the_harness() -> None:
 
 
 def test_every_rule_of_a_policy_has_a_sentence() -> None:
-    sentences, hints = data("policy.json"), get_type_hints(Policy)
+    sentences, hints = data("policy.json"), get_type_hints(ProblemPolicy)
     for name in ("precision", "library", "weights"):
         assert set(sentences[name]) == set(get_args(hints[name]))
     assert "2^-7" in sentences["precision"]["relaxed"]

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from optimizer.evaluation.abi import Signature, TensorSpec
-from optimizer.evaluation.collectors.ceilings import Ceilings, Figure, Point
-from optimizer.evaluation.correctness.undecided import MOST_SHARE
-from optimizer.evaluation.problem.least import too_little
+from optimizer.evaluation.collectors.ceilings import BandwidthPoint, Ceilings, MeasuredRate
+from optimizer.evaluation.correctness.prepared import MAX_UNDECIDED
+from optimizer.evaluation.problem.check import too_little
 from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
 from optimizer.search.records import Node
 from optimizer.search.runs.hardware_view import clock_megahertz, rates_of
@@ -23,12 +23,12 @@ from tests.optimizer.search.synthesizers.llm.llm_servers import block, blocks
 from tests.optimizer.search.synthesizers.llm.test_llm_here import busy, cpu, first, outside, prompt
 from tests.optimizer.search.synthesizers.llm.test_llm_prompt import child
 
-POINTS = (Point(8 << 20, 1.37e11, 0.0, 9), Point(256 << 20, 2.79e10, 0.0, 9))
+POINTS = (BandwidthPoint(8 << 20, 1.37e11, 0.0, 9), BandwidthPoint(256 << 20, 2.79e10, 0.0, 9))
 
 
 def ceilings(**changes: Any) -> Ceilings:
     whole = Ceilings("d", "cpu", 2, 32 << 20, POINTS, POINTS, POINTS)
-    return replace(whole, matmul={"float32": Figure(1.07e11, 0.0, 9)}, **changes)
+    return replace(whole, matmul={"float32": MeasuredRate(1.07e11, 0.0, 9)}, **changes)
 
 
 def with_outputs(*dtypes: str, outputs: str = "float") -> ProposalContext:
@@ -48,7 +48,7 @@ def test_a_count_is_said_to_be_held_against_the_reference_and_its_other_rounding
     assert "- output0 (float32): compared with a float64 result of the reference" in text
     assert "- output1 (int64): each element must equal the reference's" in text
     assert "(not in float64)" in text and "need not follow the reference's order" in text
-    assert f"At most {MOST_SHARE:.0%}".replace("%", " %") in text
+    assert f"At most {MAX_UNDECIDED:.0%}".replace("%", " %") in text
 
 
 def test_no_two_sentences_contradict_each_other() -> None:

@@ -16,8 +16,8 @@ import torch
 
 from optimizer.evaluation.abi import Signature, TensorSpec
 from optimizer.evaluation.bundle import Bundle
-from optimizer.evaluation.toolchains.base import Target
-from optimizer.evaluation.toolchains.triton.toolchains import TritonAmd, TritonNvidia
+from optimizer.evaluation.toolchains.base import CompileCase, EvaluationTarget
+from optimizer.evaluation.toolchains.python import TritonAmd, TritonNvidia
 from optimizer.search.records import Value
 from optimizer.search.synthesizers.base import CaseView, HardwareView, ProblemView
 from optimizer.search.synthesizers.traced import filling, triton
@@ -339,12 +339,12 @@ def test_kernels_compile_for_chips_that_are_not_here(
 ) -> None:
     case, _, _ = model_of(name)
     bundle = Bundle({"k.py": text_of(name, values).text}, "k.py", "triton", "ModelNew")
-    hopper = Target("h100", ("h100", "hopper", "nvidia"), "90")
-    cdna = Target("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
+    hopper = EvaluationTarget("h100", ("h100", "hopper", "nvidia"), "90")
+    cdna = EvaluationTarget("mi300x", ("mi300x", "cdna3", "amd"), "gfx942")
     for toolchain, target in ((TritonNvidia(), hopper), (TritonAmd(), cdna)):
         folder = tmp_path / target.hardware
         folder.mkdir()
-        compiled = toolchain.compile(bundle, target, folder, (case.signature,))
+        compiled = toolchain.compile(bundle, target, folder, (CompileCase(case.signature),))
         assert compiled.ok, compiled.log
         assert list(compiled.kernels) == ["traced_0_0"]
 

@@ -1,1 +1,0 @@
-"""Whether a candidate computes the right result: goldens, error bounds, the check."""

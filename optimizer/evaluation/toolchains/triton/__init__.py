@@ -1,1 +1,0 @@
-"""Triton: run where a GPU is, compiled for a named one everywhere."""

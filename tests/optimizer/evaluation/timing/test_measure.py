@@ -1,0 +1,221 @@
+"""Block lengths, and timing on a busy machine, with synthetic blocks."""
+
+from __future__ import annotations
+
+import os
+import statistics
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from optimizer.evaluation.evaluator import with_size
+from optimizer.evaluation.isolation.runner_process import RunnerProcess
+from optimizer.evaluation.loaded_kernel import LoadedKernel, TimedBlock
+from optimizer.evaluation.roofline import CaseWork
+from optimizer.evaluation.runner.defences import Defences
+from optimizer.evaluation.timing.measure import (
+    BUSY_FROM_THE_START,
+    TimedSide,
+    TimingPolicy,
+    TimingResult,
+    measure,
+)
+
+POLICY = TimingPolicy(block_ms=30.0, narrow=0.0, between=0.018, threads=0, quiet=0.05, walls=2.0)
+CALL_NS = 300_000
+SLOW_CALLS = 10_000  # so that calibration is one block of each side
+
+
+class BusySide(TimedSide):
+    """Synthetic blocks. Those of the `disturbed` pairs waited for half of their time."""
+
+    disturbed: frozenset[int] = frozenset()
+    others_share: float | None = None  # of a processor that other work used, if known
+    slower: float = 1.0  # factor of the candidate's calls in disturbed pairs
+    blocks: int = 0
+
+    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
+        pair = self.blocks - 1  # the first block calibrates
+        self.blocks += 1
+        each = CALL_NS * SLOW_CALLS if pair < 0 else CALL_NS
+        if self.name == "candidate" and pair in self.disturbed:
+            each = round(self.slower * each)
+        times = (each,) * calls
+        waited = sum(times) // 2 if pair in self.disturbed else 0
+        return TimedBlock(
+            times=times,
+            walls=times,
+            spans=((calls, sum(times), waited),),
+            refresh_ns=0,
+            touch_ns=0,
+            total_ns=sum(times),
+            wall_ns=sum(times),
+            waited_ns=waited,
+            delayed_ns=0,
+            busy_ns=0,
+            threads=(1, 1),
+            patched=False,
+            others_ns=None if self.others_share is None else self.others_share * sum(times),
+        )
+
+
+def measured(
+    disturbed: set[int], others: float | None = None, slower: float = 1.0
+) -> tuple[TimingResult, int]:
+    """The result, and the number of pairs."""
+    runner = SimpleNamespace(pid=os.getpid(), children=list, settings=SimpleNamespace(device="cpu"))
+    sides = []
+    for name in ("baseline", "candidate"):
+        kernel = cast(LoadedKernel, SimpleNamespace(outputs=()))
+        side = BusySide(name, cast(RunnerProcess, runner), kernel, trusted=name == "baseline")
+        side.disturbed, side.others_share = frozenset(disturbed), others
+        side.slower = slower
+        sides.append(side)
+    result = measure(
+        "main",
+        baseline=sides[0],
+        candidate=sides[1],
+        policy=POLICY,
+        compare=lambda ours, theirs: None,
+        compare_samples=lambda ours, theirs: None,
+        seed=1,
+        defences=Defences(),
+    )
+    return result, sides[0].blocks - 1
+
+
+@pytest.mark.parametrize(
+    "disturbed, pairs",
+    [
+        (set(range(24)), BUSY_FROM_THE_START),
+        ({*range(24)} - {3}, 20),  # with the 19th disturbed pair, at most five can be quiet
+        ({*range(24)} - {0, 1, 2, 3, 4}, 24),
+    ],
+)
+def test_it_ends_when_timing_has_become_impossible(disturbed: set[int], pairs: int) -> None:
+    result, made = measured(disturbed)
+    assert made == pairs
+    assert result.timing.state == "repeat" and result.timing.speedup is None
+    noisy = len(disturbed & set(range(pairs)))
+    assert f"busy in {noisy} of {pairs} pairs of blocks" in result.timing.reason
+
+
+@pytest.mark.parametrize(
+    "others, state",
+    [
+        (0.0, "measured"),
+        (0.03, "measured"),
+        (0.1, "repeat"),  # more than allowed in a quiet block
+        (0.5, "repeat"),
+        (None, "repeat"),
+    ],
+)
+def test_threads_that_wait_for_each_other_are_not_other_work(
+    others: float | None, state: str
+) -> None:
+    """Every block of both sides waits for half of its time."""
+    timing = measured(set(range(24)), others)[0].timing
+    assert timing.state == state
+    if timing.speedup is not None:
+        assert timing.speedup.low < 1.0 < timing.speedup.high
+
+
+@pytest.mark.parametrize("waiting, speedup", [({1, 3, 5}, 1.0), ({*range(24)} - {1, 3, 5}, 0.5)])
+def test_few_waiting_pairs_are_left_out_and_many_count(waiting: set[int], speedup: float) -> None:
+    """Two threads that share a processor for a while are no property of a kernel."""
+    timing = measured(waiting, others=0.0, slower=2.0)[0].timing
+    assert timing.state == "measured" and timing.speedup is not None
+    assert timing.speedup.value == pytest.approx(speedup, rel=0.1)
+
+
+def test_the_fastest_call_is_the_rough_time_without_a_measured_one() -> None:
+    timing = measured(set(range(24)))[0].timing
+    assert timing.rough_us == timing.rough_baseline_us == CALL_NS / 1e3
+    assert timing.candidate_us is None and timing.baseline_us is None
+    assert measured(set())[0].timing.rough_us is None
+
+
+def test_a_machine_that_becomes_idle_in_time_gives_a_time() -> None:
+    result, made = measured({*range(24)} - {9, *range(19, 24)})
+    assert (result.timing.state, made) == ("measured", 24)
+    assert result.timing.speedup is not None
+    assert result.timing.speedup.value == pytest.approx(1.0)
+
+
+def test_a_case_that_is_too_small_to_time_is_reported_first() -> None:
+    busy = measured(set(range(24)))[0].timing
+    small = with_size(busy, CaseWork("softmax", "float32", 200_000, 100_596))
+    assert small.reason.startswith("300,596 bytes, and no operation that is counted, are too")
+    slow = replace(busy, rough_baseline_us=17_000.0)  # a long call, with work that is not counted
+    assert with_size(slow, CaseWork("softmax", "float32", 200_000, 100_596)) == slow
+    assert small.reason.endswith(busy.reason) and small.state == "repeat"
+    assert with_size(busy, CaseWork("softmax", "float32", 1 << 20, 1 << 20)) == busy
+
+
+# -- block lengths
+
+SHORT_CALL_NS, BETWEEN_NS = 150_000, 450_000
+
+
+class CostlySide(TimedSide):
+    """Synthetic blocks, each with fixed costs of `fixed_ns`."""
+
+    fixed_ns: int = 0
+    lengths: list[int]
+
+    def run(self, seed: int, calls: int, seconds: float, secret: int = 0) -> TimedBlock:
+        times = (SHORT_CALL_NS,) * calls
+        self.lengths.append(calls)
+        return TimedBlock(
+            times=times,
+            walls=times,
+            spans=((calls, sum(times), 0),),
+            refresh_ns=BETWEEN_NS // 2 * calls,
+            touch_ns=0,
+            total_ns=(SHORT_CALL_NS + BETWEEN_NS) * calls,
+            wall_ns=self.fixed_ns + (SHORT_CALL_NS + BETWEEN_NS) * calls,
+            waited_ns=0,
+            delayed_ns=0,
+            busy_ns=0,
+            threads=(1, 1),
+            patched=False,
+        )
+
+
+@pytest.mark.parametrize("fixed_ns", [0, 3_000_000, 30_000_000])
+@pytest.mark.parametrize(
+    "walls, calls",
+    [
+        (2.0, 16 / 0.6),  # the wall limits it: 16 ms, 0.6 a call
+        (100.0, 8 / 0.15),  # the time of the calls does
+    ],
+)
+def test_fixed_costs_of_a_block_do_not_reduce_its_calls(
+    fixed_ns: int, walls: float, calls: float
+) -> None:
+    runner = SimpleNamespace(pid=os.getpid(), children=list, settings=SimpleNamespace(device="cpu"))
+    sides = []
+    for name in ("baseline", "candidate"):
+        kernel = cast(LoadedKernel, SimpleNamespace(outputs=()))
+        side = CostlySide(name, cast(RunnerProcess, runner), kernel, trusted=name == "baseline")
+        side.fixed_ns, side.lengths = fixed_ns, []
+        sides.append(side)
+    policy = TimingPolicy(
+        block_ms=8.0, min_pairs=24, narrow=0.0, between=0.018, quiet=100.0, walls=walls
+    )
+    result = measure(
+        "main",
+        baseline=sides[0],
+        candidate=sides[1],
+        policy=policy,
+        compare=lambda ours, theirs: None,
+        compare_samples=lambda ours, theirs: None,
+        seed=1,
+        defences=Defences(compare_clocks=False, charge_hidden_work=False, charge_late_work=False),
+    )
+    assert result.timing.state == "measured"
+    pairs = sides[0].lengths[-24:]
+    assert statistics.mean(pairs) == pytest.approx(calls, rel=0.15)
+    assert 0.55 * calls < min(pairs) and max(pairs) < 1.45 * calls
