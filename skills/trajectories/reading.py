@@ -254,7 +254,7 @@ def untimed_steps(summary: Mapping[str, Any]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class FlaggedNode:
+class FlaggedCandidate:
     """A node with flags that a person decides on. `evaluation` is its key, `review` the newest
     decision, None before one."""
 
@@ -280,7 +280,7 @@ class FlaggedNode:
 
 def flagged_nodes(
     base: KnowledgeBase, identity: str, access_scope: AccessScope = ALL_ACCESS
-) -> list[FlaggedNode]:
+) -> list[FlaggedCandidate]:
     """The flagged nodes of a search in order, with decided ones, whose decision can be changed.
     Raises as `stored_search`."""
     tree = stored_search(base, identity).tree
@@ -300,7 +300,7 @@ def review_node(
     actor: str,
     reason: str,
     access_scope: AccessScope = ALL_ACCESS,
-) -> FlaggedNode:
+) -> FlaggedCandidate:
     """Decide about the flags of a node. `decision` is accepted or refused. Raises NotFound,
     InvalidRequest, and Conflict if none of its flags waits for a person."""
     tree = stored_search(base, identity).tree
@@ -314,9 +314,11 @@ def review_node(
     return _flagged(number, evaluation, {evaluation.key: review})
 
 
-def _flagged(number: int, evaluation: Evaluation, reviews: ReviewsByKey) -> FlaggedNode:
+def _flagged(number: int, evaluation: Evaluation, reviews: ReviewsByKey) -> FlaggedCandidate:
     key = evaluation.key
-    return FlaggedNode(number, evaluation.speedup, open_flags(evaluation), key, reviews.get(key))
+    return FlaggedCandidate(
+        number, evaluation.speedup, open_flags(evaluation), key, reviews.get(key)
+    )
 
 
 def open_flags(evaluation: Evaluation) -> tuple[str, ...]:
