@@ -63,7 +63,7 @@ def section_model(names: str, api_base: str | None) -> SectionModel:
             hint="Give a single litellm model name, as openai/gpt-4o.",
         )
     load()
-    check_keys(names, ModelOptions(api_base))
+    check_keys(ModelOptions(names, api_base))
     settings = LlmSettings(
         models,
         api_base=api_base,
@@ -86,7 +86,7 @@ def propose_symbols(
     """Have a model propose cards for a chip; see `ingestion.symbols.model.propose_cards`. Its
     answers are kept in `transcripts/symbols` of the data directory.
     """
-    from ingestion.read import own_languages
+    from ingestion.findings.scopes import template_languages
     from ingestion.symbols.model import propose_cards
 
     chip = base.registry.resolve(hardware)
@@ -96,7 +96,7 @@ def propose_symbols(
         chip,
         model,
         model.name,
-        languages=own_languages((chip,), base.registry.all()),
+        languages=template_languages((chip,), base.registry.all()),
         transcripts=base.settings.data_dir / "transcripts" / "symbols",
         most=most,
         say=say,

@@ -25,7 +25,7 @@ from optimizer.search.loop import Listener
 from optimizer.search.runs.optimize import optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.proposers import builtin
-from optimizer.search.runs.run_store import keep_failed, run_store
+from optimizer.search.runs.run_store import run_store, store_failed
 from optimizer.search.synthesizers.base import Synthesizer
 from optimizer.search.synthesizers.external import ExternalSynthesizer
 from optimizer.search.synthesizers.llm.prompt import brief
@@ -49,7 +49,7 @@ def main(text: str) -> int:
     except KernloreError as error:
         reason = f"{error.message}. {error.hint}"
         hardware = description["hardware"]
-        keep_failed(
+        store_failed(
             services, description["run"], Path(description["problem"]), goal, hardware, reason
         )
         print(reason, file=sys.stderr)
@@ -110,10 +110,9 @@ def _on_cluster(
             goal,
             hardware,
             listener,
-            models=description["models"],
-            model_options=ModelOptions(**description["options"]),
+            models=ModelOptions(**description["models"]),
+            cluster=elsewhere,
             run_id=description["run"],
-            elsewhere=elsewhere,
         )
 
 

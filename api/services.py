@@ -11,7 +11,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -20,17 +20,14 @@ import structlog
 
 from api.store_watch import StoreWatch
 from ingestion.builtin import BuiltinReport, load_builtin, load_hardware, loaded_by_newer
-from ingestion.elsewhere import Elsewhere
+from ingestion.builtin.precomputed import ShippedReadings, put_shipped
 from ingestion.findings.tags import SignalWords, Tagger
 from ingestion.hardware import register_hardware
 from ingestion.page_images import PageImages
-from ingestion.parse_process import ParseLimits, ParserPool
-from ingestion.read import pipeline_fingerprint, pipeline_parts
-from ingestion.rereading import read_again
-from ingestion.shipped_readings import ShippedReadings
-from ingestion.shipped_vectors import put_shipped
-from ingestion.uploads import Uploads
-from ingestion.worker import Parts, Worker
+from ingestion.parse_process import ParseLimits, ParserProcess
+from ingestion.read import DocumentReader, LocalReader, pipeline_fingerprint, pipeline_parts
+from ingestion.uploads import Uploads, read_again
+from ingestion.worker import Worker, WorkerParts
 from kb.audit import AuditLog
 from kb.catalog.database import FREE
 from kb.catalog.jobs import Jobs
@@ -58,7 +55,7 @@ from skills.lifecycle import observe
 from skills.skill_library import SkillLibrary
 
 if TYPE_CHECKING:
-    from ingestion.on_cluster import ClusterReading
+    from ingestion.cluster import ClusterReader
     from kb.cluster import Cluster
 
 # Seconds until Chroma is opened where it is not asked yet: importing it and comparing it with the
@@ -173,9 +170,13 @@ class Services(KnowledgeBase):
             read_again(self.uploads, self.documents, self.blobs, answer["id"])
         return answer
 
-    def parser_pool(self) -> ParserPool:
-        """Processes that parse files, within the limits of the settings; to be used in a `with`."""
-        return ParserPool(self._parse_limits)
+    @contextmanager
+    def local_reader(self) -> Iterator[LocalReader]:
+        """Reads and embeds in this process, with a parser process within the limits of the
+        settings.
+        """
+        with ParserProcess(self._parse_limits) as parser:
+            yield LocalReader(self.embedder, self.tagger, parser.parse_bytes)
 
     @property
     def _parse_limits(self) -> ParseLimits:
@@ -185,40 +186,36 @@ class Services(KnowledgeBase):
             wall_seconds=self.settings.parse_seconds,
         )
 
-    def reading_on(self, cluster: Cluster, log: Callable[[str], None]) -> ClusterReading:
+    def cluster_reader(self, cluster: Cluster, log: Callable[[str], None]) -> ClusterReader:
         """Reads and embeds on the nodes of a cluster as this process would; `log` gets remarks."""
-        from ingestion.on_cluster import ClusterReading
-        from ingestion.on_node import Reading
+        from ingestion.cluster import ClusterPipeline, ClusterReader
 
         embedder = self.embedder
-        reading = Reading(
+        pipeline = ClusterPipeline(
             self._parse_limits,
             self.settings.embedder,
             embedder.fingerprint,
             pipeline_parts(embedder, self.tagger),
             self.tagger,
         )
-        return ClusterReading(cluster, reading, log)
+        return ClusterReader(cluster, pipeline, log)
 
     def worker(
         self,
-        parsers: ParserPool,
+        reader: DocumentReader,
         on_vectors: Callable[[set[str]], None] | None = None,
-        elsewhere: Elsewhere | None = None,
         anew: bool = False,
     ) -> Worker:
-        """The reader of queued documents; `on_vectors` gets the scopes that have new vectors;
-        `elsewhere` reads and embeds in place of this machine; `anew` reads built-in documents too,
-        where what they give is shipped."""
-        parts = Parts(
+        """A worker on the queue of documents. `on_vectors` gets the scopes that have new vectors;
+        `anew` also reads built-in documents whose readings ship.
+        """
+        parts = WorkerParts(
             self.catalog,
             self.blobs,
             self.jobs,
             self.registry,
-            self.embedder,
-            self.tagger,
-            parsers,
-            elsewhere,
+            self.embedder.fingerprint,
+            reader,
             None if anew else self.shipped_readings,
         )
         return Worker(parts, self.settings.lease_seconds, on_vectors)
@@ -386,8 +383,8 @@ class Background:
     def _run(self) -> None:
         services = self._services
         services.embedder.prepare()
-        with services.parser_pool() as parsers:
-            worker = self._worker = services.worker(parsers, self._on_vectors)
+        with services.local_reader() as reader:
+            worker = self._worker = services.worker(reader, self._on_vectors)
             self._load_builtin()
             with worker.alive():
                 # Words first: a request in the first seconds finds every document by its text.

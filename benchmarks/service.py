@@ -321,8 +321,8 @@ def builtin_services(data_dir: Path | None) -> Iterator[Services]:
         services = open_services(read_settings(data_dir or Path(folder)))
         try:
             services.load_builtin()
-            with services.parser_pool() as parsers:
-                services.worker(parsers).drain()
+            with services.local_reader() as reader:
+                services.worker(reader).drain()
             yield services
         finally:
             services.close()

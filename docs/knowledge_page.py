@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ingestion.builtin import builtin_documents, builtin_hardware
+from ingestion.builtin.samples import RAN, CheckMade, ShippedSample, shipped_samples
+from ingestion.findings.front_matter import stated_languages
+from ingestion.findings.scopes import template_languages
 from ingestion.formats import parse
 from ingestion.passages import split_sections
-from ingestion.read import own_languages, stated_languages
-from ingestion.shipped_samples import RAN, CheckMade, ShippedSample, shipped_samples
 from ingestion.symbols.cards import cards_of
 from kb.hardware.lineage import effective_facts, lineage
 from kb.hardware.spec import HardwareSpec
@@ -84,7 +85,7 @@ def read_documents(manuals: Path, specs: Mapping[str, HardwareSpec]) -> list[Doc
         parsed = parse(upload.data, upload.name)
         languages = stated_languages(parsed.front_matter) or upload.languages
         cards = cards_of(
-            split_sections(parsed.elements), languages or own_languages(upload.hardware, specs)
+            split_sections(parsed.elements), languages or template_languages(upload.hardware, specs)
         )
         documents.append(
             Document(

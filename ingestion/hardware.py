@@ -6,13 +6,13 @@ routes and commands answer alike.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ingestion.findings.facts import FactConflict, SourcedFact, find_conflicts
 from kb.catalog.facts import Fact, Outdated
 from kb.catalog.hardware import HardwareRegistry
 from kb.errors import Conflict, InvalidRequest, NotFound
@@ -349,3 +349,76 @@ def _conflicts(facts: Sequence[Fact]) -> list[FactConflict]:
             if f.kind == kind and f.status != "rejected"
         )
     return conflicts
+
+
+# -- sources that disagree
+
+
+@dataclass(frozen=True)
+class SourcedFact:
+    """A value as one source states it; `source` tells a reader where (document, page, table)."""
+
+    key: str
+    subject: str
+    value: float | int | str
+    unit: str
+    source: str
+
+
+@dataclass(frozen=True)
+class FactConflict:
+    """Sources that disagree on one fact. `reason` is the probable cause, empty where none is
+    known.
+    """
+
+    key: str
+    subject: str
+    values: tuple[SourcedFact, ...]
+    reason: str = ""
+
+
+# Peaks and rates are rounded in datasheets (3.35 against 3.352 TB/s); counts and sizes are not.
+TOLERANCES = {"B/s": 0.02, "flop/s": 0.02, "op/s": 0.02, "Hz": 0.02, "W": 0.02}
+
+
+def find_conflicts(facts: Iterable[SourcedFact]) -> list[FactConflict]:
+    """Facts of the same key and subject whose values differ by more than rounding."""
+    groups: dict[tuple[str, str], list[SourcedFact]] = {}
+    for fact in facts:
+        groups.setdefault((fact.key, re.sub(r"[\W_]+", "", fact.subject).lower()), []).append(fact)
+    conflicts = []
+    for _, group in sorted(groups.items()):
+        distinct = _distinct(group)
+        if len(distinct) > 1:
+            first, reason = group[0], _reason(distinct)
+            conflicts.append(FactConflict(first.key, first.subject, tuple(group), reason))
+    return conflicts
+
+
+def _distinct(group: Sequence[SourcedFact]) -> list[SourcedFact]:
+    kept: list[SourcedFact] = []
+    for fact in group:
+        if not any(_agree(fact, other) for other in kept):
+            kept.append(fact)
+    return kept
+
+
+def _agree(left: SourcedFact, right: SourcedFact) -> bool:
+    if left.unit != right.unit:
+        return False
+    if isinstance(left.value, str) or isinstance(right.value, str):
+        return str(left.value).strip().lower() == str(right.value).strip().lower()
+    high = max(abs(left.value), abs(right.value))
+    return abs(left.value - right.value) <= TOLERANCES.get(left.unit, 0.0) * high
+
+
+def _reason(distinct: Sequence[SourcedFact]) -> str:
+    units = sorted({fact.unit for fact in distinct})
+    if len(units) > 1:
+        return f"different units: {', '.join(units)}"
+    numbers = sorted(float(f.value) for f in distinct if not isinstance(f.value, str))
+    if units == ["B"] and len(numbers) == 2 and numbers[0] > 0:
+        ratio = numbers[1] / numbers[0]
+        if any(abs(ratio / 1.024**power - 1) < 0.004 for power in (1, 2, 3, 4)):
+            return "one may count the prefix in powers of 1000, the other in powers of 1024"
+    return ""

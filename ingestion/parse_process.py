@@ -1,17 +1,16 @@
-"""Parsing outside the process that matters: a child with limits on memory, CPU and time.
+"""Parse files in a child process with limits on memory, CPU and time.
 
-`ParserPool` keeps one warm child that reads one document after the other; `parse_in_child` is a
-pool for a single document. Run as `python -m ingestion.parse_process ENTRY MEMORY FOLDER`, this
-module is the child.
+A child of a `ParserProcess` reads one document after the other. This module is also the child:
+`python -m ingestion.parse_process ENTRY MEMORY FOLDER`.
 
-Protocol, one line of JSON each way: the parent writes {"path", "name", "cpu_seconds"}; the child
-writes the file named in {"result"}, or {"error"}. Whatever else happens (killed, out of memory, too
-slow, nonsense on the pipe) is a `ParseFailed` with the reason, and the child is replaced.
+Protocol, one line of JSON each way: the parent writes {"path", "name", "result", "cpu_seconds"};
+the child writes the file `result` and answers {"result"}, or {"error"}. If the child is killed, out
+of memory, too slow or breaks the protocol, the parent raises `ParseFailed` with the reason and
+starts another child.
 
-A child is started, never forked: libraries with threads are loaded in the parent. It leads its own
-process group, and that group is killed on overrun, and when the parent is no more. Where the system
-has no RLIMIT_AS (macOS), the child watches its own peak between documents only;
-`memory_is_enforced()` says which."""
+A child is started, not forked: the parent has libraries with threads. It leads a process group,
+which is killed on overrun and when the parent ends. Without RLIMIT_AS (macOS) the memory of a child
+is only checked between documents, see `memory_is_enforced`."""
 
 from __future__ import annotations
 
@@ -28,20 +27,20 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import kb.errors
 from ingestion.elements import ParsedDocument, document_from_json, document_to_json
+from kb import telemetry
 from kb.errors import KernloreError, ParseFailed, Unavailable
 
 DEFAULT_ENTRY = "ingestion.formats:parse"
 _MIB = 1024 * 1024
 _ROOT = Path(__file__).resolve().parent.parent
-_STDERR_KEPT = 4000
+_STDERR_TAIL = 4000
 _SPLIT_HINT = "Split the document into parts, or raise the limits of the parser."
 
 ParserEntry = Callable[[bytes, str], ParsedDocument]
@@ -49,10 +48,8 @@ ParserEntry = Callable[[bytes, str], ParsedDocument]
 
 @dataclass(frozen=True)
 class ParseLimits:
-    """What one document may cost. `memory_mib` bounds the address space of the child.
-
-    A child is replaced after `recycle_after` documents, or when it holds more than `recycle_mib`:
-    parsers of other people leak.
+    """Limits for one document. `memory_mib` bounds the address space of the child. A child is
+    replaced after `recycle_after` documents, or if it uses more than `recycle_mib`: parsers leak.
     """
 
     memory_mib: int = 4096
@@ -63,107 +60,64 @@ class ParseLimits:
 
 
 def memory_is_enforced() -> bool:
-    """Whether the memory limit holds while a document is being read, or only between documents."""
+    """Whether the system enforces the memory limit while a document is read."""
     return sys.platform != "darwin" and hasattr(resource, "RLIMIT_AS")
 
 
-def parse_in_child(
-    path: Path, name: str, limits: ParseLimits | None = None, *, entry: str = DEFAULT_ENTRY
-) -> ParsedDocument:
-    """Read one file in a child of its own."""
-    with ParserPool(limits, entry=entry) as pool:
-        return pool.parse(path, name)
-
-
-class ParserPool:
-    """Warm parser children. Each serves one document at a time; `parse` may be called from any
-    thread.
-
-    `entry` names the parser as "module:function", a function of (bytes, name).
+class ParserProcess:
+    """A parser child, started when needed and reused. Any thread may call `parse`; one document is
+    read at a time. `entry` names the parser, a function of (bytes, name), as "module:function".
     """
 
-    def __init__(
-        self, limits: ParseLimits | None = None, workers: int = 1, *, entry: str = DEFAULT_ENTRY
-    ) -> None:
-        self.limits = limits or ParseLimits()
+    def __init__(self, limits: ParseLimits | None = None, *, entry: str = DEFAULT_ENTRY) -> None:
+        self._limits = limits or ParseLimits()
         self._entry = entry
-        self._idle: list[_Child | None] = [None] * max(1, workers)
-        self._free = (
-            threading.Condition()
-        )  # protects _idle and _closed: a child belongs to one caller
-        self._size = max(1, workers)
+        self._lock = threading.Lock()  # protects the child, and _closed
+        self._child: _Child | None = None
         self._closed = False
 
-    def __enter__(self) -> ParserPool:
+    def __enter__(self) -> ParserProcess:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
+    @telemetry.traced("job: parse")
+    def parse_bytes(self, data: bytes, name: str) -> ParsedDocument:
+        """Read the bytes of a file; raises as `parse`."""
+        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
+            path = Path(folder) / "document"
+            path.write_bytes(data)
+            return self.parse(path, name)
+
     def parse(self, path: Path, name: str) -> ParsedDocument:
-        """Read one file; raises what the parser raised, or ParseFailed when the child did not
-        survive it.
-        """
-        child = self._take()
-        keep: _Child | None = None
-        try:
-            child = child or _Child(self._entry, self.limits)
-            document = child.parse(path, name)
-            keep = child
-            return document
-        except _ChildLost as lost:
-            raise lost.failure from None
-        except KernloreError:
-            keep = child
-            raise
-        finally:
-            if keep is not None and keep.worn:
-                keep.close()
-                keep = None
-            elif keep is None and child is not None:
+        """Read one file. Raises the error of the parser, or ParseFailed if the child was lost."""
+        with self._lock:
+            if self._closed:
+                raise Unavailable("the parser is closed", hint="Open a new ParserProcess.")
+            child = self._child = self._child or _Child(self._entry, self._limits)
+            try:
+                return child.parse(path, name)
+            except KernloreError:
+                raise
+            except BaseException:
                 child.kill()
-                child.close()
-            self._give(keep)
+                raise
+            finally:
+                if child.worn:
+                    child.close()
+                    self._child = None
 
     def close(self) -> None:
-        """Wait for documents that are being read, then end the children."""
-        with self._free:
+        """End the child once its document is read."""
+        with self._lock:
             self._closed = True
-            self._free.wait_for(lambda: len(self._idle) == self._size)
-            children, self._idle = self._idle, []
-            self._size = 0
-        for child in children:
-            if child is not None:
-                child.close()
-
-    def _take(self) -> _Child | None:
-        with self._free:
-            self._free.wait_for(lambda: bool(self._idle) or self._closed)
-            if self._closed:
-                raise Unavailable("the parser pool is closed", hint="Open a new ParserPool.")
-            return self._idle.pop()
-
-    def _give(self, child: _Child | None) -> None:
-        with self._free:
-            self._idle.append(child)
-            self._free.notify_all()
-
-
-class _ChildLost(Exception):
-    """The child cannot be used again; `failure` is what the caller of the pool gets."""
-
-    def __init__(self, failure: ParseFailed) -> None:
-        super().__init__(failure.message)
-        self.failure = failure
+            if self._child is not None:
+                self._child.close()
 
 
 class _Child:
-    """One parser process and the pipe to it."""
+    """One parser process and its pipes."""
 
     def __init__(self, entry: str, limits: ParseLimits) -> None:
         self.limits = limits
@@ -203,7 +157,7 @@ class _Child:
             "cpu_seconds": self.limits.cpu_seconds,
         }
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # the answer, or its absence, tells why
+        with contextlib.suppress(BrokenPipeError):  # `_answer` finds the reason
             self._process.stdin.write(json.dumps(request).encode() + b"\n")
             self._process.stdin.flush()
         answer = self._answer(time.monotonic() + self.limits.wall_seconds)
@@ -211,11 +165,11 @@ class _Child:
         self._rss_mib = float(answer.get("rss_mib", 0.0))
         self._ended = bool(answer.get("ended", False))
         if "error" in answer:
-            raise _revived(answer["error"])
+            raise error_from_json(answer["error"])
         try:
             return document_from_json(result.read_text(encoding="utf-8"))
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise _ChildLost(_failure(f"the parser sent no readable result: {error}")) from error
+        except (OSError, ValueError) as error:
+            raise self._lost(f"the parser sent no readable result: {error}") from error
         finally:
             result.unlink(missing_ok=True)
 
@@ -225,35 +179,35 @@ class _Child:
         while b"\n" not in self._buffer:
             ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
             if not ready:
-                self.kill()
                 seconds = f"{self.limits.wall_seconds:g}"
-                raise _ChildLost(_failure(f"out of time: the parser took longer than {seconds} s"))
+                raise self._lost(f"out of time: the parser took longer than {seconds} s")
             part = os.read(pipe, 65_536)
             if not part:
-                raise _ChildLost(self._post_mortem())
+                raise self._post_mortem()
             self._buffer += part
         line, _, self._buffer = self._buffer.partition(b"\n")
-        try:
+        with contextlib.suppress(ValueError):
             answer = json.loads(line)
-        except ValueError as error:
-            raise _ChildLost(_failure("the parser wrote something else than its answer")) from error
-        if not isinstance(answer, dict):
-            raise _ChildLost(_failure("the parser wrote something else than its answer"))
-        return answer
+            if isinstance(answer, dict):
+                return answer
+        raise self._lost("the parser wrote something else than its answer")
+
+    def _lost(self, message: str) -> ParseFailed:
+        """The failure of a child that cannot be used again."""
+        self.kill()
+        return _failure(message)
 
     def _post_mortem(self) -> ParseFailed:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(timeout=2)  # its own exit status says more than our kill
+            self._process.wait(timeout=2)  # for an exit status other than that of `kill`
         self.kill()
         code = self._process.returncode
         self._stderr.seek(0)
-        log = self._stderr.read()[-_STDERR_KEPT:].decode("utf-8", "replace")
+        log = self._stderr.read()[-_STDERR_TAIL:].decode("utf-8", "replace")
         if code == -signal.SIGXCPU:
             return _failure(f"out of time: the parser used {self.limits.cpu_seconds} s of CPU")
         if "MemoryError" in log or "bad_alloc" in log or "out of memory" in log.lower():
-            return _failure(
-                f"out of memory: the parser needed more than {self.limits.memory_mib} MiB"
-            )
+            return _out_of_memory(self.limits.memory_mib)
         if code < 0:
             name = signal.Signals(-code).name
             return _failure(
@@ -263,11 +217,14 @@ class _Child:
         return _failure(f"the parser ended with status {code}: {last[0]}")
 
     def kill(self) -> None:
-        """End the child and all it started, at once."""
+        """Kill the child and all that it started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self._close_pipes()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    pipe.close()
 
     def close(self) -> None:
         assert self._process.stdin is not None
@@ -279,28 +236,34 @@ class _Child:
         self._stderr.close()
         self._folder.cleanup()
 
-    def _close_pipes(self) -> None:
-        for pipe in (self._process.stdin, self._process.stdout):
-            if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
-                    pipe.close()
-
 
 def _failure(message: str) -> ParseFailed:
     return ParseFailed(message, hint=_SPLIT_HINT)
 
 
-def _revived(error: dict[str, Any]) -> KernloreError:
-    """The error of the child, of the same class where that is built from message and hint alone."""
-    kind = getattr(kb.errors, str(error["kind"]), ParseFailed)
+def _out_of_memory(memory_mib: int) -> ParseFailed:
+    return _failure(f"out of memory: the parser needed more than {memory_mib} MiB")
+
+
+def error_to_json(error: KernloreError) -> dict[str, Any]:
+    """An error for another process."""
+    return {"kind": type(error).__name__, **error.as_json()}
+
+
+def error_from_json(row: Mapping[str, Any]) -> KernloreError:
+    """The error of another process; ParseFailed if its class needs more than message and hint."""
+    kind = getattr(kb.errors, str(row["kind"]), ParseFailed)
     safe = isinstance(kind, type) and issubclass(kind, KernloreError)
     cls = kind if safe and "__init__" not in vars(kind) else ParseFailed
-    revived: KernloreError = cls(error["message"], hint=error["hint"], details=error["details"])
-    return revived
+    error: KernloreError = cls(row["message"], hint=row["hint"], details=row["details"])
+    return error
+
+
+# -- the child
 
 
 def _serve(entry: str, memory_mib: int, folder: Path) -> None:
-    """The child: read requests until the pipe ends."""
+    """Answer requests until the pipe ends."""
     answers, requests = _private_pipes()
     leaving = threading.Thread(target=_leave_with_parent, args=(requests, folder), daemon=True)
     leaving.start()
@@ -320,7 +283,7 @@ def _serve(entry: str, memory_mib: int, folder: Path) -> None:
 
 
 def _private_pipes() -> tuple[Any, Any]:
-    """The pipes to the parent, out of reach of libraries that print or ask."""
+    """The pipes to the parent, under other numbers: libraries may print, or read standard input."""
     answers = os.fdopen(os.dup(1), "wb")
     requests = os.fdopen(os.dup(0), "rb")
     os.dup2(2, 1)
@@ -331,18 +294,18 @@ def _private_pipes() -> tuple[Any, Any]:
 
 
 def _leave_with_parent(requests: Any, folder: Path) -> None:
-    """End this process and what it started as soon as the parent closes its end of the pipe, in
-    order or because it was killed. The document at hand may take minutes, and nobody wants it.
+    """Kill this process group as soon as the parent closes its end of the pipe or is killed: the
+    document may take minutes more.
     """
     pipe = select.poll()
-    pipe.register(requests, 0)  # only its end is reported
+    pipe.register(requests, 0)  # only the end of the pipe is reported
     pipe.poll()
-    shutil.rmtree(folder, ignore_errors=True)  # the parent's, who may not be there to do it
+    shutil.rmtree(folder, ignore_errors=True)  # a killed parent cannot
     os.killpg(0, signal.SIGKILL)
 
 
 def _limit_cpu(seconds: int) -> None:
-    """The CPU limit counts from the start of the process, so it moves on with each document."""
+    """Allow so many seconds more: the system counts from the start of the process."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     soft = int(used.ru_utime + used.ru_stime) + 1 + seconds
     resource.setrlimit(resource.RLIMIT_CPU, (soft, resource.getrlimit(resource.RLIMIT_CPU)[1]))
@@ -353,17 +316,14 @@ def _answer_to(parse: ParserEntry, request: dict[str, Any], memory_mib: int) -> 
         document = parse(Path(request["path"]).read_bytes(), request["name"])
         Path(request["result"]).write_text(document_to_json(document), encoding="utf-8")
     except KernloreError as error:
-        return {"error": {"kind": type(error).__name__, **error.as_json()}}
-    except MemoryError:
-        # What a library does after a failed allocation is anyone's guess: this process ends here.
-        message = f"out of memory: the parser needed more than {memory_mib} MiB"
-        failure = _failure(message).as_json()
-        return {"error": {"kind": "ParseFailed", **failure}, "ended": True}
+        return {"error": error_to_json(error)}
+    except MemoryError:  # libraries may be in any state after a failed allocation
+        return {"error": error_to_json(_out_of_memory(memory_mib)), "ended": True}
     return {"result": request["result"]}
 
 
 def _rss_mib() -> float:
-    """Memory this process holds now, or its peak where the system does not tell."""
+    """The memory of this process, or its peak on systems without /proc."""
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
     except OSError:

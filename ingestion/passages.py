@@ -1,32 +1,34 @@
-"""Elements into sections, one heading path each, and sections into passages: the units that are
-indexed, cut where a reader would pause.
+"""Elements into sections, one per heading path, and sections into passages, the indexed units.
 
 A passage is a few sentences (at most `MAX_CHARS`), a code block or a piece of a table. Its text is
-the document's own words: pieces of a section, put together again, are the section, but for the
-fences around code that shares a passage with prose. A table piece repeats the caption
-and all header rows in `lead`, so that no row is read without its columns; `lead` is returned with
-the passage but is not part of the cut.
+that of the document: the joined passages of a section are its text, but for fences around code in
+prose. A piece of a table repeats the caption and header rows in `lead`, so that no row is read
+without its columns.
 
-Sizes are checked with the embedder's own tokenizer: what would not fit its window is cut further
-here, because the model would drop the rest in silence. Knows nothing about the catalog or what a
-passage will be scoped to."""
+Sizes are checked with the embedder's tokenizer: text over its window is cut here, because the model
+would drop the rest silently. Knows nothing about the catalog or the scope of a passage."""
 
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from itertools import accumulate
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ingestion.elements import Box, Element, ElementKind, Table, render_table
+from ingestion.elements import Box, Element, Table, render_table
+from kb.catalog.knowledge.versions import PassageDraft
 from kb.embedding import Embedder, header_text
 
-MAX_HEADING = 300  # characters; a longer "heading" is a paragraph that a parser mistook
+MAX_HEADING = 300  # characters; a longer title is a paragraph that a parser took for a heading
 MAX_CHARS = 400
 MAX_CODE_CHARS = 800
+LINE_CHARS = 40_000  # about 100 passages; prose has ten pages without a line end
 
 _FENCE = re.compile(r"^```[\w.+-]*$", re.MULTILINE)
 _SENTENCE_END = re.compile(
@@ -35,16 +37,17 @@ _SENTENCE_END = re.compile(
 _LINE_END = re.compile(r"\n+")
 _WORD_END = re.compile(r"\s+")
 
+
 CountTokens = Callable[[str], int]
-Fits = Callable[[str], bool]  # whether the embedder reads the text whole
+Fits = Callable[[str], bool]  # whether the embedder reads the whole text
 
 
 @dataclass(frozen=True)
-class Section:
-    """A heading with what stands directly under it.
+class ParsedSection:
+    """A heading with the elements directly under it.
 
-    `path` holds the headings from the outermost to this one; it is empty for what precedes the
-    first heading. `parent` is the index of the enclosing section in the list, or None.
+    `path` are the headings from the outermost to this one, empty before the first heading. `parent`
+    is the index of the enclosing section in the list, or None.
     """
 
     path: tuple[str, ...]
@@ -59,13 +62,12 @@ class Section:
         return self.path[-1] if self.path else ""
 
 
-def split_sections(elements: Sequence[Element]) -> list[Section]:
-    """Group elements under their headings. Sections without own content are kept: they carry the
-    tree.
+def split_sections(elements: Sequence[Element]) -> list[ParsedSection]:
+    """Group elements under their headings. A heading without elements is a section too: it is a
+    part of the tree.
     """
-    sections: list[Section] = []
-    open_path: list[int] = []  # indices of the enclosing sections, outermost first
-    path: tuple[str, ...] = ()
+    sections: list[ParsedSection] = []
+    enclosing: list[int] = []  # indices of the sections above, outermost first
     heading: Element | None = None
     body: list[Element] = []
 
@@ -73,131 +75,88 @@ def split_sections(elements: Sequence[Element]) -> list[Section]:
         if heading is None and not body:
             return
         level = (heading.level or 1) if heading else 0
-        while open_path and sections[open_path[-1]].level >= level:
-            open_path.pop()
-        parent = open_path[-1] if open_path else None
-        sections.append(Section(path, level, parent, tuple(body), heading))
+        while enclosing and sections[enclosing[-1]].level >= level:
+            enclosing.pop()
+        parent = enclosing[-1] if enclosing else None
+        path = sections[parent].path if parent is not None else ()
         if heading is not None:
-            open_path.append(len(sections) - 1)
+            path = (*path, " ".join(heading.text.split()))
+        sections.append(ParsedSection(path, level, parent, tuple(body), heading))
+        if heading is not None:
+            enclosing.append(len(sections) - 1)
 
-    levels: list[tuple[int, str]] = []
     for element in elements:
         if element.kind != "title" or len(element.text) > MAX_HEADING:
             body.append(element)
-            continue
-        close()
-        level = element.level or 1
-        while levels and levels[-1][0] >= level:
-            levels.pop()
-        levels.append((level, " ".join(element.text.split())))
-        path = tuple(text for _, text in levels)
-        heading, body = element, []
+        else:
+            close()
+            heading, body = element, []
     close()
     return sections
 
 
-@dataclass(frozen=True)
-class Passage:
-    """One indexed unit of a section. `section` is its index in the document's section list."""
-
-    section: int
-    kind: ElementKind
-    text: str
-    lead: str = ""
-    language: str | None = None
-    boxes: tuple[Box, ...] = ()
-
-    @property
-    def shown(self) -> str:
-        """What a reader gets: the text, under its table header if it has one."""
-        return f"{self.lead}\n{self.text}" if self.lead else self.text
-
-
 def cut_passages(
-    sections: Sequence[Section], count_tokens: CountTokens, window: int
-) -> list[Passage]:
-    """All passages of a document in reading order.
-
-    `count_tokens` is the embedder's own count for a text, `window` the most that it reads, in the
-    same tokens."""
-    passages: list[Passage] = []
+    sections: Sequence[ParsedSection], count_tokens: CountTokens, window: int
+) -> list[PassageDraft]:
+    """All passages of a document in reading order, without tags and prose. `count_tokens` counts
+    tokens of the embedder, `window` is the most that it reads.
+    """
+    passages: list[PassageDraft] = []
     for index, section in enumerate(sections):
         budget = window - count_tokens(header_text(section.path) + ".")
         fits = partial(_fits, count_tokens, budget)
-        drafts = [d for element in section.elements for d in _cut_element(index, element, fits)]
-        for draft in _merge(drafts, fits):
-            passages.extend(_fit(draft, count_tokens, budget))
+        pieces = [p for element in section.elements for p in _cut_element(index, element, fits)]
+        for piece in _merge(pieces, fits):
+            passages.extend(_fit(piece, count_tokens, budget))
     return passages
 
 
 def _fits(count_tokens: CountTokens, budget: int, text: str) -> bool:
-    # A word piece is at least one byte: short texts need no count. (Not one character: a Hangul
-    # syllable is three pieces.)
+    # A token has at least one byte, so short texts need no count. (Not one character: a Hangul
+    # syllable is three tokens.)
     return len(text.encode()) <= budget or count_tokens(text) <= budget
 
 
-def cut_to_window(text: str, count_tokens: CountTokens, window: int) -> list[str]:
-    """The text in parts that the embedder reads whole: for texts that were not cut here (a person's
-    correction, a passage cut for a model with a larger window)."""
-    whole = Passage(0, "text", text)
-    return [part.text for part in _fit(whole, count_tokens, window)]
-
-
-def encode_whole(embedder: Embedder, texts: Sequence[str]) -> list[NDArray[np.float32]]:
-    """One vector for each text. A text over the window (a long correction, a model with a smaller
-    window) is read in parts and gets their mean direction, so that nothing of it is dropped.
-    """
-    parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
-    vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
-    encoded = []
-    for pieces in parts:
-        total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
-        encoded.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
-    return encoded
-
-
-def _cut_element(section: int, element: Element, fits: Fits) -> Iterator[Passage]:
-    base = Passage(section, element.kind, "", "", element.language, element.boxes)
+def _cut_element(section: int, element: Element, fits: Fits) -> Iterator[PassageDraft]:
+    boxes = tuple(map(_rounded, element.boxes))
+    base = PassageDraft(section, element.kind, "", "", element.language, boxes)
     if element.table is not None:
-        yield from _cut_table(base, element, fits)
+        yield from _cut_table(base, element, element.table, fits)
         return
-    limit = MAX_CODE_CHARS if element.kind == "code" else MAX_CHARS
-    for text in split_text(element.text, limit, by_line=element.kind == "code"):
+    is_code = element.kind == "code"
+    limit = MAX_CODE_CHARS if is_code else MAX_CHARS
+    for text in split_text(element.text, limit, by_line=is_code):
         yield replace(base, text=text)
 
 
-def _cut_table(base: Passage, element: Element, fits: Fits) -> Iterator[Passage]:
-    """A small table stays as its source has it; a large one is cut between rows, each piece under
-    its header.
-    """
-    table = element.table
-    if table is None or not table.rows or not is_cut(element, fits):
+def _rounded(box: Box) -> dict[str, Any]:
+    return {name: round(v, 2) if isinstance(v, float) else v for name, v in asdict(box).items()}
+
+
+def _cut_table(
+    base: PassageDraft, element: Element, table: Table, fits: Fits
+) -> Iterator[PassageDraft]:
+    """A small table as in its source; a large one cut between rows, each piece with the header."""
+    small = len(element.text) <= MAX_CODE_CHARS and fits(element.text)
+    if small or not table.rows:
         yield replace(base, text=element.text.strip("\n"))
         return
-    lead = render_table(replace(table, rows=()))
+    base = replace(base, lead=render_table(replace(table, rows=())))
     rows: list[tuple[str, ...]] = []
     size = 0
     for row in table.rows:
         width = sum(len(cell) + 3 for cell in row)
         if rows and size + width > MAX_CHARS:
-            yield replace(base, text=render_table(Table((), tuple(rows))), lead=lead)
+            yield replace(base, text=render_table(Table((), tuple(rows))))
             rows, size = [], 0
         rows.append(row)
         size += width
-    if rows:
-        yield replace(base, text=render_table(Table((), tuple(rows))), lead=lead)
-
-
-def is_cut(element: Element, fits: Fits) -> bool:
-    """Whether a table is too large to stay as its source has it."""
-    return len(element.text) > MAX_CODE_CHARS or not fits(element.text)
+    yield replace(base, text=render_table(Table((), tuple(rows))))
 
 
 def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
-    """Cut at sentence ends (at line ends for code), at lines or words only where a sentence is too
-    long.
-
-    The pieces in order hold every character of the text but the white space between them.
+    """Cut at sentence ends (with `by_line`, at line ends), and at lines or words if a sentence is
+    too long. The pieces contain every character of the text but the white space between them.
     """
     separators = (_LINE_END, _WORD_END) if by_line else (_SENTENCE_END, _LINE_END, _WORD_END)
     atoms = list(_atoms(text, limit, separators))
@@ -214,9 +173,7 @@ def split_text(text: str, limit: int, *, by_line: bool = False) -> list[str]:
 
 
 def _atoms(text: str, limit: int, separators: Sequence[re.Pattern[str]]) -> Iterator[str]:
-    """The text in order, in parts of at most `limit` characters, cut at the first separator that
-    does.
-    """
+    """The text in parts of at most `limit` characters, cut at the first separator possible."""
     if len(text) <= limit:
         yield text
         return
@@ -237,65 +194,140 @@ def _whole_or_finer(part: str, limit: int, separators: Sequence[re.Pattern[str]]
         yield from _atoms(part, limit, separators[1:])
 
 
-def _merge(drafts: Sequence[Passage], fits: Fits) -> list[Passage]:
+def _merge(pieces: Sequence[PassageDraft], fits: Fits) -> list[PassageDraft]:
     """Join short neighbours of a section; a code block joins the sentence that introduces it."""
-    merged: list[Passage] = []
-    for draft in drafts:
+    merged: list[PassageDraft] = []
+    for piece in pieces:
         last = merged[-1] if merged else None
-        if last is None or last.lead or draft.lead:
-            merged.append(draft)
+        if last is None or last.lead or piece.lead:
+            merged.append(piece)
             continue
-        kind: ElementKind = last.kind if last.kind == draft.kind else "text"
-        text = f"{_in_prose(last, kind)}\n{_in_prose(draft, kind)}"
+        kind = last.kind if last.kind == piece.kind else "text"
+        text = f"{_within(kind, last)}\n{_within(kind, piece)}"
         if len(text) > MAX_CHARS or not fits(text):
-            merged.append(draft)
+            merged.append(piece)
             continue
-        boxes = last.boxes + tuple(box for box in draft.boxes if box not in last.boxes)
-        language = last.language or draft.language
+        boxes = last.boxes + tuple(box for box in piece.boxes if box not in last.boxes)
+        language = last.language or piece.language
         merged[-1] = replace(last, kind=kind, text=text, language=language, boxes=boxes)
     return merged
 
 
+def _within(kind: str, piece: PassageDraft) -> str:
+    """The text of a piece inside a passage of this kind: code in prose gets a fence."""
+    if piece.kind != "code" or kind == "code" or piece.text.lstrip().startswith("```"):
+        return piece.text
+    return f"```{piece.language or ''}\n{piece.text}\n```"
+
+
 def words_of(text: str) -> str:
-    """The document's own characters of a text: without white space, and without the fences that
-    passages have around code among prose.
-    """
+    """The characters that come from the document: without white space and fences around code."""
     return "".join(_FENCE.sub("", text).split())
 
 
-def _in_prose(draft: Passage, kind: ElementKind) -> str:
-    """The text of a draft within a passage of this kind: among prose, code stands in a fence, or a
-    reader would not see where it begins and ends.
-    """
-    if draft.kind != "code" or kind == "code" or draft.text.lstrip().startswith("```"):
-        return draft.text
-    return f"```{draft.language or ''}\n{draft.text}\n```"
-
-
-def _fit(passage: Passage, count_tokens: CountTokens, budget: int) -> Iterator[Passage]:
-    """Cut a passage that the embedder could not read whole (dense code, foreign scripts, long
-    tables).
-    """
-    # One character that does not fit: no cut helps, and the embedder will say so.
+def _fit(passage: PassageDraft, count_tokens: CountTokens, budget: int) -> Iterator[PassageDraft]:
+    """Cut a passage over the window of the embedder (dense code, foreign scripts, wide tables)."""
+    # No cut helps if one character does not fit; the embedder raises an error for it.
     if _fits(count_tokens, budget, passage.shown) or len(passage.text) < 2:
         yield passage
         return
     if passage.lead and count_tokens(passage.lead) > budget // 2:
         passage = replace(passage, lead=_shorten(passage.lead, count_tokens, budget // 2))
-    halves = split_text(
-        passage.text, max(len(passage.text) // 2, 16), by_line=passage.kind == "code"
-    )
+    middle = len(passage.text) // 2
+    halves = split_text(passage.text, max(middle, 16), by_line=passage.kind == "code")
     if len(halves) < 2:
-        middle = len(passage.text) // 2
         halves = [passage.text[:middle], passage.text[middle:]]
     for half in filter(str.strip, halves):
         yield from _fit(replace(passage, text=half), count_tokens, budget)
 
 
 def _shorten(text: str, count_tokens: CountTokens, budget: int) -> str:
-    """A header wider than half the window is shown cut, with a mark, rather than crowd out its
-    rows.
-    """
+    """Cut a header over half of the window, with a mark, so that its rows have room."""
     while text and count_tokens(text) > budget:
         text = text[: len(text) * 3 // 4].rstrip()
     return text + " ..."
+
+
+# -- texts as the embedder reads them
+
+
+def cut_to_window(text: str, count_tokens: CountTokens, window: int) -> list[str]:
+    """The text in parts within the window of the embedder: for corrections by a person, and for
+    passages that were cut for a model with a larger window.
+    """
+    whole = PassageDraft(0, "text", text)
+    return [part.text for part in _fit(whole, count_tokens, window)]
+
+
+def encode_whole(embedder: Embedder, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+    """One vector for each text; a text over the window gets the mean direction of its parts."""
+    parts = [cut_to_window(text, embedder.count_tokens, embedder.window) for text in texts]
+    vectors = iter(embedder.encode([part for pieces in parts for part in pieces]))
+    encoded = []
+    for pieces in parts:
+        total = sum((next(vectors) for _ in pieces), np.zeros(embedder.dimension, np.float32))
+        encoded.append(total / np.linalg.norm(total) if len(pieces) > 1 else total)
+    return encoded
+
+
+# -- a bound for lines: one endless line or word would make tens of thousands of passages
+
+
+@dataclass(frozen=True)
+class CutLine:
+    """A line that was cut: its beginning, its length, and how many characters remain."""
+
+    begins: str
+    characters: int
+    kept: int
+
+    def __str__(self) -> str:
+        return (
+            f"a line of {self.characters:,} characters ({self.begins!r}...) was cut after"
+            f" {self.kept:,}; break it into lines to have the rest read"
+        )
+
+
+def bounded(elements: Sequence[Element]) -> tuple[tuple[Element, ...], tuple[CutLine, ...]]:
+    """The elements with lines and table rows of at most LINE_CHARS characters, and the lines that
+    were cut, so that the document is `partial` and its report names them.
+    """
+    cutter = _LineCutter()
+    return tuple(map(cutter.element, elements)), tuple(cutter.cut)
+
+
+class _LineCutter:
+    def __init__(self) -> None:
+        self.cut: list[CutLine] = []
+
+    def element(self, element: Element) -> Element:
+        if len(element.text) <= LINE_CHARS:  # then its cells are too
+            return element
+        if element.table is None:
+            return replace(element, text="\n".join(map(self._line, element.text.split("\n"))))
+        table = self._table(element.table)
+        same = table == element.table
+        return element if same else replace(element, text=render_table(table), table=table)
+
+    def _line(self, line: str) -> str:
+        if len(line) <= LINE_CHARS:
+            return line
+        end = line.rfind(" ", LINE_CHARS // 2, LINE_CHARS)
+        kept = line[: end if end > 0 else LINE_CHARS]
+        self._note(line, len(line), len(kept))
+        return kept
+
+    def _table(self, table: Table) -> Table:
+        """The table with as many columns as fit into a line in every row."""
+        rows = [tuple(map(self._line, row)) for row in table.header + table.rows]
+        widths = [list(accumulate(len(cell) + 3 for cell in row)) for row in rows]
+        columns = min((bisect_right(width, LINE_CHARS + 3) for width in widths), default=0)
+        for row, width in zip(rows, widths, strict=True):
+            if any(row[columns:]):
+                self._note(" | ".join(row[:8]), width[-1], width[columns - 1])
+        header = len(table.header)
+        kept = tuple(row[: max(columns, 1)] for row in rows)
+        return Table(kept[:header], kept[header:], table.caption)
+
+    def _note(self, line: str, characters: int, kept: int) -> None:
+        self.cut.append(CutLine(" ".join(line[:60].split())[:40], characters, kept))

@@ -1,28 +1,42 @@
-"""One parsed file into what the catalog stores of it: sections, passages with tags and scope,
-moves, proposed facts and recipes, a report.
+"""One parsed file into the content that the catalog stores: sections, passages with tags and scope,
+moves, proposed facts and recipes, cards, kernels, a report.
 
-Pure: the same bytes, vocabulary, registry and pipeline give the same content. The report's
-accounting is exact and is
-checked here: every page is parsed or failed, every element is in a section, every section's text is
-in its passages."""
+Pure: equal bytes, vocabulary, registry and pipeline give equal content. The report is checked
+against the content: every page is parsed or failed, every element is in a section, the text of
+every section is in its passages."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, Protocol
 
-from ingestion import passages as cutting
-from ingestion.bounds import CutLine, bounded
-from ingestion.elements import Box, ParsedDocument, Table, render_table
-from ingestion.findings.facts import LocatedFact, propose_facts, unread_rows
-from ingestion.findings.moves import moves_of
-from ingestion.findings.own_names import own_names
-from ingestion.findings.scopes import SampleScopes, SectionScopes
+import numpy as np
+from numpy.typing import NDArray
+
+from ingestion.elements import ParsedDocument, Table, render_table
+from ingestion.findings.facts import ProposedFact, propose_facts, scratchpad_names, unread_rows
+from ingestion.findings.front_matter import moves_of, stated_languages, stated_tags
+from ingestion.findings.scopes import (
+    SampleScopes,
+    SectionScopes,
+    sole_languages,
+    template_languages,
+)
 from ingestion.findings.tags import Tagger
-from ingestion.passages import Passage, Section, cut_passages, split_sections, words_of
+from ingestion.passages import (
+    MAX_CHARS,
+    MAX_CODE_CHARS,
+    CutLine,
+    ParsedSection,
+    bounded,
+    cut_passages,
+    encode_whole,
+    split_sections,
+    words_of,
+)
 from ingestion.samples.kernels import fragments_of, kernels_of
 from ingestion.samples.recipes import LeftOut, propose_recipes
 from ingestion.symbols.cards import cards_of
@@ -32,26 +46,19 @@ from kb.catalog.knowledge.samples import KernelSample, ProposedRecipe
 from kb.catalog.knowledge.symbols import Card
 from kb.catalog.knowledge.versions import PassageDraft, SectionDraft, VersionContent
 from kb.embedding import Embedder
-from kb.hardware.lineage import lineage
 from kb.hardware.spec import HardwareSpec
 from kb.ids import sha256
 
-# Raise when a change of parsing, cutting or tagging should re-read documents that are unchanged.
+# Raise it if a change of parsing, cutting or tagging should read unchanged documents again.
 PIPELINE = 12
-# The share of prose that passages of a reference page are given, per mille: it halves their place
-# among passages that answer a question (retrieval/ranking.py). Who asks for a name gets its card.
+# The prose of passages of a reference page, in per mille: it halves their rank among passages that
+# answer a question (retrieval/ranking.py). A question that contains a name gets its card.
 REFERENCE = -300
-MAX_HEADINGS = 40  # without a card, that a report names
-MAX_ROWS = 50  # of data sheets, that a report names as not read
+MAX_HEADINGS = 40  # without a card, in a report
+MAX_ROWS = 50  # of data sheets that were not read, in a report
 _PARSERS = (
-    "beautifulsoup4",
-    "docutils",
-    "lxml",
-    "markdown-it-py",
-    "pdfplumber",
-    "pypdfium2",
-    "python-docx",
-    "unstructured",
+    *("beautifulsoup4", "docutils", "lxml", "markdown-it-py", "pdfplumber", "pypdfium2"),
+    *("python-docx", "unstructured"),
 )
 _FUNCTION_WORD = re.compile(
     r"\b(?:the|a|an|of|to|in|is|are|for|and|that|this|with|on|be|it|by|as|or|from|can|not)\b",
@@ -60,16 +67,27 @@ _FUNCTION_WORD = re.compile(
 
 
 @dataclass(frozen=True)
+class DocumentFile:
+    """A file to read. `hardware` are the ids that it is about, empty for no hardware in particular,
+    `languages` those that its sender named. Facts are read only `with_facts`.
+    """
+
+    data: bytes
+    name: str
+    hardware: tuple[str, ...]
+    languages: tuple[str, ...]
+    with_facts: bool
+
+
+@dataclass(frozen=True)
 class ReadDocument:
-    """Everything that one document yields: `content` becomes searchable, the rest is proposed to a
-    person, except for `moves`, which the document states itself, and for `front_matter`, whose
-    verdicts on kernels count for built-in documents. `samples_left_out` are the code
-    samples that no recipe could be made of. `complete` is False when any part of the file was not
-    read, or was left out because a line is too long.
+    """Everything in one document: `content` becomes searchable, facts and recipes are proposed to
+    a person. `samples_left_out` are code samples without a recipe, `front_matter` has the checks of
+    built-in kernels. `complete` is False if a part of the file was not read, or a line was cut.
     """
 
     content: VersionContent
-    facts: tuple[LocatedFact, ...]
+    facts: tuple[ProposedFact, ...]
     moves: tuple[DocumentMove, ...]
     recipes: tuple[ProposedRecipe, ...]
     samples_left_out: tuple[LeftOut, ...]
@@ -79,18 +97,53 @@ class ReadDocument:
     complete: bool
 
 
+class DocumentReader(Protocol):
+    """Reads documents and embeds texts, here or on other machines."""
+
+    def read(self, file: DocumentFile, specs: Mapping[str, HardwareSpec]) -> ReadDocument:
+        """The content of a file. Raises the error of its parser, a KernloreError."""
+        ...
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        """One vector for each text, of any length."""
+        ...
+
+
+class LocalReader:
+    """Reads and embeds in this process. `parse` reads bytes of a name."""
+
+    def __init__(
+        self,
+        embedder: Embedder,
+        tagger: Tagger,
+        parse: Callable[[bytes, str], ParsedDocument],
+    ) -> None:
+        self._embedder = embedder
+        self._tagger = tagger
+        self._parse = parse
+
+    def read(self, file: DocumentFile, specs: Mapping[str, HardwareSpec]) -> ReadDocument:
+        """The content of a file. Raises the error of its parser."""
+        parsed = self._parse(file.data, file.name)
+        return read_document(parsed, file, self._embedder, self._tagger, specs)
+
+    def encode(self, texts: Sequence[str]) -> list[NDArray[np.float32]]:
+        """One vector for each text, of any length."""
+        return encode_whole(self._embedder, texts)
+
+
 def pipeline_fingerprint(embedder: Embedder, tagger: Tagger) -> str:
-    """Changes whenever reading the same bytes again could give something else."""
+    """A hash that changes if reading the same bytes again could give other content."""
     return sha256("\n".join(pipeline_parts(embedder, tagger)))[:16]
 
 
 def pipeline_parts(
     embedder: Embedder, tagger: Tagger, parsers: Sequence[str] = _PARSERS
 ) -> tuple[str, ...]:
-    """What decides how bytes are read, each with its version; `parsers` are packages."""
+    """The parts of the pipeline with their versions; `parsers` are packages."""
     return (
         f"pipeline {PIPELINE}",
-        f"cut {cutting.MAX_CHARS} {cutting.MAX_CODE_CHARS}",
+        f"cut {MAX_CHARS} {MAX_CODE_CHARS}",
         f"tags {tagger.fingerprint}",
         f"window {embedder.window} {embedder.fingerprint}",
         *(f"{name} {_installed_version(name)}" for name in parsers),
@@ -107,168 +160,120 @@ def _installed_version(package: str) -> str:
 
 def read_document(
     parsed: ParsedDocument,
+    file: DocumentFile,
     embedder: Embedder,
     tagger: Tagger,
-    hardware: Sequence[str],
     registry: Mapping[str, HardwareSpec],
-    languages: Sequence[str] = (),
-    *,
-    with_facts: bool = True,
 ) -> ReadDocument:
-    """What a parsed document yields. `hardware` are the ids that it is about, empty for no hardware
-    in particular, `languages` those that its sender named; `embedder` counts tokens only. Without
-    `with_facts` no facts are looked for.
-    Raises InvalidKnowledge when its front matter states a move that cannot be used.
+    """The content of a parsed document; `embedder` only counts tokens. Raises InvalidKnowledge if
+    the front matter has a move that cannot be used.
     """
-    scopes = SectionScopes(hardware, registry)
+    front = parsed.front_matter
     elements, cut = bounded(parsed.elements)
     sections = split_sections(elements)
     passages = cut_passages(sections, embedder.count_tokens, embedder.window)
     lost = lost_sections(sections, passages)
     passages = passages or _headings_only(sections)
-    document_tags = _front_matter_tags(parsed.front_matter)
-    reference = parsed.front_matter.get("reference") is True
-    drafts = [
-        _passage_draft(p, sections[p.section], tagger, document_tags, reference) for p in passages
-    ]
+    report = _report(parsed, sections, passages, lost, cut)
+    facts: tuple[ProposedFact, ...] = ()
+    if file.with_facts:
+        facts, unread = facts_in(sections)
+        report["rows_not_read"] = unread[:MAX_ROWS]
+    scopes = SectionScopes(file.hardware, registry)
+    samples = SampleScopes(scopes, file.hardware, registry)
+    recipes, left_out = propose_recipes(sections, samples.of)
+    compiled = template_languages(file.hardware, registry)
+    cards = cards_of(sections, stated_languages(front) or file.languages or compiled)
+    if headings := without_card(sections, {card.name.lower() for card in cards}):
+        report["headings_without_card"] = headings[:MAX_HEADINGS]
+    own = compiled or sole_languages(file.hardware, registry)
+    kernels = kernels_of(sections, cards, file.languages, own if file.with_facts else ())
+    if file.with_facts:
+        left_out += _without_recipe(sections, kernels, samples)
+        fragments = fragments_of(sections, cards, kernels, own)
+        left_out += (LeftOut(sections[number].path, lack) for number, lack in fragments)
     content = VersionContent(
         sections=[_section_draft(section, scopes) for section in sections],
-        passages=drafts,
-        report=_report(parsed, sections, passages, lost, cut),
+        passages=[_tagged(p, sections[p.section], tagger, front) for p in passages],
+        report=report,
         title=parsed.title,
     )
-    facts: tuple[LocatedFact, ...] = ()
-    if with_facts:
-        facts, unread = facts_in(sections)
-        content = replace(content, report={**content.report, "rows_not_read": unread[:MAX_ROWS]})
-    samples = SampleScopes(scopes, hardware, registry)
-    recipes, left_out = propose_recipes(sections, samples.of)
-    stated = stated_languages(parsed.front_matter) or tuple(languages)
-    cards = cards_of(sections, stated or own_languages(hardware, registry))
-    if headings := without_card(sections, {card.name.lower() for card in cards}):
-        report = {**content.report, "headings_without_card": headings[:MAX_HEADINGS]}
-        content = replace(content, report=report)
-    own = own_languages(hardware, registry) or sole_languages(hardware, registry)
-    kernels = kernels_of(sections, cards, languages, own if with_facts else ())
-    if with_facts:
-        known = {path: samples.of(path) for path in {section.path for section in sections}}
-        left_out += _not_tried(sections, cards, kernels, known, own)
     return ReadDocument(
         content,
         facts,
-        moves=tuple(moves_of(parsed.front_matter)),
+        moves=tuple(moves_of(front)),
         recipes=tuple(recipes),
         samples_left_out=tuple(left_out),
         cards=tuple(cards),
         kernels=tuple(kernels),
-        front_matter=parsed.front_matter,
+        front_matter=front,
         complete=not (parsed.failures or lost or cut),
     )
 
 
-def facts_in(sections: Sequence[Section]) -> tuple[tuple[LocatedFact, ...], list[str]]:
-    """The facts of a document, and the rows of its data sheets that gave none."""
-    names = own_names(e.text for section in sections for e in section.elements if e.table is None)
-    facts: list[LocatedFact] = []
+def facts_in(sections: Sequence[ParsedSection]) -> tuple[tuple[ProposedFact, ...], list[str]]:
+    """The facts of a document, and the rows of its data sheets without a fact."""
+    prose = (e.text for section in sections for e in section.elements if e.table is None)
+    names = scratchpad_names(prose)
+    facts: list[ProposedFact] = []
     unread: list[str] = []
     for section in sections:
-        proposed = propose_facts(section.elements, names)
-        facts += [LocatedFact(fact, section.path) for fact in proposed]
+        proposed = propose_facts(section.elements, names, section.path)
+        facts += proposed
         unread += unread_rows(section.elements, proposed)
     return tuple(facts), unread
 
 
-def _not_tried(
-    sections: Sequence[Section],
-    cards: Sequence[Card],
-    kernels: Sequence[KernelSample],
-    known: Mapping[tuple[str, ...], Mapping[str, tuple[str, ...]]],
-    languages: Sequence[str],
+def _without_recipe(
+    sections: Sequence[ParsedSection], kernels: Sequence[KernelSample], samples: SampleScopes
 ) -> list[LeftOut]:
-    """Samples that no recipe was tried of. `known` gives the languages that can be compiled, by the
-    heading path; `languages` are the chip's own.
-    """
-    left_out = [
-        LeftOut(
-            sections[kernel.section].path,
-            f"a whole kernel, but no recipe: no toolchain is stated for {kernel.language}",
-        )
-        for kernel in kernels
-        if kernel.language and kernel.language not in known[sections[kernel.section].path]
+    """Kernels in languages that the hardware of their section has no command templates for."""
+    placed = [(kernel, sections[kernel.section].path) for kernel in kernels if kernel.language]
+    reason = "a whole kernel, but no recipe: no toolchain is stated for"
+    return [
+        LeftOut(path, f"{reason} {kernel.language}")
+        for kernel, path in placed
+        if kernel.language not in samples.of(path)
     ]
-    fragments = fragments_of(sections, cards, kernels, languages)
-    return left_out + [LeftOut(sections[number].path, lack) for number, lack in fragments]
 
 
-def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:
-    """The languages that a document says it is about."""
-    stated = front_matter.get("languages")
-    return tuple(map(str, stated)) if isinstance(stated, list) else ()
-
-
-def own_languages(hardware: Sequence[str], registry: Mapping[str, HardwareSpec]) -> tuple[str, ...]:
-    """The languages that the toolchains of these chips, and of what stands above them, compile by
-    command templates.
+def lost_sections(sections: Sequence[ParsedSection], passages: Sequence[PassageDraft]) -> list[str]:
+    """Headings of sections of which a part is in no passage. Empty unless Kernlore has a defect,
+    but a document that is read in part must not be `ready`.
     """
-    chips = [place for chip in hardware if chip in registry for place in lineage(chip, registry)]
-    chains = (registry[chip].toolchains.items() for chip in chips)
-    names = [name for rows in chains for name, chain in rows if not chain.builtin]
-    return tuple(dict.fromkeys(names))
-
-
-def sole_languages(
-    hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
-) -> tuple[str, ...]:
-    """The languages of chips whose description names one alone: it is the chip's own."""
-    specs = [registry[chip] for chip in hardware if chip in registry]
-    return tuple(spec.languages[0] for spec in specs if len(spec.languages) == 1)
-
-
-def lost_sections(sections: Sequence[Section], passages: Sequence[Passage]) -> list[str]:
-    """Headings of sections of which a part is in no passage.
-
-    Empty unless Kernlore has a defect; counted all the same, because a document that is read in
-    part must not be called ready.
-    """
-    kept: dict[int, list[str]] = {}
+    texts: dict[int, list[str]] = {}
     for passage in passages:
-        kept.setdefault(passage.section, []).append(passage.text)
+        texts.setdefault(passage.section, []).append(words_of(passage.text))
     return [
         " > ".join(section.path)
         for index, section in enumerate(sections)
-        if not _holds(section, "".join(map(words_of, kept.get(index, ()))))
+        if not _is_whole(section, "".join(texts.get(index, ())))
     ]
 
 
-def _holds(section: Section, kept: str) -> bool:
-    """Whether `kept` is the words of the section's elements, in order."""
+def _is_whole(section: ParsedSection, words: str) -> bool:
+    """Whether `words` are those of the section's elements, in order."""
     position = 0
     for element in section.elements:
         forms = [element.text]
-        if element.table is not None:  # a cut table is written anew, its header apart
+        if element.table is not None:  # a cut table is rendered again, without its header
             forms.append(render_table(Table((), element.table.rows)))
-        compact = [words_of(form) for form in forms]
-        written = next((form for form in compact if kept.startswith(form, position)), None)
-        if written is None:
+        compact = next((w for w in map(words_of, forms) if words.startswith(w, position)), None)
+        if compact is None:
             return False
-        position += len(written)
-    return position == len(kept)
+        position += len(compact)
+    return position == len(words)
 
 
-def _headings_only(sections: Sequence[Section]) -> list[Passage]:
-    """An index page has headings and nothing under them; they are what it says."""
-    titles = [section.title for section in sections if section.title]
-    if not titles:
-        return []
-    text = "\n".join(titles)[: cutting.MAX_CHARS]
-    return [Passage(section=0, kind="text", text=text)]
+def _headings_only(sections: Sequence[ParsedSection]) -> list[PassageDraft]:
+    """The headings as one passage, for an index page that has only headings."""
+    text = "\n".join(section.title for section in sections if section.title)
+    return [PassageDraft(0, "text", text[:MAX_CHARS])] if text else []
 
 
-def _section_draft(section: Section, scopes: SectionScopes) -> SectionDraft:
-    boxes = section.heading.boxes if section.heading else ()
-    if not boxes:
-        boxes = next((e.boxes for e in section.elements if e.boxes), ())
-    first = boxes[0] if boxes else None
+def _section_draft(section: ParsedSection, scopes: SectionScopes) -> SectionDraft:
+    candidates = [section.heading, *section.elements]
+    first = next((e.boxes[0] for e in candidates if e is not None and e.boxes), None)
     return SectionDraft(
         path=section.path,
         level=section.level,
@@ -279,52 +284,29 @@ def _section_draft(section: Section, scopes: SectionScopes) -> SectionDraft:
     )
 
 
-def _passage_draft(
-    passage: Passage,
-    section: Section,
+def _tagged(
+    passage: PassageDraft,
+    section: ParsedSection,
     tagger: Tagger,
-    document_tags: Sequence[tuple[str, str]],
-    reference: bool,
+    front_matter: Mapping[str, Any],
 ) -> PassageDraft:
+    """The passage with its prose and tags."""
     words = len(passage.text.split())
     prose = round(1000 * len(_FUNCTION_WORD.findall(passage.text)) / words) if words else 0
-    if reference:
+    if front_matter.get("reference") is True:
         prose = REFERENCE
-    tags = dict.fromkeys([*document_tags, *tagger.tags(section.path, passage.shown)])
-    return PassageDraft(
-        section=passage.section,
-        kind=passage.kind,
-        text=passage.text,
-        lead=passage.lead,
-        language=passage.language,
-        boxes=tuple(_box(box) for box in passage.boxes),
-        prose=prose,
-        tags=tuple(tags),
-    )
-
-
-def _box(box: Box) -> dict[str, Any]:
-    return {name: round(v, 2) if isinstance(v, float) else v for name, v in vars(box).items()}
-
-
-def _front_matter_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Signals and topics that a document's author named for the whole of it."""
-    tags = []
-    for kind, key in (("signal", "signals"), ("topic", "topics")):
-        values = front_matter.get(key)
-        if isinstance(values, list):
-            tags += [(kind, value) for value in values if isinstance(value, str)]
-    return tags
+    tags = [*stated_tags(front_matter), *tagger.tags(section.path, passage.shown)]
+    return replace(passage, prose=prose, tags=tuple(dict.fromkeys(tags)))
 
 
 def _report(
     parsed: ParsedDocument,
-    sections: Sequence[Section],
-    passages: Sequence[Passage],
+    sections: Sequence[ParsedSection],
+    passages: Sequence[PassageDraft],
     lost: Sequence[str],
     cut: Sequence[CutLine],
 ) -> dict[str, Any]:
-    """What became of the file, counted."""
+    """Counts of the file's pages and content, and what was not read."""
     elements = [element for section in sections for element in section.elements]
     return {
         "pages_seen": parsed.pages_seen,

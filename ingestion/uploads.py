@@ -1,7 +1,7 @@
-"""Uploads: a file becomes a document, a version and a queued job, or a clear refusal.
+"""Uploads: a file becomes a document, a version and a queued job, or is refused with a reason.
 
-Names are labels, never paths: directories, control characters and dots that climb are stripped
-before anything is stored. Nothing is parsed here."""
+Names are labels, never paths: drives, roots, `..` and control characters are removed first. Nothing
+is parsed here."""
 
 from __future__ import annotations
 
@@ -13,15 +13,19 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ingestion.findings.scopes import template_languages
 from ingestion.formats.detect import detect
-from ingestion.job_spans import TRACE
-from ingestion.read import own_languages
 from kb import telemetry
 from kb.blobs import Blobs
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.jobs import Jobs, Turn
-from kb.catalog.knowledge.documents import count_erasures, is_blob_in_use, may_blob_be_gone
+from kb.catalog.knowledge.documents import (
+    Documents,
+    count_erasures,
+    is_blob_in_use,
+    may_blob_be_gone,
+)
 from kb.catalog.knowledge.versions import (
     DocumentSource,
     UploadOutcome,
@@ -34,19 +38,20 @@ from kb.ids import DocumentId, JobId, sha256
 from kb.scope import ALL_ACCESS, CATEGORIES, AccessScope
 
 MAX_NAME = 200
+TRACE = "trace"  # in the payload of a job: the span of its upload
 _CONTROL = re.compile(r"[\x00-\x1f\x7f<>:\"|?*\\]")
 _LANGUAGE = re.compile(r"[a-z][a-z0-9_+.-]{0,31}")
 BUILTIN = "builtin"  # the origin of built-in documents, and the first part of their source keys
 _GROUP = re.compile(r"[\w.:-]{1,100}", re.ASCII)
-# They lie in directories beside manuals; uploading one of them by name is still possible.
+# Skipped in folders; a file of such a name can be uploaded by itself.
 _SKIPPED = frozenset({".git", "__pycache__", ".DS_Store", "node_modules", ".ipynb_checkpoints"})
 
 
 @dataclass(frozen=True)
 class Upload:
-    """One file and what its sender says about it. Empty hardware means about no hardware in
-    particular. It is stored as a `DocumentSource`: names resolved, the bytes in the blob store.
-    `group` names what is sent together, so that its jobs can be listed.
+    """One file with the description of its sender. Empty hardware means about no hardware in
+    particular. It is stored as a `DocumentSource`: names resolved, the bytes in the blob store. The
+    jobs of a `group` of uploads can be listed together.
     """
 
     name: str
@@ -63,8 +68,8 @@ class Upload:
 
 @dataclass(frozen=True)
 class Submitted:
-    """The answer to an upload. `job_id` is None when nothing is to be done (unchanged,
-    duplicate_of). `group` is what the jobs of this upload can be listed by.
+    """The result of an upload. `job_id` is None if there is nothing to do (unchanged,
+    duplicate_of).
     """
 
     document_id: DocumentId
@@ -75,8 +80,8 @@ class Submitted:
 
 
 def safe_name(name: str) -> str:
-    """A file name as a relative label: no drive, no root, no climbing, no control characters."""
-    # A name that is not UTF-8 arrives with lone surrogates, which no store takes.
+    """A file name as a relative label without drive, root, `..` and control characters."""
+    # A name that is not UTF-8 has lone surrogates, which no store accepts.
     text = name.encode("utf-8", "replace").decode("utf-8")
     text = unicodedata.normalize("NFC", text).replace("\\", "/")
     text = "".join("_" if unicodedata.category(c) in ("Cc", "Cf") else c for c in text)
@@ -94,7 +99,7 @@ def safe_name(name: str) -> str:
 
 
 class Uploads:
-    """Accepts files into the catalog; `pipeline` is the fingerprint of the reader that will read
+    """Accepts files into the catalog. `pipeline` is the fingerprint of the pipeline that will read
     them.
     """
 
@@ -116,13 +121,13 @@ class Uploads:
 
     def check_size(self, name: str, size: int) -> None:
         """Raise PayloadTooLarge for a file of more than KERNLORE_MAX_FILE_BYTES bytes. `submit`
-        checks it too; a caller that knows the size calls this before the bytes fill its memory.
+        checks it too; call this before the bytes are in memory, if their size is known.
         """
         if size > self._max_bytes:
             raise self.too_large(name)
 
     def too_large(self, name: str) -> PayloadTooLarge:
-        """The refusal of a file over the limit, for a caller that stopped to read it there."""
+        """The error for a file over the limit, for a caller that stopped reading it there."""
         return PayloadTooLarge(
             f"{name[:MAX_NAME]} is over the limit of {self._max_bytes:,} bytes",
             hint="Split the document, or raise KERNLORE_MAX_FILE_BYTES.",
@@ -130,11 +135,9 @@ class Uploads:
         )
 
     def submit(self, upload: Upload) -> Submitted:
-        """Store one file and queue its reading.
-
-        Raises what can be refused without parsing: PayloadTooLarge, UnsupportedFormat, ParseFailed
-        (an empty or damaged file), UnknownHardware, or InvalidRequest for a bad name, category or
-        language.
+        """Store one file and queue its reading. Raises PayloadTooLarge, UnsupportedFormat,
+        ParseFailed (an empty or damaged file), UnknownHardware, and InvalidRequest for a bad name,
+        category or language.
         """
         name = safe_name(upload.name)
         self.check_size(name, len(upload.data))
@@ -175,9 +178,9 @@ class Uploads:
                 }
                 if trace := telemetry.carrier():
                     payload[TRACE] = trace
-                builtin = upload.origin == "builtin"
-                # Single files without a group share one turn for what they are about: who sends a
-                # thousand of them, one a request, counts once.
+                builtin = upload.origin == BUILTIN
+                # Files without a group share one turn for their hardware: a thousand of them, sent
+                # one per request, count once.
                 share = BUILTIN if builtin else group or "+".join(hardware) or category
                 job_id = self._jobs.enqueue(
                     connection,
@@ -190,8 +193,8 @@ class Uploads:
         return Submitted(registered.document_id, job_id, registered.outcome, name, group)
 
     def known_builtin(self) -> dict[tuple[str, str], DocumentId]:
-        """The built-in documents whose newest version was read, or will be, as it would be now: by
-        source key and SHA-256. One question for all of them, which each start asks.
+        """The built-in documents whose newest version is of the current pipeline, by source key and
+        SHA-256, in one query for each start.
         """
         with self._catalog.read() as connection:
             newest = newest_builtin(connection)
@@ -204,8 +207,8 @@ class Uploads:
     def stored_builtin(
         self, known: Mapping[tuple[str, str], DocumentId], source_key: str, data: bytes
     ) -> DocumentId | None:
-        """The document that holds these bytes already, of `known_builtin`; a file that was lost
-        beside the catalog is stored again.
+        """The document of `known_builtin` with these bytes; its file is stored again if it was
+        lost.
         """
         document_id = known.get((source_key, sha256(data)))
         if document_id is not None and self._blobs.is_local:
@@ -213,8 +216,8 @@ class Uploads:
         return document_id
 
     def _stored(self, upload: Upload) -> str:
-        """Store the bytes; their key. What is built in is sent with each start and each command: a
-        store on a server is not asked about what it was given before.
+        """Store the bytes; returns their key. Built-in documents come with each start and command,
+        so known ones are not sent to a store on a server again.
         """
         key = sha256(upload.data)
         if upload.origin == BUILTIN and not self._blobs.is_local:
@@ -224,24 +227,24 @@ class Uploads:
         return self._blobs.put(upload.data)
 
     def _pipeline_for(self, hardware: Sequence[str]) -> str:
-        """Names and kernels are read in the languages of a chip's own toolchains, so the same bytes
-        give something else once it states them.
+        """The pipeline with the languages of the chips' toolchains, in which names and kernels are
+        read.
         """
-        languages = own_languages(hardware, self._registry.all())
+        languages = template_languages(hardware, self._registry.all())
         return "+".join((self._pipeline, *sorted(languages)))
 
     @staticmethod
     def _source_key(upload: Upload, name: str, category: str, hardware: Sequence[str]) -> str:
-        """The caller's key, else the name within its scope: the same name for another chip is
-        another document.
+        """The caller's key, else the name within its scope: equal names for two chips are two
+        documents.
         """
         key = (upload.source_key or "").strip()[:500]
         key = key or f"{'+'.join(hardware) or category}/{name}"
         if upload.origin != BUILTIN and is_builtin_key(key):
             raise InvalidRequest(
                 f"the source key {key!r} is that of built-in knowledge",
-                hint=f"Give a source key that does not begin with {BUILTIN}/; to change what is"
-                " built in, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
+                hint=f"Give a source key that does not begin with {BUILTIN}/; to change built-in"
+                " knowledge, copy its folder and set KERNLORE_KNOWLEDGE_DIR.",
             )
         return key
 
@@ -265,8 +268,8 @@ class Uploads:
 
 
 def is_builtin_key(key: str) -> bool:
-    """Whether a source key is that of a built-in document, or another way of writing one: with
-    other case, separators, invisible characters or detours (`./`, `a/../`).
+    """Whether a source key is that of a built-in document, also if it is written with other case,
+    separators, invisible characters or detours (`./`, `a/../`).
     """
     text = unicodedata.normalize("NFKC", key).casefold().replace("\\", "/")
     text = "".join(c for c in text if unicodedata.category(c) not in ("Cc", "Cf"))
@@ -286,7 +289,7 @@ def _group(name: str | None) -> str | None:
 
 
 def title_from_name(name: str) -> str:
-    """What to call a document until it says its own title."""
+    """The title of a document until its own is read."""
     stem = PurePosixPath(name).stem
     return re.sub(r"[_\s]+", " ", stem).strip() or name
 
@@ -304,16 +307,15 @@ def _languages(values: Sequence[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class LocalFile:
-    """A file to be uploaded; `name` is its path below the folder that the caller named."""
+    """A file to be uploaded; `name` is its path below the folder of the caller."""
 
     path: Path
     name: str
 
 
 def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
-    """The files of paths and directories in a stable order, without hidden files and caches, and
-    without links in a directory that lead out of it. Raises InvalidRequest for a path that does not
-    exist.
+    """The files of paths and folders in a stable order, without hidden files, caches and links that
+    lead out of their folder. Raises InvalidRequest for a path that does not exist.
     """
     for path in paths:
         if path.is_file():
@@ -329,14 +331,14 @@ def files_under(paths: Sequence[Path]) -> Iterator[LocalFile]:
 
 
 def links_out(paths: Sequence[Path]) -> Iterator[Path]:
-    """The links that `files_under` leaves out, as they lead to files or folders elsewhere."""
+    """The links that lead out of their folder, which `files_under` skips."""
     for path in paths:
         if path.is_dir():
             yield from (f for f in _visible(path) if f.is_symlink() and _leads_out(f, path))
 
 
 def _visible(folder: Path) -> Iterator[Path]:
-    """What lies in a folder at any depth, in a stable order; links to folders are not followed."""
+    """The entries of a folder at any depth, in order; links to folders are not followed."""
     for file in sorted(folder.rglob("*")):
         parts = file.relative_to(folder).parts
         if not any(part in _SKIPPED or part.startswith(".") for part in parts):
@@ -344,5 +346,38 @@ def _visible(folder: Path) -> Iterator[Path]:
 
 
 def _leads_out(file: Path, folder: Path) -> bool:
-    """Whether a file or folder in the folder is, through a link, one from elsewhere."""
+    """Whether a file or folder is, through a link, outside of the folder."""
     return not file.resolve().is_relative_to(folder.resolve())
+
+
+def read_again(
+    uploads: Uploads,
+    documents: Documents,
+    blobs: Blobs,
+    hardware: str,
+    access_scope: AccessScope = ALL_ACCESS,
+) -> list[Submitted]:
+    """Queue the uploaded documents about exactly this hardware that would be read differently now:
+    names and kernels are read in the languages of its toolchains.
+    """
+    queued = []
+    for document in documents.find(hardware=hardware, access_scope=access_scope):
+        if document.origin == BUILTIN:  # read again with each start of the service
+            continue
+        newest = documents.versions(document.id, access_scope=access_scope)[0]
+        submitted = uploads.submit(
+            Upload(
+                name=newest.file_name,
+                data=blobs.get(newest.blob_key),
+                category=document.category,
+                hardware=document.hardware,
+                languages=document.languages,
+                title=document.title,
+                source_key=document.source_key,
+                origin=document.origin,
+                access_scope=access_scope,
+            )
+        )
+        if submitted.job_id is not None:
+            queued.append(submitted)
+    return queued

@@ -1,21 +1,20 @@
-"""The ingestion worker: claims jobs, reads documents, makes them current, embeds what has no vector
-yet.
+"""The ingestion worker: claims jobs, reads documents, makes them current, embeds their passages.
 
 A document is searchable by words as soon as it is read; its job ends (`ready` or `partial`) when
-its passages are embedded too. Vectors are kept as they come, so a crash costs at most one batch.
-Reading and embedding take turns of a few seconds. Whose document is next is decided by
-`kb.catalog.jobs` for reading and by `ingestion.turns` for embedding.
+its passages are embedded too. Each batch of vectors is stored, so a crash costs at most one.
+Reading and embedding alternate every few seconds. `kb.catalog.jobs` decides which document is read
+next, `ingestion.turns` which is embedded next. Built-in documents whose readings ship are stored
+without reading them.
 
-One worker a process; several processes may work on one catalog, because a job belongs to who holds
-its lease."""
+One worker per process; several processes may work on one catalog, because a job belongs to the
+owner of its lease."""
 
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,23 +22,14 @@ from typing import Any
 
 import sqlalchemy as sa
 import structlog
+from sqlalchemy import Connection
 from sqlalchemy.exc import DBAPIError
 
-from ingestion.elements import ParsedDocument
-from ingestion.elsewhere import Elsewhere
-from ingestion.findings.tags import Tagger
-from ingestion.idle import Idle
-from ingestion.job_report import internal_error, nothing_read
-from ingestion.job_spans import JobSpans
-from ingestion.left_behind import READ, retry_read, take_over
-from ingestion.next_texts import BatchSize, next_texts
-from ingestion.on_node import File
-from ingestion.parse_process import ParserPool
-from ingestion.passages import encode_whole
-from ingestion.read import ReadDocument, read_document
-from ingestion.shipped_documents import ShippedDocuments
-from ingestion.shipped_readings import ShippedReadings
-from ingestion.storing import store_version, titled
+from ingestion.builtin.precomputed import ShippedReadings
+from ingestion.read import DocumentFile, DocumentReader, ReadDocument
+from ingestion.storing import store_version
+from ingestion.turns import BatchSize, next_texts
+from ingestion.uploads import TRACE
 from kb import telemetry
 from kb.blobs import Blobs
 from kb.catalog import tables as t
@@ -55,45 +45,47 @@ from kb.data_dir import (
     fill_reserve,
     free_reserve,
     has_room_to_read,
+    is_alive,
     marked_alive,
     remove_dead_marks,
 )
-from kb.embedding import Embedder
 from kb.errors import Conflict, KernloreError, StoreAway, StoreFull
 from kb.ids import new_id
 from kb.workers import keep_lease
 
 READ_SECONDS = 4.0  # of reading before the next batch of vectors
 FAILED_PAUSE = 5.0  # seconds before the next try after a step failed
+LOOK_SECONDS = 5.0  # between looks for work, at most: a lease that expires does not change a row
+ATTEMPTS = 3  # of a job whose worker was killed, perhaps by the document
+SHIPPED_AT_ONCE = 16  # documents in a transaction, half a second for which an upload waits
+STORED = ("current", "superseded")  # states of a version whose passages are stored
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class Parts:
-    """The stores and models that a worker uses; `elsewhere` reads and embeds in place of them, and
-    built-in documents that are in `shipped` are not read at all.
+class WorkerParts:
+    """The stores of a worker, its reader and the fingerprint of the reader's embedding model.
+    Built-in documents that are in `shipped` are not read.
     """
 
     catalog: Catalog
     blobs: Blobs
     jobs: Jobs
     registry: HardwareRegistry
-    embedder: Embedder
-    tagger: Tagger
-    parsers: ParserPool
-    elsewhere: Elsewhere | None = None
+    model: str
+    reader: DocumentReader
     shipped: ShippedReadings | None = None
 
 
 class Worker:
     """Reads and embeds documents in one process. `lease_seconds` is how long a job stays claimed
-    without a sign of life; `on_vectors` is called with the hardware scopes that got new vectors
-    (the service refreshes its index).
+    without a sign of life; `on_vectors` is called with the hardware scopes that got new vectors, so
+    that the service can refresh its index.
     """
 
     def __init__(
         self,
-        parts: Parts,
+        parts: WorkerParts,
         lease_seconds: float,
         on_vectors: Callable[[set[str]], None] | None = None,
     ) -> None:
@@ -102,24 +94,24 @@ class Worker:
         self._on_vectors = on_vectors or (lambda scopes: None)
         self._owner = new_id(f"worker{os.getpid()}")
         self._waiting: dict[str, Job] = {}  # read, not yet embedded
-        self._spans = JobSpans()
-        self._fresh: set[str] = set()  # scopes with vectors that `on_vectors` has not had
-        self._living = False
+        self._span_ends: dict[str, Callable[[], None]] = {}  # of waiting jobs
+        self._fresh: set[str] = set()  # scopes with vectors, before the call of `on_vectors`
+        self._alive = False
         self._full = False
         self._away: StoreAway | None = None
-        self._unsettled = False  # whether jobs are running whose end could not be written
-        self._looked = False  # at what others have left
+        self._unsettled = False  # jobs may be running although their step failed
+        self._expired_once = False
         self._released = threading.Event()
         self._batch = BatchSize()
-        self._shipped = ShippedDocuments(parts) if parts.shipped is not None else None
+        self._shipped = _ShippedDocuments(parts) if parts.shipped is not None else None
 
     def run(self, stop: threading.Event, idle_seconds: float = 0.5) -> None:
-        """Work until `stop` is set. A step that fails ends the jobs it was for, not the worker."""
-        idle = Idle(self._parts.catalog, self._lease)
+        """Work until `stop` is set. A step that fails ends its jobs, not the worker."""
+        idle = _Idle(self._parts.catalog, self._lease)
         with self.alive():
             while not stop.is_set():
                 try:
-                    worked = not idle.nothing_new() and self._step()
+                    worked = not idle.unchanged() and self._step()
                 except Exception as error:  # the job boundary: recorded, never swallowed
                     log.exception("ingestion step failed")
                     self._give_up(error)
@@ -127,9 +119,10 @@ class Worker:
                     continue
                 if worked:
                     continue
-                waits = self.full or self.away is not None
-                idle.found_nothing(for_now=waits)
-                stop.wait(FAILED_PAUSE if waits else idle_seconds)
+                blocked = self.full or self.away is not None
+                if not blocked:
+                    idle.found_nothing()
+                stop.wait(FAILED_PAUSE if blocked else idle_seconds)
 
     @property
     def full(self) -> bool:
@@ -138,21 +131,19 @@ class Worker:
 
     @property
     def away(self) -> StoreAway | None:
-        """Why the stored files cannot be had, where reading waits for them."""
+        """Why the stored files are not available, while reading waits for them."""
         return self._away
 
     def drain(self) -> None:
-        """Work until nothing is queued and nothing waits, or what is queued cannot be had: see
-        `away`.
-        """
+        """Work until no job is queued or waits for vectors, or the files are `away`."""
         with self.alive():
             while self._step():
                 pass
 
     def read_all(self, stop: threading.Event, until_upload: bool = False) -> None:
-        """Read everything that is queued, without embedding: a starting service answers by words
-        first. With `until_upload` it returns as soon as a document that a person sent is read,
-        which does not wait for its vectors until all that is built in is read.
+        """Read all queued documents without embedding them: a starting service answers by words
+        first. With `until_upload` it returns once an upload of a person is read, which should not
+        wait for its vectors until all built-in documents are read.
         """
         with self.alive():
             self._expire()
@@ -161,21 +152,48 @@ class Worker:
                     return
 
     def hand_back(self) -> None:
-        """Queue again what was read here and has no vectors yet: another process embeds it."""
+        """Queue again the documents that were read here and have no vectors yet, so that another
+        process embeds them.
+        """
         self._finish_embedded()
         self.release()
-        self._spans.done(self._waiting.values())
-        self._waiting.clear()
+        self._stop_waiting(list(self._waiting.values()))
 
     def release(self) -> None:
-        """Queue again all that is this worker's, also while it works in another thread: what that
-        still does is discarded.
+        """Queue again all jobs of this worker. If it works in another thread, the results of its
+        current step are discarded.
         """
         self._released.set()
         self._parts.jobs.give_back(self._owner)
 
+    @contextmanager
+    def alive(self) -> Iterator[None]:
+        """Show that this worker is alive, and renew its leases in a thread, however long a step
+        takes. A caller that pauses between two methods has to be inside it too.
+        """
+        if self._alive:
+            yield
+            return
+
+        def renew() -> bool:
+            self._parts.jobs.renew(self._owner, self._lease)
+            return True
+
+        with marked_alive(self._data_dir, self._owner):
+            self._alive = True
+            try:
+                renew()
+                with keep_lease(renew, self._lease, "heartbeat"):
+                    yield
+            finally:
+                self._alive = False
+
+    @property
+    def _data_dir(self) -> Path:
+        return self._parts.catalog.data_dir
+
     def _step(self) -> bool:
-        """Read what is queued, embed one batch; False when there was nothing to do."""
+        """Read queued documents, embed one batch; False if there was no work."""
         self._full = not has_room_to_read(self._data_dir)
         if self._full or self._parts.catalog.schema_state().state == TOO_NEW:
             return False
@@ -190,9 +208,7 @@ class Worker:
         return (read and self._away is None) or embedded
 
     def _files_answer(self) -> bool:
-        """Whether files can be read. They are taken to be there until reading one says otherwise;
-        vectors are made meanwhile.
-        """
+        """Whether files can be read, which is checked again after reading one has failed."""
         if self._away is None:
             return True
         try:
@@ -204,45 +220,18 @@ class Worker:
         self._away = None
         return True
 
-    @contextmanager
-    def alive(self) -> Iterator[None]:
-        """Show that this worker lives, and renew the leases of its jobs from a thread of its own,
-        however long a step takes. Whoever does something else between two steps enters it around
-        them: in between the worker has jobs too.
-        """
-        if self._living:
-            yield
-            return
-
-        def renew() -> bool:
-            self._parts.jobs.renew(self._owner, self._lease)
-            return True
-
-        with marked_alive(self._data_dir, self._owner):
-            self._living = True
-            try:
-                renew()
-                with keep_lease(renew, self._lease, "heartbeat"):
-                    yield
-            finally:
-                self._living = False
-
-    @property
-    def _data_dir(self) -> Path:
-        return self._parts.catalog.data_dir
-
     def _expire(self) -> None:
         take_over(self._parts.catalog, self._parts.jobs)
-        if not self._looked:
-            self._looked = True
-            retry_read(self._parts.catalog, self._parts.jobs)
+        if not self._expired_once:
+            self._expired_once = True
+            _retry_stored(self._parts.catalog, self._parts.jobs)
             remove_dead_marks(self._data_dir)
 
     # -- reading
 
     def _read_queued(self, seconds: float = READ_SECONDS, *, uploads_alone: bool = False) -> bool:
-        """Read for so long, at least one document; False when there was none. With `uploads_alone`
-        nothing built in is read while an upload waits for its vectors.
+        """Read for so long, at least one document; False if there was none. With `uploads_alone`
+        no built-in document is read while an upload waits for its vectors.
         """
         deadline = time.monotonic() + seconds
         worked = False
@@ -255,43 +244,38 @@ class Worker:
             if job is None:
                 break
             worked = True
-            self._read(job)
+            with telemetry.span("job: read", _attributes(job), parent=job.payload.get(TRACE)):
+                self._read(job, str(job.payload["version_id"]))
         return worked
 
     def _take_shipped(self) -> bool:
-        """Store built-in documents without reading them, where that is what comes next."""
-        shipped = self._shipped
-        if shipped is None:
+        """Store the next built-in documents without reading them; False if others come first."""
+        if self._shipped is None:
             return False
         try:
-            stored = shipped.store_some(self._owner, self._lease)
-        except Exception:  # one by one, each has its own end
+            stored = self._shipped.store_next(self._owner, self._lease)
+        except Exception:  # each is read and fails by itself
             log.exception("built-in documents are read one by one")
             self._shipped = None
             return False
         for job in stored:
-            self._waiting[job.id] = job
-            self._spans.waits(job)
+            self._start_waiting(job)
         return bool(stored)
 
     def _may_read(self) -> bool:
         return self._away is None and not self._released.is_set()
 
     def _upload_waits(self) -> bool:
-        """Whether a document that a person sent is read here and not yet embedded."""
+        """Whether an upload of a person was read here and is not embedded yet."""
         return not all(job.behind for job in self._waiting.values())
 
-    def _read(self, job: Job) -> None:
-        version_id = str(job.payload["version_id"])
-        with self._spans.reading(job):
-            self._read_or_fail(job, version_id)
-
-    def _read_or_fail(self, job: Job, version_id: str) -> None:
+    def _read(self, job: Job, version_id: str) -> None:
+        """Read the document of a job, or fail the job."""
         try:
             self._read_version(job, version_id)
-        except Conflict as error:  # the lease ran out; whoever took over will finish
+        except Conflict as error:  # another worker has the job, because the lease expired
             log.warning("job lost", job=job.id, reason=error.message)
-        except StoreAway as error:  # says nothing about the document
+        except StoreAway as error:  # not the fault of the document
             log.warning("reading waits", job=job.id, reason=error.message)
             self._away = error
             self._parts.jobs.give_back(self._owner, but=self._waiting)
@@ -302,78 +286,42 @@ class Worker:
             self._fail(job, version_id, self._error_of(error))
 
     def _read_version(self, job: Job, version_id: str) -> None:
-        version = self._version(version_id)
-        checkpoint = checkpoint_of(job)
-        if checkpoint is not None and version.state in READ:
-            self._await_vectors(job, checkpoint)  # somebody has read it, and was stopped then
-            return
-        hardware = sorted(version.declared["hardware"])
-        read = self._read_file(version, hardware)
-        if not read.content.passages:
-            self._finish_empty(job, version_id, dict(read.content.report))
-            return
-        self._await_vectors(job, self._store(job, version, titled(job, read)))
-
-    def _read_file(self, version: sa.Row[Any], hardware: list[str]) -> ReadDocument:
-        parts, specs = self._parts, self._parts.registry.all()
-        facts = version.origin != "builtin"  # theirs are in hardware.toml, with sources
-        spoken = version.declared["languages"]
-        if parts.elsewhere is not None:
-            data = parts.blobs.get(version.blob_key)
-            file = File(data, version.file_name, tuple(hardware), tuple(spoken), facts)
-            return parts.elsewhere.read(file, specs)
-        return read_document(
-            self._parse(version),
-            parts.embedder,
-            parts.tagger,
-            hardware,
-            specs,
-            spoken,
-            with_facts=facts,
-        )
-
-    def _await_vectors(self, job: Job, progress: Mapping[str, Any]) -> None:
-        count = progress["passages"]
-        self._parts.jobs.heartbeat(job.id, self._owner, self._lease, progress, count)
-        self._waiting[job.id] = self._parts.jobs.get(job.id)
-        self._spans.waits(job)
-
-    def _version(self, version_id: str) -> sa.Row[Any]:
-        with self._parts.catalog.read() as connection:
-            version = connection.execute(
-                sa.select(t.document_versions, t.documents.c.origin)
-                .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
-                .where(t.document_versions.c.id == version_id)
-            ).one_or_none()
+        parts = self._parts
+        with parts.catalog.read() as connection:
+            version = _versions(connection, [job]).get(version_id)
         if version is None:
             raise Conflict("the document was deleted", hint="Upload it again if it is needed.")
-        return version
-
-    @telemetry.traced("job: parse")
-    def _parse(self, version: sa.Row[Any]) -> ParsedDocument:
-        with tempfile.TemporaryDirectory(prefix="kernlore-") as folder:
-            path = Path(folder) / "document"
-            path.write_bytes(self._parts.blobs.get(version.blob_key))
-            return self._parts.parsers.parse(path, version.file_name)
+        progress = checkpoint_of(job)
+        if progress is None or version.state not in STORED:
+            file = DocumentFile(
+                parts.blobs.get(version.blob_key),
+                version.file_name,
+                tuple(sorted(version.declared["hardware"])),
+                tuple(version.declared["languages"]),
+                with_facts=version.origin != "builtin",  # whose facts are in hardware.toml
+            )
+            read = parts.reader.read(file, parts.registry.all())
+            if not read.content.passages:
+                self._fail(job, version_id, _nothing_read(read.content.report))
+                return
+            progress = self._store(job, version, read)
+        parts.jobs.heartbeat(job.id, self._owner, self._lease, progress, progress["passages"])
+        self._start_waiting(parts.jobs.get(job.id))
 
     @telemetry.traced("job: store")
-    def _store(self, job: Job, version: sa.Row[Any], read: ReadDocument) -> dict[str, Any]:
-        """Make the version current, with all that was read in it, in one transaction. Returns the
-        job's progress, which the job keeps from that moment on.
+    def _store(self, job: Job, version: sa.Row[Any], read: ReadDocument) -> Mapping[str, Any]:
+        """Make the version current with all that was read in it, and store the progress of the job
+        as its checkpoint, in one transaction. Returns the progress.
         """
         with self._parts.catalog.write() as connection:
-            progress = store_version(connection, self._parts.registry, version, read)
+            progress = store_version(connection, self._parts.registry, job, version, read)
             self._parts.jobs.store_checkpoint(connection, job, self._owner, progress)
         return progress
-
-    def _finish_empty(self, job: Job, version_id: str, report: dict[str, Any]) -> None:
-        """A file that parses but says nothing is a failure with the reason, never ready."""
-        self._fail(job, version_id, nothing_read(report))
 
     def _fail(self, job: Job, version_id: str, error: dict[str, Any]) -> None:
         telemetry.describe({}, failed=str(error["code"]))
 
-        def write(connection: sa.Connection) -> None:
+        def write(connection: Connection) -> None:
             versions.fail_version(connection, version_id, {"error": error})
             self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=error)
 
@@ -382,8 +330,8 @@ class Worker:
         except Conflict as lost:
             log.warning("job lost", job=job.id, reason=lost.message)
 
-    def _record(self, write: Callable[[sa.Connection], None]) -> None:
-        """Write how jobs ended. On a full disk into the space that is kept for it."""
+    def _record(self, write: Callable[[Connection], None]) -> None:
+        """Store how jobs ended; if the disk is full, in the space of the reserve file."""
         try:
             with self._parts.catalog.write() as connection:
                 write(connection)
@@ -395,49 +343,81 @@ class Worker:
                 write(connection)
 
     def _error_of(self, error: Exception) -> dict[str, Any]:
-        """What a job says of a failure that is not its document's."""
+        """The error of a job that failed for another reason than its document."""
         fault = store_fault(error)
         if fault is None and not has_room_to_read(self._data_dir):
-            fault = full(f"{type(error).__name__}: {error}")  # Chroma says it in its own words
-        return fault.as_json() if fault is not None else internal_error(error)
+            fault = full(f"{type(error).__name__}: {error}")  # Chroma has its own message
+        if fault is not None:
+            return fault.as_json()
+        return {
+            "code": "internal_error",
+            "message": f"{type(error).__name__}: {error}",
+            "hint": "This is a defect of Kernlore; please report it with the document.",
+            "details": {},
+        }
 
     def _give_up(self, error: Exception) -> None:
-        """A step failed: fail what it was for, or do so before the next step."""
+        """A step failed: fail the waiting jobs. Their documents stay searchable by words, and a
+        retry embeds the rest.
+        """
         try:
-            self._fail_waiting(error)
-        except Exception:  # whatever it is, the worker goes on and records it before its next step
+            jobs = list(self._waiting.values())
+            self._stop_waiting(jobs)
+            reason = self._error_of(error)
+
+            def write(connection: Connection) -> None:
+                for job in jobs:
+                    with suppress(Conflict):  # the lease expired
+                        self._parts.jobs.finish(
+                            connection, job.id, self._owner, "failed", error=reason
+                        )
+
+            self._record(write)
+        except Exception:  # of any kind: the next step gives the jobs back
             log.exception("cannot be recorded yet")
         self._unsettled = True
 
     # -- embedding
 
+    def _start_waiting(self, job: Job) -> None:
+        """Wait for the vectors of a document that was read; the wait is a span."""
+        self._waiting[job.id] = job
+        if telemetry.on():
+            end = telemetry.begin("job: vectors", _attributes(job), job.payload.get(TRACE))
+            self._span_ends[job.id] = end
+
+    def _stop_waiting(self, jobs: Iterable[Job]) -> None:
+        for job in jobs:
+            del self._waiting[job.id]
+            if (end := self._span_ends.pop(job.id, None)) is not None:
+                end()
+
     def _embed_batch(self) -> bool:
-        """Embed some texts that have no vector; False when there are none."""
+        """Embed some texts that have no vector; False if there are none."""
         parts = self._parts
-        model = parts.embedder.fingerprint
-        missing = next_texts(parts.catalog, parts.jobs, model, self._batch.texts, self._owner)
+        missing = next_texts(parts.catalog, parts.jobs, parts.model, self._batch.texts, self._owner)
         if not missing:
             return False
         missing.sort(key=lambda item: len(item.text))
         started = time.monotonic()
-        texts = [item.text for item in missing]
-        with self._spans.embedding(len(missing), self._waiting.values()):
-            elsewhere = parts.elsewhere
-            vectors = elsewhere.encode(texts) if elsewhere else encode_whole(parts.embedder, texts)
+        payloads = [job.payload for job in self._waiting.values()]
+        traces = [payload[TRACE] for payload in payloads if TRACE in payload]
+        with telemetry.span("embed", {"kernlore.texts": len(missing)}, links=traces):
+            vectors = parts.reader.encode([item.text for item in missing])
         self._batch.took(len(missing), time.monotonic() - started)
         shas = [item.sha256 for item in missing]
         with parts.catalog.write() as connection:
-            embeddings.put(connection, model, dict(zip(shas, vectors, strict=True)))
+            embeddings.put(connection, parts.model, dict(zip(shas, vectors, strict=True)))
             self._fresh |= embeddings.text_scopes(connection, shas)
         return True
 
     def _finish_embedded(self) -> None:
-        """End the jobs whose passages all have vectors now, and say how far the others are."""
+        """End the jobs whose passages all have vectors, and store the progress of the others."""
         if not self._waiting and not self._fresh:
             return
         parts = self._parts
         with parts.catalog.read() as connection:
-            pending = candidates.pending(connection, parts.embedder.fingerprint)
+            pending = candidates.pending(connection, parts.model)
             done = [job for job in self._waiting.values() if job.subject_id not in pending]
             subjects = [job.subject_id for job in done if job.subject_id is not None]
             scopes = embeddings.document_scopes(connection, subjects)
@@ -450,18 +430,17 @@ class Worker:
             self._report(connection, pending)
             for job in done:
                 self._finish(connection, job)
-                del self._waiting[job.id]
-        self._spans.done(done)
+        self._stop_waiting(done)
 
-    def _report(self, connection: sa.Connection, pending: Mapping[str, Pending]) -> None:
-        """Write how many passages of each waiting document have their vector."""
+    def _report(self, connection: Connection, pending: Mapping[str, Pending]) -> None:
+        """Store how many passages of each waiting document have their vector."""
         counts: dict[str, int] = {}
         for job in self._waiting.values():
             left = pending.get(str(job.subject_id))
             counts[job.id] = max(0, (job.passages or 0) - (left.passages if left else 0))
         self._parts.jobs.report_passages(connection, self._owner, counts)
 
-    def _finish(self, connection: sa.Connection, job: Job) -> None:
+    def _finish(self, connection: Connection, job: Job) -> None:
         progress = {key: value for key, value in job.progress.items() if key != "stage"}
         state: JobState = "partial" if progress.pop("state", "") == "partial" else "ready"
         try:
@@ -469,17 +448,144 @@ class Worker:
         except Conflict as error:
             log.warning("job lost", job=job.id, reason=error.message)
 
-    def _fail_waiting(self, error: Exception) -> None:
-        """Fail the waiting jobs. Their documents stay searchable by words, and a retry embeds the
-        rest.
+
+def _versions(connection: Connection, jobs: Sequence[Job]) -> dict[str, sa.Row[Any]]:
+    """The versions of these jobs with the origin of their document, by id."""
+    rows = connection.execute(
+        sa.select(t.document_versions, t.documents.c.origin)
+        .join(t.documents, t.documents.c.id == t.document_versions.c.document_id)
+        .where(t.document_versions.c.id.in_([str(job.payload["version_id"]) for job in jobs]))
+    )
+    return {row.id: row for row in rows}
+
+
+def _nothing_read(report: Mapping[str, Any]) -> dict[str, Any]:
+    """The error of a job whose file has no text."""
+    reasons = [*(f["reason"] for f in report["pages_failed"]), *report["warnings"]]
+    return {
+        "code": "parse_failed",
+        "message": f"nothing could be read: {'; '.join(reasons[:5]) or 'no text in it'}",
+        "hint": "Scanned pages need OCR first; upload a version with a text layer.",
+        "details": dict(report),
+    }
+
+
+def _attributes(job: Job) -> dict[str, telemetry.Value]:
+    return {
+        "kernlore.job.id": job.id,
+        "kernlore.job.attempt": job.attempts,
+        "kernlore.document.id": job.subject_id or "",
+    }
+
+
+class _Idle:
+    """Skips looks for work while the catalog is unchanged since a look that found none. A look
+    takes a write transaction and goes over all passages; `unchanged` takes microseconds.
+    """
+
+    def __init__(self, catalog: Catalog, lease_seconds: float) -> None:
+        self._catalog = catalog
+        self._seconds = min(LOOK_SECONDS, lease_seconds)
+        self._version: Hashable = None  # of the catalog before the last look
+        self._until = 0.0  # the end of the validity of the last look, by the monotonic clock
+
+    def unchanged(self) -> bool:
+        """Whether the last look found no work and is still valid."""
+        version = self._catalog.version()
+        valid = version == self._version and time.monotonic() < self._until
+        if not valid:
+            self._version, self._until = version, 0.0
+        return valid
+
+    def found_nothing(self) -> None:
+        """Record that the last look found no work."""
+        if not self._until:
+            self._until = time.monotonic() + self._seconds
+
+
+# -- jobs of stopped workers
+
+
+def take_over(catalog: Catalog, jobs: Jobs) -> None:
+    """Queue the jobs of dead workers, here or on other machines, again. A job that has had ATTEMPTS
+    of them fails in one transaction with its version: else a version could count as failed while
+    its job is tried again, and the next start would queue the same file a second time.
+    """
+    jobs.expire(lambda owner: is_alive(catalog.data_dir, owner), _fail_version, ATTEMPTS)
+
+
+def _fail_version(connection: Connection, job: Job) -> None:
+    """The same file may be uploaded again and is then read."""
+    report = {"error": dict(job.error or {})}
+    versions.fail_version(connection, str(job.payload.get("version_id")), report)
+
+
+def _retry_stored(catalog: Catalog, jobs: Jobs) -> None:
+    """Queue jobs again that failed although their document was read: earlier versions left them
+    when a process was stopped while it embedded.
+    """
+    with catalog.read() as connection:
+        stored = set(
+            connection.execute(
+                sa.select(t.document_versions.c.id).where(t.document_versions.c.state.in_(STORED))
+            ).scalars()
+        )
+    for job in jobs.in_state("failed"):
+        expired = (job.error or {}).get("code") == "lease_expired"
+        if expired and job.payload.get("version_id") in stored:
+            with suppress(Conflict):  # another replica was first
+                jobs.retry(job.id)
+
+
+# -- built-in documents whose readings ship
+
+
+class _ShippedDocuments:
+    """Stores several of them in a transaction, in which their jobs are taken: a killed process has
+    stored all of these or none. All other queued documents come first.
+    """
+
+    def __init__(self, parts: WorkerParts) -> None:
+        self._parts = parts
+        self._skipped: set[str] = set()  # jobs whose documents have to be read
+
+    def store_next(self, owner: str, lease_seconds: float) -> Sequence[Job]:
+        """Store the next documents; returns their jobs, which belong to the owner now. Empty if
+        other documents come first.
         """
-        jobs, self._waiting = list(self._waiting.values()), {}
-        self._spans.done(jobs)
-        reason = self._error_of(error)
+        parts = self._parts
+        specs = parts.registry.all()  # in another transaction
+        with parts.catalog.read() as connection:
+            if not self._queued(connection, locked=False):
+                return []  # the usual case, which needs no write lock
+        with parts.catalog.write() as connection:
+            queued = self._queued(connection, locked=True)
+            by_id = _versions(connection, queued)
+            progress: dict[str, Mapping[str, Any]] = {}
+            for job in queued:
+                version = by_id.get(str(job.payload["version_id"]))
+                read = self._reading(job, version, specs)
+                if read is None or version is None:
+                    self._skipped.add(job.id)
+                else:
+                    progress[job.id] = store_version(connection, parts.registry, job, version, read)
+            taken = [job for job in queued if job.id in progress]
+            if not taken:
+                return []
+            return parts.jobs.take_with_checkpoints(
+                connection, taken, progress, owner, lease_seconds
+            )
 
-        def write(connection: sa.Connection) -> None:
-            for job in jobs:
-                with suppress(Conflict):  # the lease ran out, which says as much
-                    self._parts.jobs.finish(connection, job.id, self._owner, "failed", error=reason)
+    def _queued(self, connection: Connection, *, locked: bool) -> list[Job]:
+        jobs = self._parts.jobs
+        return jobs.only_behind(connection, SHIPPED_AT_ONCE, self._skipped, locked=locked)
 
-        self._record(write)
+    def _reading(self, job: Job, version: sa.Row[Any] | None, specs: Any) -> ReadDocument | None:
+        shipped = self._parts.shipped
+        if shipped is None or version is None or version.origin != "builtin":
+            return None
+        if checkpoint_of(job) is not None or version.state != "staged":
+            return None
+        about = version.declared
+        read = shipped.find(version.sha256, about["hardware"], about["languages"], specs)
+        return read if read is not None and read.content.passages else None

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection
 
-from ingestion.findings.moves import moves_of
+from ingestion.findings.front_matter import moves_of
 from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry

@@ -17,11 +17,12 @@ from types import MappingProxyType
 
 import pytest
 
+from ingestion.builtin.precomputed import ShippedReadings
 from ingestion.findings.tags import SignalWords, Tagger
-from ingestion.parse_process import ParserPool
-from ingestion.read import pipeline_fingerprint
+from ingestion.parse_process import ParserProcess
+from ingestion.read import DocumentReader, LocalReader, pipeline_fingerprint
 from ingestion.uploads import Submitted, Upload, Uploads
-from ingestion.worker import Parts, Worker
+from ingestion.worker import Worker, WorkerParts
 from kb.blobs import open_blobs
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.hardware import HardwareRegistry
@@ -94,7 +95,7 @@ class Store:
         self,
         data_dir: Path,
         embedder: LocalEmbedder,
-        parsers: ParserPool,
+        parsers: ParserProcess,
         tagger: Tagger,
         servers: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
@@ -123,16 +124,19 @@ class Store:
     def worker(
         self, lease: float = 60.0, on_vectors: Callable[[set[str]], None] | None = None
     ) -> Worker:
-        parts = Parts(
-            self.catalog,
-            self.blobs,
-            self.jobs,
-            self.registry,
-            self.embedder,
-            self.tagger,
-            self.parsers,
-        )
-        return Worker(parts, lease, on_vectors)
+        reader = LocalReader(self.embedder, self.tagger, self.parsers.parse_bytes)
+        return self.worker_with(reader, lease, on_vectors)
+
+    def worker_with(
+        self,
+        reader: DocumentReader,
+        lease: float = 60.0,
+        on_vectors: Callable[[set[str]], None] | None = None,
+        shipped: ShippedReadings | None = None,
+    ) -> Worker:
+        model = self.embedder.fingerprint
+        stores = (self.catalog, self.blobs, self.jobs, self.registry)
+        return Worker(WorkerParts(*stores, model, reader, shipped), lease, on_vectors)
 
     def submit(self, name: str, text: str | bytes, **said: object) -> Submitted:
         data = text.encode() if isinstance(text, str) else text
@@ -249,8 +253,8 @@ def embedder(model_cache: Path) -> LocalEmbedder:
 
 
 @pytest.fixture(scope="session")
-def parsers() -> Iterator[ParserPool]:
-    with ParserPool() as pool:
+def parsers() -> Iterator[ParserProcess]:
+    with ParserProcess() as pool:
         yield pool
 
 
@@ -261,7 +265,7 @@ def tagger() -> Tagger:
 
 @pytest.fixture
 def make_store(
-    embedder: LocalEmbedder, parsers: ParserPool, tagger: Tagger
+    embedder: LocalEmbedder, parsers: ParserProcess, tagger: Tagger
 ) -> Iterator[Callable[[Path], Store]]:
     """Opens stores on any directory; a new one has hardware."""
     opened: list[Store] = []

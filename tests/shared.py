@@ -14,8 +14,7 @@ import pytest
 from api.cli.backends import read_settings
 from api.cli.backends.local import LocalTarget
 from api.cli.progress import plain_lines
-from ingestion.shipped_readings import FILE as READINGS
-from ingestion.shipped_vectors import FILE
+from ingestion.builtin.precomputed import READINGS_FILE, VECTORS_FILE
 from kb.embedding import DEFAULT_MODEL, open_embedder
 from optimizer.evaluation.problem.load import SHIPPED
 from tests import postgresql, store_servers
@@ -130,7 +129,12 @@ def copy_knowledge(folder: Path, documents: tuple[str, ...], *, vectors: bool = 
     Storing the vectors takes half a second, and 11 MB.
     """
     chips = [path.relative_to(BUILTIN) for path in (BUILTIN / "hardware").glob("*/hardware.toml")]
-    for name in (*chips, *map(Path, documents), *([Path(FILE)] if vectors else []), Path(READINGS)):
+    for name in (
+        *chips,
+        *map(Path, documents),
+        *([Path(VECTORS_FILE)] if vectors else []),
+        Path(READINGS_FILE),
+    ):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(BUILTIN / name, folder / name)
     return folder

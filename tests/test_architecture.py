@@ -207,8 +207,8 @@ def test_ray_is_imported_only_with_a_cluster() -> None:
     importers = {path for path in modules() if "ray" in outline(path).imported}
     assert importers == {
         Path("kb/cluster.py"),
-        Path("ingestion/on_node.py"),
-        Path("optimizer/search/bench/on_cluster.py"),
+        Path("ingestion/cluster.py"),
+        Path("optimizer/search/bench/on_node.py"),
     }
     at_once = [
         str(path)

@@ -28,8 +28,7 @@ class Asked:
 
     goal: Goal
     hardware: str
-    models: str
-    options: ModelOptions
+    models: ModelOptions
     ray: str | None
 
 

@@ -22,8 +22,8 @@ from kb.errors import NotFound
 from kb.ids import new_id
 from kb.workers import ChildProcess
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.search.runs.export import outcome_of, write_result
 from optimizer.search.runs.optimize import FinishedRun
-from optimizer.search.runs.portable import outcome_of, write_result
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.tree import Tree
 
@@ -101,8 +101,7 @@ def _begin(base: KnowledgeBase, search: _Search, asked: Asked) -> None:
         "hardware": asked.hardware,
         "goal": dict(asked.goal.as_json()),
         "proposers": [],
-        "models": asked.models,
-        "options": asdict(asked.options),
+        "models": asdict(asked.models),
         "ray": asked.ray,
     }
     log = private_folder(_folder(base, search)) / "log"

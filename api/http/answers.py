@@ -24,7 +24,7 @@ from api.http.run_answers import (
     ShownRun,
     ShownTrajectory,
 )
-from ingestion.findings.facts import FactConflict
+from ingestion.hardware import FactConflict
 from kb.catalog.jobs import JobState
 from kb.catalog.knowledge.documents import Section
 from kb.catalog.knowledge.moves import StoredMove

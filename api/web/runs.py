@@ -193,7 +193,7 @@ def cancel(run_id: str, request: Request, processes: Processes) -> Response:
 @router.get("/{run_id}/download")
 def download(run_id: str, parts: Parts) -> Response:
     """Module, report, plots and rows of a run in one file."""
-    from optimizer.search.runs.portable import exported_zip
+    from optimizer.search.runs.export import exported_zip
 
     packed = exported_zip(parts, run_id)
     headers = {"Content-Disposition": f'attachment; filename="{run_id}.zip"'}

@@ -209,8 +209,8 @@ def run(
         builtin_services(data_dir) as services,
     ):
         own = list(add_own_chips(services, Path(folder), manuals))
-        with services.parser_pool() as parsers:
-            services.worker(parsers).drain()
+        with services.local_reader() as reader:
+            services.worker(reader).drain()
         for number, signal in enumerate(signals, 1):
             for hardware in (*CHIPS, *chips, *own):
                 row, answer = row_of(services, signal, hardware)

@@ -118,8 +118,8 @@ def ingest(services: Services, name: str, uploads: Sequence[Upload], counting: C
             continue
         outcomes[submitted.outcome] += 1
         jobs += [submitted.job_id] if submitted.job_id is not None else []
-    with services.parser_pool() as parsers:
-        services.worker(parsers).drain()
+    with services.local_reader() as reader:
+        services.worker(reader).drain()
     seconds = time.perf_counter() - started
     with services.catalog.read() as connection:
         _, passages = embeddings.counts(connection, counting.fingerprint)

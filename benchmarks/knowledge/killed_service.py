@@ -425,8 +425,8 @@ def _undisturbed(
         services.load_builtin()
         for name, text in manuals:
             services.uploads.submit(Upload(name, text, hardware=(chip_of(text),)))
-        with services.parser_pool() as parsers:
-            services.worker(parsers).drain()
+        with services.local_reader() as reader:
+            services.worker(reader).drain()
         answers = [_excerpts(local.retrieve(request)) for request in REQUESTS]
     finally:
         local.close()

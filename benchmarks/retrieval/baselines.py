@@ -30,7 +30,7 @@ from pydantic import PrivateAttr
 from benchmarks.report import say
 from benchmarks.retrieval.corpus import Corpus, CorpusFile
 from benchmarks.retrieval.scoring import Answers, Request
-from ingestion.parse_process import ParserPool
+from ingestion.parse_process import ParserProcess
 from ingestion.read import PIPELINE
 from kb.embedding import BATCH, Vectors
 from kb.errors import KernloreError, Unavailable
@@ -69,7 +69,7 @@ def read_texts(corpus: Corpus, cache: Path) -> Texts:
     """The elements of each document joined by empty lines; parsed once per content."""
     cache.mkdir(parents=True, exist_ok=True)
     texts, unread = [], []
-    with ParserPool() as parsers:
+    with ParserProcess() as parsers:
         for number, file in enumerate(corpus.files, 1):
             try:
                 texts.append(Text(file.hardware, _read(parsers, file, cache)))
@@ -80,7 +80,7 @@ def read_texts(corpus: Corpus, cache: Path) -> Texts:
     return Texts(tuple(texts), tuple(unread))
 
 
-def _read(parsers: ParserPool, file: CorpusFile, cache: Path) -> str:
+def _read(parsers: ParserProcess, file: CorpusFile, cache: Path) -> str:
     digest = hashlib.sha256(f"{PIPELINE} {file.name}\n".encode() + file.path.read_bytes())
     cached = cache / f"{digest.hexdigest()}.txt"
     if not cached.exists():

@@ -113,8 +113,8 @@ def opened(folder: Path, seed: int, manual: str | None) -> LocalTarget:
             languages=(LANGUAGE,),
         )
         services.uploads.submit(upload)
-        with services.parser_pool() as parsers:
-            services.worker(parsers).read_all(threading.Event())
+        with services.local_reader() as reader:
+            services.worker(reader).read_all(threading.Event())
     return local
 
 

@@ -1,1 +1,1 @@
-"""What is read out of sections beside their text: signals, scopes, facts, moves."""
+"""Findings in the sections of a document: tags, scopes, facts, moves."""

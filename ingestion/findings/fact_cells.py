@@ -1,7 +1,6 @@
-"""One label or one cell of a specification table: which fact is meant, and which value stands
-there.
+"""One label or cell of a specification table as strings: its fact, and its value.
 
-Reads strings only; the shape of the table is not known here.
+Knows nothing about the shape of the table.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ _LEAD = re.compile(
 _DTYPE = r"(?:fp64|fp32|tf32|xf32|fp16|bf16|bfloat16|fp8|fp4|int8)"
 _FLOAT = re.compile(r"\b(?:float|f) ?(64|32|16|8|4)\b")
 _DTYPES = re.compile(rf"({_DTYPE}(?: {_DTYPE})+)")
-# What a comma or brackets add to a label without changing what it means.
+# Additions to a label, after a comma or in brackets, that do not change its meaning.
 _NO_MATTER = re.compile(
     r"(?:hbm\d?e?|gddr\d?x?|lpddr\d?x?|ddr\d|ecc|peak|max(?:imum)?|theoretical|total"
     r"|per (?:chip|device|board|card|accelerator))"
@@ -51,9 +50,9 @@ _TEXTS = {
 
 @dataclass(frozen=True)
 class Label:
-    """A row or column header. `text` is the label without its unit; `keys` are the facts that it
-    means, mostly none or one; `weak` says that it may mean something else, `turned` that its words
-    were put into another order, or replaced, to see that.
+    """A row or column header. `text` is the label without its unit, `keys` are its facts, mostly
+    none or one. `weak`: it may mean something else; `turned`: its words had to be reordered or
+    replaced to find the fact.
     """
 
     text: str
@@ -64,7 +63,7 @@ class Label:
 
 
 @dataclass(frozen=True)
-class Reading:
+class CellValue:
     """A value in the unit of its fact, with a confidence between 0 and 1."""
 
     value: float | int | str
@@ -72,14 +71,14 @@ class Reading:
 
 
 def tidy(text: str) -> str:
-    """A label as a person would quote it: without markup and footnote signs."""
+    """A text without markup and footnote signs."""
     return " ".join(_SIGNS.sub("", _MARKUP.sub(" ", text)).split())
 
 
 @lru_cache(maxsize=4096)
 def read_label(text: str, names: Names = ()) -> Label:
-    """Read a row or column header: its unit and the facts that it may mean. `names` are what the
-    document calls its parts; see `own_names.py`.
+    """Read a row or column header. `names` are what the document calls its parts; see
+    `scratchpad_names`.
     """
     cleaned = tidy(text)
     unit = ""
@@ -92,7 +91,7 @@ def read_label(text: str, names: Names = ()) -> Label:
     if name and find_unit(last) is not None:
         cleaned, unit = name, last.strip()
     words = cleaned.split()
-    # "Peak TFLOPS", "BF16 TFLOPS": the unit is a word; single letters are too often something else
+    # "Peak TFLOPS", "BF16 TFLOPS": the unit is a word. A short word is often something else.
     loose = [word for word in words if len(word) > 2 and _is_measure(word)]
     if not unit and len(loose) == 1:
         unit = loose[0]
@@ -110,9 +109,9 @@ def _plain(text: str) -> str:
 
 
 def _turned(label: str, names: Names) -> tuple[str, ...]:
-    """The fact of a label with a qualifier behind a comma or in brackets ("Clock, boost"), whose
-    two words are in another order, or that uses a name of the document's own. Every qualifier that
-    could change the meaning has to be part of a known label.
+    """The fact of a label with a qualifier after a comma or in brackets ("Clock, boost"), with its
+    two words in another order, or with a name that the document defines. A qualifier that could
+    change the meaning has to be part of a known label.
     """
     bare, *behind = _BRACKETS.sub(" ", label).split(",")
     parts = [_usual(_plain(part), names) for part in (*behind, *_BRACKETS.findall(label))]
@@ -130,7 +129,7 @@ def _turned(label: str, names: Names) -> tuple[str, ...]:
 
 
 def _usual(plain: str, names: Names) -> str:
-    """A plain text with the usual words for engines and for what the document has own names for."""
+    """The text with the usual words for engines and for names that the document defines."""
     for pattern, word in _ENGINES:
         plain = pattern.sub(word, plain)
     for own, usual in names:
@@ -172,17 +171,15 @@ def _keys_of_label(plain: str) -> tuple[tuple[str, ...], bool]:
     return (tuple(weak), True) if len(weak) == 1 else ((), False)
 
 
-def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None:
-    """The value of a cell in the unit of the fact, or None where the cell leaves a doubt.
-
-    `units` are what labels say about the unit, the nearest first; a unit in the cell goes before
-    them.
+def read_cell(text: str, known: FactKey, units: Sequence[str]) -> CellValue | None:
+    """The value of a cell in the unit of the fact, or None for a doubtful cell. `units` are those
+    of its labels, the nearest first; a unit in the cell wins.
     """
     cleaned = " ".join(_MARKUP.sub(" ", text).split())
     if known.unit == "text":
         pattern = _TEXTS.get(known.key)
         fits = pattern is not None and pattern.fullmatch(tidy(cleaned))
-        return Reading(tidy(cleaned), 0.8) if fits else None
+        return CellValue(tidy(cleaned), 0.8) if fits else None
     if known.key.startswith("peak_") and _FOOTNOTE.search(cleaned):
         return None  # the footnote mostly says "with sparsity"
     match = _CELL.fullmatch(tidy(cleaned))
@@ -200,13 +197,13 @@ def read_cell(text: str, known: FactKey, units: Sequence[str]) -> Reading | None
     if tail is None or value is None or not known.plausible(value):
         return None
     exact = int(value) if value == int(value) and abs(value) < 2**53 else value
-    return Reading(exact, round(confidence - tail, 2))
+    return CellValue(exact, round(confidence - tail, 2))
 
 
 def _stated_unit(
     match: re.Match[str], known: FactKey, units: Sequence[str]
 ) -> tuple[Unit, str, bool] | None:
-    """The unit that holds for a cell, what follows it, and whether it came from a label."""
+    """The unit of a cell, the text after it, and whether the unit is from a label."""
     word, rest = match["unit"] or "", match["rest"].strip()
     own = _count_unit(word, known) or find_unit(word)
     if own is not None:
@@ -221,14 +218,14 @@ def _stated_unit(
 
 
 def _count_unit(word: str, known: FactKey) -> Unit | None:
-    """`64 K` registers are 65,536 of them."""
+    """The unit of counts such as `64 K` registers, which are 65,536."""
     if known.unit == "count" and word in ("K", "k"):
         return Unit("count", 1024.0, assumed=True)
     return None
 
 
 def converted(number: float, unit: Unit, known: FactKey) -> float | None:
-    """A number of this unit in the unit of the fact; None where the units do not fit."""
+    """A number of this unit in the unit of the fact; None if the units do not fit."""
     if unit.canonical == known.unit or {unit.canonical, known.unit} == {"count", "threads"}:
         return number * unit.factor
     if unit.canonical == "B" and known.item_bytes is not None:
@@ -238,14 +235,12 @@ def converted(number: float, unit: Unit, known: FactKey) -> float | None:
     if known.unit == "bit" and unit.canonical == "B":
         return number * unit.factor * 8
     if known.unit == "op/s" and unit.canonical == "flop/s":
-        return number * unit.factor  # "INT8 1979 TFLOPS" is a common slip of the pen
+        return number * unit.factor  # "INT8 1979 TFLOPS" is a common mistake
     return None
 
 
 def _tail_doubt(rest: str, known: FactKey) -> float | None:
-    """How much what follows a value takes from its confidence; None where it may change the
-    value.
-    """
+    """How much the text after a value lowers its confidence; None if it may change the value."""
     if not rest:
         return 0.0
     if known.tail is not None and known.tail.fullmatch(rest):

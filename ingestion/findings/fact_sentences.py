@@ -1,13 +1,13 @@
 """Facts that running text states: "each core has 256 KB of scratchpad", "the wavefront size is 64".
 
-A sentence is read only where it plainly states a number: no comparison, example, condition,
-measurement or range, no code, and nothing about a part of the chip where the fact is about the
-whole (a die, a link, a memory channel) or about several chips. What is lost that way stands in a
-table as well, mostly; what is proposed wrongly costs a person time.
+A sentence is read only if it clearly states a number: no comparison, example, condition,
+measurement, range or code, and for a fact of the whole chip no part of it (a die, a link, a memory
+channel) and not several chips. Skipped facts are mostly in a table too; a wrong proposal costs a
+person time.
 
 The forms of each fact are data (`nouns`, `sentences`, `per`, `bound`, `unless` of
-`kb/hardware/fact_keys.toml`). This module fills in their placeholders and knows no chip. Which chip
-a sentence is about is decided elsewhere (`ingestion/findings/subjects.py`).
+`kb/hardware/fact_keys.toml`); this module fills in their placeholders. Knows no chip:
+`ingestion/findings/subjects.py` decides which chip a sentence is about.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ingestion.findings.fact_cells import converted, read_cell, read_label
 from kb.hardware.facts import FactKey, Unit, fact_keys, find_unit
 
 MAX_SENTENCE = 400  # characters; longer ones are lists or lost line ends
-MAX_TEXT = 20_000  # characters of one element that are read
+MAX_TEXT = 20_000  # characters of one element
 CONFIDENCE = 0.7
 _MIN_WORDS = 3
 _PAIR = re.compile(r"(?P<label>[^:.=]{2,60})(?::| =) (?P<value>[^:=]{1,40}?)\.?")
@@ -161,8 +161,8 @@ _BULLET = re.compile(r"^\s*(?:[-*+•]|\d+[.)])\s+")
 
 @dataclass(frozen=True)
 class Statement:
-    """One number that a sentence states. `quantity` is the number with its unit as written;
-    `sentence` is without markup. `confidence` is between 0 and 1.
+    """One number of a sentence. `quantity` is the number with its unit as written, `sentence` is
+    without markup, `confidence` between 0 and 1.
     """
 
     key: str
@@ -174,33 +174,32 @@ class Statement:
 
 
 def statements(text: str, lead: str = "") -> list[Statement]:
-    """What the sentences of a paragraph or list state, in reading order.
-
-    `lead` is the text before a list: "Each chip contains:" is read with each item.
+    """The statements of a paragraph or list, in reading order. `lead` is the text before a list:
+    "Each chip contains:" is read with each item.
     """
     stated: list[Statement] = []
-    before = lead_of(lead)
+    before = _lead_of(lead)
     for block in _ITEM.split(text[:MAX_TEXT]):
         if block.lstrip().startswith(("|", "+-", "..", ">>>", "$", "#")):
             continue
         is_item = _BULLET.match(block) is not None
-        for number, sentence in enumerate(sentences(block)):
+        for number, sentence in enumerate(_sentences(block)):
             joined = f"{before} {sentence}" if before and is_item and number == 0 else ""
             stated += read_sentence(sentence) or (read_sentence(joined) if joined else ())
         if not is_item:
-            before = lead_of(block)
+            before = _lead_of(block)
     return stated
 
 
-def lead_of(text: str) -> str:
-    """The last sentence of a text where it announces what follows, without its colon."""
+def _lead_of(text: str) -> str:
+    """The last sentence of a text, without its colon, if it ends with one; else empty."""
     if not text.rstrip().endswith(":"):
         return ""
-    *_, last = sentences(text[-MAX_SENTENCE:])
+    *_, last = _sentences(text[-MAX_SENTENCE:])
     return last.rstrip(" :")
 
 
-def sentences(block: str) -> list[str]:
+def _sentences(block: str) -> list[str]:
     """The sentences of a paragraph or list item, without markup and line ends."""
     cleaned = _BULLET.sub("", block)
     for pattern in (_LINK, _ROLE, _REFERENCE):
@@ -211,7 +210,7 @@ def sentences(block: str) -> list[str]:
 
 @lru_cache(maxsize=4096)
 def read_sentence(sentence: str) -> tuple[Statement, ...]:
-    """What one sentence states; nothing where it leaves a doubt."""
+    """The statements of one sentence; none if it is doubtful."""
     if len(sentence) > MAX_SENTENCE or sentence.count(" ") < _MIN_WORDS - 1:
         return ()
     if not _ANY_NUMBER.search(sentence) or _SKIP.search(sentence) or _CODE.search(sentence):
@@ -242,25 +241,22 @@ def _read_pair(sentence: str) -> tuple[Statement, ...]:
     known = fact_keys()[label.keys[0]]
     limited = _LIMIT.search(pair["label"]) or not known.bound
     reading = read_cell(pair["value"], known, [label.unit] if label.unit else [])
-    # "Threads per block: 256" is mostly how a kernel was started.
+    # "Threads per block: 256" is mostly the launch of a kernel.
     if reading is None or isinstance(reading.value, str) or not limited:
         return ()
-    if not _unscoped(known, pair["label"]):
+    if known.unless is not None and known.unless.search(pair["label"]):
+        return ()
+    if known.per == "chip" and _PART.search(pair["label"]):
         return ()
     confidence = min(CONFIDENCE, reading.confidence)
     text = pair["value"]
     return (Statement(known.key, reading.value, known.unit, text, sentence, confidence),)
 
 
-def _unscoped(known: FactKey, label: str) -> bool:
-    unless = known.unless is None or not known.unless.search(label)
-    return unless and (known.per != "chip" or not _PART.search(label))
-
-
 def _read_key(
     known: FactKey, plain: str, sentence: str
 ) -> Iterator[tuple[tuple[int, int], Statement]]:
-    """Numbers that some form of this fact claims, by their place in the sentence."""
+    """The numbers of forms of this fact, by their place in the sentence."""
     if not _about(known, plain):
         return
     for form in _forms(known.key):
@@ -310,7 +306,7 @@ def _per_unit() -> re.Pattern[str]:
 
 
 def _unhedged(match: re.Match[str], known: FactKey, plain: str) -> bool:
-    """Whether the number itself is stated: not about, more than, from .. to, per something else."""
+    """Whether the number is exact: not "about", "more than", a range or per something else."""
     before, after = plain[: match.start("number")], plain[_end(match) :]
     if _BEFORE.search(before) or (not known.bound and _BOUND.search(before)):
         return False
@@ -320,14 +316,14 @@ def _unhedged(match: re.Match[str], known: FactKey, plain: str) -> bool:
 
 
 def _other_quantity(after: str, known: FactKey) -> bool:
-    """Whether the number that follows is of another kind: "at 3.35 TB/s and 700 W"."""
+    """Whether the next number has another unit: "at 3.35 TB/s and 700 W"."""
     following = re.match(rf"(?:,| and|, and) (?:{_DIGITS})[ -]?([A-Za-z/]+)", after)
     unit = find_unit(following[1]) if following else None
     return unit is not None and unit.canonical != known.unit
 
 
 def _of_the_whole(match: re.Match[str], plain: str) -> bool:
-    """Whether the value is the whole chip's: not one of a die or link of it, nor of several."""
+    """Whether the value is that of the whole chip, not of a part of it or of several chips."""
     before, after = plain[: match.start("number")], plain[_end(match) :]
     outside = _BRACKET.sub(" ", before) + " # " + _BRACKET.sub(" ", after)
     if _SEVERAL.search(outside):
@@ -348,7 +344,7 @@ def _end(match: re.Match[str]) -> int:
 
 
 def _value(match: re.Match[str], known: FactKey) -> tuple[float | int, bool] | None:
-    """The value in the unit of the fact, and whether it rests on the convention for prefixes."""
+    """The value in the unit of the fact, and whether its prefix follows the convention."""
     groups = match.groupdict()
     written = groups["number"].lower()
     number = float(_WORD_NUMBERS.get(written) or written.replace(",", ""))

@@ -1,13 +1,11 @@
-"""Which hardware a section is about, when its heading says so, and which chips its code samples are
-for.
+"""The hardware of a section, if its heading names it, and the chips and languages of its code.
 
-"On A100 ..." in a vendor-wide manual, or in the H100's own, is about the A100 alone. Only relatives
-count: hardware of the same vendor that does not stand above the document's own scope. A heading
-that compares ("H100 compared with A100") stays in the document's scope too.
+"On A100 ..." in a vendor-wide manual, or in that of the H100, is about the A100 alone. Only
+relatives count: hardware of the same vendor that is not above the scope of the document. The scope
+of a heading that compares ("H100 compared with A100") includes that of the document.
 
-A code sample is tried where it was written for: on the chips that its section is about, each with
-the languages that command templates of exactly this chip compile (there, a whole sample is a whole
-candidate). Knows nothing about the catalog."""
+A code sample is for the chips of its section, in the languages that command templates of exactly
+these chips compile. Knows nothing about the catalog."""
 
 from __future__ import annotations
 
@@ -24,7 +22,7 @@ _COMPARES = re.compile(
 
 
 class SectionScopes:
-    """Built once per document: its scope and the hardware registered now."""
+    """The scopes of the sections of one document with this scope."""
 
     def __init__(self, scope: Sequence[str], registry: Registry) -> None:
         self._scope = tuple(scope)
@@ -35,7 +33,7 @@ class SectionScopes:
 
     def _related(self, registry: Registry) -> frozenset[str]:
         own = [hardware_id for hardware_id in self._scope if hardware_id in registry]
-        if not own:  # about no hardware in particular: any chip it names is meant
+        if not own:  # without a scope, every chip is a relative
             return frozenset(registry)
         related: set[str] = set()
         for hardware_id in own:
@@ -45,7 +43,7 @@ class SectionScopes:
         return frozenset(related)
 
     def of(self, path: Sequence[str]) -> tuple[str, ...] | None:
-        """The narrower scope that the innermost naming heading gives, or None to inherit."""
+        """The narrower scope by the innermost heading that names hardware, or None to inherit."""
         for heading in reversed(path):
             named = self._names.find(heading)
             if not named:
@@ -60,8 +58,8 @@ class SectionScopes:
         return None
 
     def _without_families(self, named: frozenset[str]) -> frozenset[str]:
-        """Where the document's own chip is named, a family beside it is a word of its description
-        ("RTX 5090: GeForce Blackwell"): other chips of that family are not meant.
+        """Drop families if the heading names the document's own chip, which they only describe
+        ("RTX 5090: GeForce Blackwell").
         """
         families = {i for i in named if lineage.descendants(i, self._registry)}
         own = named & set(self._scope)
@@ -69,7 +67,7 @@ class SectionScopes:
 
 
 class SampleScopes:
-    """Built once per document: its sections' scopes, its hardware and what is registered now."""
+    """The chips and languages of the code samples of one document."""
 
     def __init__(
         self, scopes: SectionScopes, hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
@@ -78,11 +76,11 @@ class SampleScopes:
         self._hardware = tuple(hardware)
         self._registry = registry
         lines = [lineage.lineage(chip, registry) for chip in hardware if chip in registry]
-        # Without a scope of its own, any chip that a heading names is meant.
+        # Without a scope, so that a heading may name any of these chips.
         self._own = SectionScopes((), {chip: registry[chip] for line in lines for chip in line})
 
     def of(self, path: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """By language, the chips that a sample under these headings is for."""
+        """The chips of a sample under these headings, by language."""
         chips = self._scopes.of(path) or self._named(path) or self._hardware
         chips_by_language: dict[str, tuple[str, ...]] = {}
         for chip in chips:
@@ -93,10 +91,28 @@ class SampleScopes:
         return chips_by_language
 
     def _named(self, path: Sequence[str]) -> tuple[str, ...]:
-        """Those of the document's own chips that the innermost heading about some of them names: a
-        manual of two chips has sections about one."""
+        """The chips of the document that the innermost such heading names: a manual of two chips
+        has sections about one."""
         for end in range(len(path), 0, -1):
             named = self._own.of(path[:end])
             if named and set(named) <= set(self._hardware):
                 return named
         return ()
+
+
+def template_languages(
+    hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
+) -> tuple[str, ...]:
+    """The languages that command templates of these chips, or of hardware above them, compile."""
+    lines = [lineage.lineage(chip, registry) for chip in hardware if chip in registry]
+    chains = (registry[place].toolchains.items() for line in lines for place in line)
+    names = [name for rows in chains for name, chain in rows if not chain.builtin]
+    return tuple(dict.fromkeys(names))
+
+
+def sole_languages(
+    hardware: Sequence[str], registry: Mapping[str, HardwareSpec]
+) -> tuple[str, ...]:
+    """The languages of the chips whose description names only one."""
+    specs = [registry[chip] for chip in hardware if chip in registry]
+    return tuple(spec.languages[0] for spec in specs if len(spec.languages) == 1)

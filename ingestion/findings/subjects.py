@@ -1,29 +1,34 @@
-"""Which chip a stated value is about: the document's own, its family, another one, or not clear.
+"""The chip that a value is about (the document's own, its family, another, or unclear), and the
+facts of a document as proposals for the catalog.
 
-The evidence is read from the nearest outwards: the row or column header of a table, its labels, the
-sentence, the caption, the headings from the innermost, the title, the file name. The first text
-that names a chip decides. Names are those of the registry, and what looks like a name beside them:
-another model of the same make (MI100 beside MI250X, Gaudi3 beside Gaudi2), a letter with three
-digits (V100). Where nothing names a chip, the document's declared hardware holds, unless the
-document mentions other chips more often than its own, or is declared about several.
+The first of these texts that names a chip decides: the row or column header of the value, the
+sentence, the other labels, the caption, the headings from the innermost, the title, the file name.
+Names are those of the registry, other models of the same make (MI100 for MI250X, Gaudi3 for
+Gaudi2), and a letter with three digits (V100). If none names a chip, it is the declared hardware of
+the document, unless that is several chips, or the document mentions other chips more often.
 
-Knows nothing about values. A name without a digit that is not registered is not seen as a chip.
+An unregistered name without a digit is not recognised. A value of another chip gives no proposal.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from ingestion.findings.facts import ProposedFact
+from kb.catalog.facts import Fact
 from kb.hardware.facts import SubjectKind
 from kb.hardware.lineage import NameIndex, Registry, find, lineage
 from kb.hardware.spec import HardwareSpec
+from kb.headings import below_title
+from kb.ids import derived_id
 
-MAX_SHOWN = 120  # characters of what names a subject
+MAX_SHOWN = 120  # characters of the text of a subject
 MAX_COUNTED = 200_000  # characters of a document in which mentions are counted
 
-# What stands beside a chip's name without narrowing it to a variant: "AMD Instinct MI250X GPU".
+# Words around a chip's name that do not make it a variant: "AMD Instinct MI250X GPU".
 _PLAIN = re.compile(
     r"\b(?:the|gpus?|npus?|tpus?|ipus?|apus?|asics?|chips?|devices?|accelerators?|processors?"
     r"|cards?|boards?|products?|models?|values?|specs?|specifications?|per|on|for|of|in)\b",
@@ -35,7 +40,7 @@ _FORM = re.compile(
     re.IGNORECASE,
 )
 _RANGE = re.compile(r"\b(?:series|family|generation|class|products)\b", re.IGNORECASE)
-# "PCIe Gen 4" and "HBM3" are no names of chips, whatever a registry calls its chips.
+# "PCIe Gen 4" does not name a chip, even if a registered chip is called Gen 4.
 _NO_NAME = re.compile(r"\bPCIe?[ -]*(?:Gen)? ?\d(?:\.\d)?\b|\bGen ?\d\b", re.IGNORECASE)
 _MODEL = re.compile(r"(?<![\w.-])(?:([A-Z]{1,3})-?|(?:RTX|GTX|RX) )\d{3,4}[A-Z]{0,2}(?!\w)")
 _NO_MODEL = frozenset(
@@ -44,9 +49,9 @@ _NO_MODEL = frozenset(
 
 
 @dataclass(frozen=True)
-class Subject:
-    """`hardware_id` is who the value is proposed for, `text` what names the subject (empty where
-    nothing does). `family` values hold for the chip too; `unclear` ones are for a person to judge.
+class FactSubject:
+    """`hardware_id` is the hardware that gets the proposal, `text` the name of the subject, if any.
+    `family` values hold for the chip too; a person has to judge `unclear` ones.
     """
 
     hardware_id: str
@@ -56,20 +61,19 @@ class Subject:
 
 @dataclass(frozen=True)
 class _Named:
-    """What one text names: declared chips, families above them, and whether others too."""
+    """The chips in a text: declared ones, families above them, and whether there are others."""
 
     own: frozenset[str]
     families: frozenset[str]
     others: bool
 
-    @property
-    def anything(self) -> bool:
+    def __bool__(self) -> bool:
         return bool(self.own or self.families or self.others)
 
 
 class DocumentSubjects:
-    """Built once per document. `hardware` are the ids that it is declared to be about, `titles` its
-    title and file name, `texts` its headings and text.
+    """The subjects of a document's values. `hardware` are the ids that it is declared to be about,
+    `titles` its title and file name, `texts` its headings and passages.
     """
 
     def __init__(
@@ -106,55 +110,55 @@ class DocumentSubjects:
         sentence: str = "",
         labels: Sequence[str] = (),
         sections: Sequence[str] = (),
-    ) -> Subject | None:
-        """The subject of a value, None where that is another chip.
+    ) -> FactSubject | None:
+        """The subject of a value, None if it is another chip.
 
-        `header` is the head of a table's row or column that should name a chip, `labels` are the
-        other heads and the caption, `sections` the headings from the outermost.
+        `header` is the header of a table row or column that should name a chip, `labels` are the
+        other headers and the caption, `sections` the headings from the outermost.
         """
         header = " ".join(header.split())
         if not _PLAIN.sub(" ", header).strip(" :()"):  # "Chip", "Value"
             header = ""
         in_header = self._named(header)
-        if in_header.anything:
+        if in_header:
             return self._named_by(in_header, header, is_variant=self._is_variant(header))
         variant = header or self._form_in((sentence, *labels))
         for text in (sentence, *labels, *reversed(sections), *self._titles):
             named = self._named(text)
-            if not named.anything:
+            if not named:
                 continue
             if text == sentence and named.own and named.others:
-                return None  # which of the two has the value is more than a rule can tell
+                return None  # no rule can tell which of the chips has the value
             subject = self._named_by(named, self._name_of(named), is_variant=False)
             if subject is not None and variant:  # "Mode 1" of this chip
-                return Subject(subject.hardware_id, variant, "unclear")
+                return FactSubject(subject.hardware_id, variant, "unclear")
             return subject
         if variant or self._crowded or len(self._hardware) != 1:
-            return Subject(self._hardware[0], variant, "unclear")
-        return Subject(self._hardware[0], "", "chip")
+            return FactSubject(self._hardware[0], variant, "unclear")
+        return FactSubject(self._hardware[0], "", "chip")
 
     def names_own(self, header: str) -> bool:
         """Whether a header names a chip that the document is declared to be about."""
         return bool(self._named(header).own)
 
     def _form_in(self, texts: Sequence[str]) -> str:
-        """The form of board that a text is about, where it is no part of the chip's name."""
+        """The board form that a text names, unless it is a part of the chip's name."""
         for text in texts:
             for match in _FORM.finditer(text):
                 if not any(_joined(match[0]) in known for known in self._spellings):
                     return match[0]
         return ""
 
-    def _named_by(self, named: _Named, shown: str, *, is_variant: bool) -> Subject | None:
+    def _named_by(self, named: _Named, shown: str, *, is_variant: bool) -> FactSubject | None:
         if named.own:
-            # What several chips share may hold for each of them.
+            # A value that several chips share may be that of each.
             shared = named.others or len(named.own) > 1
             kind: SubjectKind = "unclear" if shared or is_variant else "chip"
-            return Subject(sorted(named.own)[0], shown[:MAX_SHOWN], kind)
+            return FactSubject(sorted(named.own)[0], shown[:MAX_SHOWN], kind)
         if named.others:
             return None
         kind = "family" if len(self._hardware) == 1 else "unclear"
-        return Subject(self._hardware[0], shown[:MAX_SHOWN], kind)
+        return FactSubject(self._hardware[0], shown[:MAX_SHOWN], kind)
 
     def _name_of(self, named: _Named) -> str:
         names = sorted(named.own or named.families)
@@ -166,14 +170,14 @@ class DocumentSubjects:
         own = frozenset(ids & set(self._hardware))
         families = frozenset(ids & self._families)
         others = bool(ids - own - families - self._ignored)
-        # A short text may be a name that is not looked for in running text.
+        # A short text may be a name that is not searched in running text.
         exact = find(cleaned, self._registry) if len(cleaned) <= MAX_SHOWN else None
         if exact in self._hardware:
             own |= {exact}
         return _Named(own, families, others or self._other_model(cleaned))
 
     def _other_model(self, text: str) -> bool:
-        """Whether a name of the same make, or of the common form, is no name of this chip."""
+        """Whether a text has a model name, of the same make or usual form, of another chip."""
         for make in self._makes:
             for match in make.finditer(text):
                 if not self._is_known(match[0], text[match.end() :]):
@@ -187,7 +191,7 @@ class DocumentSubjects:
         joined = _joined(name)
         if any(known in (joined, joined.rstrip("s")) for known in self._known):
             return True
-        # "MI200 series" is what an MI250X belongs to.
+        # "MI200 series" includes the MI250X.
         round_number = re.fullmatch(r"(\D*\d+?)0+", joined)
         if round_number is None or not _RANGE.match(after.lstrip()):
             return False
@@ -220,7 +224,7 @@ def _joined(name: str) -> str:
 
 
 def _makes(names: Iterable[str]) -> list[re.Pattern[str]]:
-    """Patterns of the models beside these: `mi250x` gives "MI" and a number."""
+    """Patterns for other models of the same makes: `mi250x` gives "MI" and a number."""
     patterns = set()
     for name in names:
         match = re.match(r"(.*[a-z][\W_]?)(\d+)[a-z]*$", name.lower())
@@ -231,3 +235,123 @@ def _makes(names: Iterable[str]) -> list[re.Pattern[str]]:
         digits = rf"\d{{1,{len(match[2]) + 1}}}"
         patterns.add(rf"(?<![\w.]){stem}[\s_-]?{digits}[a-z]{{0,2}}(?![\w.]*\d)(?!\w)")
     return [re.compile(pattern, re.IGNORECASE) for pattern in sorted(patterns)]
+
+
+# -- proposals
+
+_SHOWN_HEADINGS = 2
+
+
+@dataclass(frozen=True)
+class FactSource:
+    """The document of proposed facts; `title` is the title of their source."""
+
+    document_id: str
+    version_id: str
+    title: str
+    file_name: str
+
+
+def proposals(
+    facts: Sequence[ProposedFact],
+    source: FactSource,
+    hardware: Sequence[str],
+    registry: Mapping[str, HardwareSpec],
+    texts: Sequence[str],
+) -> list[Fact]:
+    """Rows for the facts of a document that are about its hardware. Sentences that contradict each
+    other give none, and a fact that a sentence repeats is one row. `texts` are the headings and
+    passages of the document, in which mentions of chips are counted.
+    """
+    if not hardware or not facts:
+        return []
+    titles = (source.title, source.file_name)
+    subjects = DocumentSubjects(hardware, registry, titles, texts)
+    about = [(fact, _subject(fact, subjects)) for fact in _own_rows(facts, subjects)]
+    kept = [(fact, subject) for fact, subject in about if subject is not None]
+    return [_row(fact, subject, source) for fact, subject in _agreeing(kept)]
+
+
+def _own_rows(facts: Sequence[ProposedFact], subjects: DocumentSubjects) -> list[ProposedFact]:
+    """Drop rows and columns about other chips from tables that have some for the document's own."""
+    named = [subjects.names_own(fact.subject) for fact in facts]
+    own = {_table(fact) for fact, is_own in zip(facts, named, strict=True) if is_own}
+    return [
+        fact
+        for fact, is_own in zip(facts, named, strict=True)
+        if is_own or not fact.subject or _table(fact) not in own
+    ]
+
+
+def _table(fact: ProposedFact) -> tuple[tuple[str, ...], int, str | None]:
+    return fact.section, fact.element, fact.caption
+
+
+def _subject(fact: ProposedFact, subjects: DocumentSubjects) -> FactSubject | None:
+    labels = (fact.row_label, fact.column_label, fact.caption or "")
+    return subjects.of(fact.subject, fact.sentence, labels, fact.section)
+
+
+def _agreeing(
+    kept: Sequence[tuple[ProposedFact, FactSubject]],
+) -> Iterator[tuple[ProposedFact, FactSubject]]:
+    """The facts without sentences that repeat or contradict another sentence."""
+    values: dict[tuple[str, str], set[float | int | str]] = {}
+    for fact, subject in kept:
+        if fact.sentence:
+            values.setdefault((subject.hardware_id, fact.key), set()).add(fact.value)
+    repeated: set[tuple[str, str]] = set()
+    for fact, subject in kept:
+        key = (subject.hardware_id, fact.key)
+        if not fact.sentence or (len(values[key]) == 1 and key not in repeated):
+            yield fact, subject
+        if fact.sentence:
+            repeated.add(key)
+
+
+def _row(fact: ProposedFact, subject: FactSubject, source: FactSource) -> Fact:
+    section = " > ".join(below_title(fact.section[-_SHOWN_HEADINGS:], source.title))
+    # In the id, the chip itself has had no subject since the first release.
+    variant = None if subject.kind == "chip" else subject.text or None
+    owner = subject.hardware_id
+    return Fact(
+        id=derived_id(
+            "fact", owner, fact.key, fact.text_value, variant, source.document_id, fact.locator
+        ),
+        hardware_id=owner,
+        key=fact.key,
+        number=None if isinstance(fact.value, str) else float(fact.value),
+        text=fact.text_value,
+        unit=fact.unit,
+        kind="datasheet",
+        status="proposed",
+        origin="sentence" if fact.sentence else "table",
+        title=source.title,
+        publisher="",
+        locator=f"{section}: {fact.locator}" if section else fact.locator,
+        url=None,
+        date=None,
+        note=None,
+        formula=None,
+        subject=subject.text or None,
+        document_id=source.document_id,
+        version_id=source.version_id,
+        page_index=fact.page_index,
+        page_label=fact.page_label,
+        cell=_cell(fact),
+        actor=None,
+        subject_kind=subject.kind,
+    )
+
+
+def _cell(fact: ProposedFact) -> dict[str, Any]:
+    """The place of a value in its table, or its sentence."""
+    if fact.cell is None:
+        return {"sentence": fact.sentence}
+    return {
+        "caption": fact.caption,
+        "row": fact.cell[0],
+        "column": fact.cell[1],
+        "row_label": fact.row_label,
+        "column_label": fact.column_label,
+    }

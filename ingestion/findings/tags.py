@@ -1,8 +1,8 @@
-"""Which signals and topics a passage speaks of, by the words of a vocabulary that is handed in.
+"""The signals and topics of a passage, by the words of a vocabulary.
 
-A tag is a claim about the subject, so a common word inside a sentence does not earn it: a topic
-must stand in the heading, or as a phrase of several words in the text, or most words of a signal's
-own phrase must be there. Knows nothing about which signals exist."""
+A tag names the subject, so one common word in a sentence is not enough: the heading must contain
+the topic, or the text a topic of several words, or most words of a signal's phrase. Knows nothing
+about which signals exist."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tag = tuple[str, str]
 
 @dataclass(frozen=True)
 class SignalWords:
-    """How a vocabulary names one signal: short topics, and phrases as a manual would put it."""
+    """The names of one signal: short topics, and phrases as manuals use them."""
 
     topics: tuple[str, ...]
     phrases: tuple[str, ...]
@@ -33,7 +33,7 @@ class Tagger:
     def __init__(self, vocabulary: Mapping[str, SignalWords]) -> None:
         self._topics: dict[str, tuple[str, ...]] = {}
         self._signal_topics: dict[str, frozenset[str]] = {}  # of several words, by signal
-        # Few topics and phrases share a word with a passage; these say which.
+        # Indexes of the few topics and phrases that share a word with a passage.
         self._topics_with: dict[str, list[str]] = defaultdict(list)  # by the topic's first word
         self._phrases: list[tuple[str, int]] = []  # signal, number of words
         self._phrases_with: dict[str, list[int]] = defaultdict(list)
@@ -56,16 +56,16 @@ class Tagger:
         """(kind, value) pairs, kind `signal` or `topic`, in order."""
         heading = tokenize(path[-1]) if path else []
         body = tokenize(text)
-        topics = self._in(heading, 1) | self._in(body, 2)
-        signals = self._spoken_of({*heading, *body})
+        topics = self._topics_in(heading, 1) | self._topics_in(body, 2)
+        signals = self._signals_in({*heading, *body})
         signals |= {signal for signal, own in self._signal_topics.items() if topics & own}
         return tuple(
             [("signal", value) for value in sorted(signals)]
             + [("topic", value) for value in sorted(topics)]
         )
 
-    def _in(self, tokens: Sequence[str], words: int) -> set[str]:
-        """The topics of at least so many words that stand in the tokens."""
+    def _topics_in(self, tokens: Sequence[str], words: int) -> set[str]:
+        """The topics of at least so many words in the tokens."""
         near = (topic for token in set(tokens) for topic in self._topics_with.get(token, ()))
         return {
             topic
@@ -73,7 +73,7 @@ class Tagger:
             if len(self._topics[topic]) >= words and _has(tokens, self._topics[topic])
         }
 
-    def _spoken_of(self, present: Collection[str]) -> set[str]:
+    def _signals_in(self, present: Collection[str]) -> set[str]:
         """The signals of which most words of a phrase are present."""
         shared = Counter(n for token in present for n in self._phrases_with.get(token, ()))
         return {
@@ -84,7 +84,7 @@ class Tagger:
 
 
 def _has(tokens: Sequence[str], words: Sequence[str]) -> bool:
-    """Whether the words stand next to each other in the tokens."""
+    """Whether the words are adjacent in the tokens."""
     width = len(words)
     return bool(words) and any(
         tokens[start] == words[0] and tuple(tokens[start : start + width]) == tuple(words)

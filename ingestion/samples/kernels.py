@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import FOREIGN_FENCES
 from ingestion.symbols.drafts import word_set
 from ingestion.symbols.names import tokens_in
@@ -81,7 +81,7 @@ NO_ENTRY = (
 
 
 def kernels_of(
-    sections: Sequence[Section],
+    sections: Sequence[ParsedSection],
     cards: Sequence[Card],
     languages: Collection[str] = (),
     own: Collection[str] = (),
@@ -127,7 +127,7 @@ def kernels_of(
 
 
 def fragments_of(
-    sections: Sequence[Section],
+    sections: Sequence[ParsedSection],
     cards: Sequence[Card],
     kernels: Sequence[KernelSample],
     languages: Collection[str] = (),
@@ -154,7 +154,7 @@ def fragments_of(
     return fragments
 
 
-def _blocks(section: Section) -> Iterator[tuple[str, str]]:
+def _blocks(section: ParsedSection) -> Iterator[tuple[str, str]]:
     """Code blocks with their languages; one whose brackets stay open goes on in the next."""
     pending, language = "", ""
     for element in section.elements:

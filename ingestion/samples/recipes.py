@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ingestion.findings.facts import propose_facts
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.samples.code import PAD, Constant, NotLiftable, Sample, read_sample
 from ingestion.samples.limits import (
     Claim,
@@ -57,7 +57,8 @@ class _Block:
 
 
 def propose_recipes(
-    sections: Sequence[Section], scope: Callable[[tuple[str, ...]], Mapping[str, tuple[str, ...]]]
+    sections: Sequence[ParsedSection],
+    scope: Callable[[tuple[str, ...]], Mapping[str, tuple[str, ...]]],
 ) -> tuple[list[ProposedRecipe], list[LeftOut]]:
     """Recipes from the sections of one manual, and the samples that are none. `scope` takes a
     heading path and gives the languages of the hardware that it is about, each with the chips that
@@ -93,7 +94,7 @@ def propose_recipes(
 
 
 def _samples(
-    number: int, section: Section, languages: Mapping[str, tuple[str, ...]]
+    number: int, section: ParsedSection, languages: Mapping[str, tuple[str, ...]]
 ) -> Iterator[_Block]:
     for element in section.elements:
         if element.kind != "code":
@@ -125,7 +126,7 @@ def _within_bounds(samples: Sequence[_Block]) -> tuple[list[_Block], list[tuple[
     return kept, refused
 
 
-def _section_text(section: Section) -> SectionText:
+def _section_text(section: ParsedSection) -> SectionText:
     prose = "\n".join(element.text for element in section.elements if element.kind != "code")
     return SectionText(" > ".join(section.path[-2:]), prose)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.drafts import (
     MAX_FURTHER,
     MAX_LIMIT,
@@ -42,7 +42,7 @@ MAX_DRAFTS = 10_000
 TITLE_LENGTH = 50  # characters; what is shorter is a title and no sentence
 
 
-def cards_of(sections: Sequence[Section], languages: Collection[str] = ()) -> list[Card]:
+def cards_of(sections: Sequence[ParsedSection], languages: Collection[str] = ()) -> list[Card]:
     """The cards of one document, in the order of their definitions. `languages` are those of the
     hardware that it is about."""
     code = CodeLines(sections)
@@ -69,7 +69,7 @@ def _says(card: Card, places: Sequence[Draft]) -> bool:
     return listed or bool(card.meaning or card.signature or card.example)
 
 
-def _drafts(sections: Sequence[Section], code: CodeLines) -> Iterator[Draft]:
+def _drafts(sections: Sequence[ParsedSection], code: CodeLines) -> Iterator[Draft]:
     for number, section in enumerate(sections):
         place = Place(number, tuple(reversed(section.path[-3:])), code.names)
         yield from heading_drafts(sections, number, place)
@@ -82,7 +82,7 @@ def _drafts(sections: Sequence[Section], code: CodeLines) -> Iterator[Draft]:
         yield from introduced_drafts(section, place)
 
 
-def _element_drafts(section: Section, place: Place) -> Iterator[Draft]:
+def _element_drafts(section: ParsedSection, place: Place) -> Iterator[Draft]:
     before = ""
     for element in section.elements:
         if element.table is not None:

@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ingestion.elements import Element
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import (
     KIND_WORDS,
     is_foreign,
@@ -86,7 +86,7 @@ _SYNTAX_PARTS = word_set("syntax signature prototype usage format definition ass
 _ARTICLES = dict.fromkeys(word_set("the a an of and"))
 
 
-def heading_drafts(sections: Sequence[Section], number: int, place: Place) -> Iterator[Draft]:
+def heading_drafts(sections: Sequence[ParsedSection], number: int, place: Place) -> Iterator[Draft]:
     """A draft for a section whose heading is a name, with what its parts say."""
     section = sections[number]
     if section.heading is None or len(section.title) > MAX_HEADING:
@@ -167,7 +167,7 @@ def _split_heading(text: str) -> tuple[str, str]:
     return text, ""
 
 
-def _with_parts(sections: Sequence[Section], number: int) -> list[Section]:
+def _with_parts(sections: Sequence[ParsedSection], number: int) -> list[ParsedSection]:
     """A section with the sections under it that are parts of its description."""
     parts = [sections[number]]
     for section in sections[number + 1 : number + 13]:
@@ -179,7 +179,7 @@ def _with_parts(sections: Sequence[Section], number: int) -> list[Section]:
     return parts
 
 
-def _stated_signature(parts: Sequence[Section], name: str) -> str:
+def _stated_signature(parts: Sequence[ParsedSection], name: str) -> str:
     """The code under a heading such as Syntax, or a first block that is a call of the name."""
     for part in parts[1:]:
         if _SYNTAX_PARTS.intersection(re.findall(r"[a-z]+", part.title.lower())):
@@ -260,7 +260,7 @@ def signature_name(text: str) -> str:
     return ""
 
 
-def described_drafts(section: Section, place: Place) -> Iterator[Draft]:
+def described_drafts(section: ParsedSection, place: Place) -> Iterator[Draft]:
     """Signatures as API pages set them, and terms of definition lists: a line that is a name or a
     call, and its description under it."""
     elements = section.elements
@@ -326,7 +326,7 @@ def _is_term(head: str, place: Place) -> bool:
     return "`" in head or all(looks_coded(m.name) or m.name in place.in_code for m in mentions)
 
 
-def item_drafts(section: Section, place: Place) -> Iterator[Draft]:
+def item_drafts(section: ParsedSection, place: Place) -> Iterator[Draft]:
     """List items `name` - meaning, where the heading or the words before say what is listed."""
     before = ""
     for element in section.elements:
@@ -379,7 +379,7 @@ def _items(text: str, around: Sequence[str], place: Place) -> Iterator[Draft]:
             )
 
 
-def introduced_drafts(section: Section, place: Place) -> Iterator[Draft]:
+def introduced_drafts(section: ParsedSection, place: Place) -> Iterator[Draft]:
     """Keywords that a sentence introduces, in a section about the language: `tile` reserves ..."""
     if not speaks_of_language(place.around[:2]):
         return

@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import kind_in
 from ingestion.symbols.drafts import (
     MAX_FURTHER,
@@ -52,7 +52,7 @@ class _Entry:
         return re.sub(r"\d+$", "", self.code)
 
 
-def error_list_drafts(section: Section, place: Place) -> Iterator[Draft]:
+def error_list_drafts(section: ParsedSection, place: Place) -> Iterator[Draft]:
     """A draft of each code of a list, with its message and what stands under it."""
     entries = _entries(section)
     forms = [entry.form for entry in entries]
@@ -71,7 +71,7 @@ def error_list_drafts(section: Section, place: Place) -> Iterator[Draft]:
         )
 
 
-def _entries(section: Section) -> list[_Entry]:
+def _entries(section: ParsedSection) -> list[_Entry]:
     """The lines that begin with a code, each with those that explain it: to the end of its
     paragraph, or the one after it."""
     entries: list[_Entry] = []

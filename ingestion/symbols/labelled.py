@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from ingestion.elements import Element
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import kind_in
 from ingestion.symbols.drafts import MAX_MEANING, MAX_NAME, MAX_SIGNATURE, Draft, cut
 from ingestion.symbols.names import EMPTY_WORDS, is_name, without_ticks
@@ -41,7 +41,7 @@ _NAME = re.compile(r"[.@%$#]?[A-Za-z_][\w.]*")
 _SENTENCE = re.compile(r"(?:\b[a-z]{2,}\s+){3}[a-z]{2,}")
 
 
-def labelled_drafts(section: Section, number: int) -> Iterator[Draft]:
+def labelled_drafts(section: ParsedSection, number: int) -> Iterator[Draft]:
     """The draft of a section whose heading begins with a name that its labelled syntax writes, or
     nothing."""
     headed = _headed(section.title)
@@ -60,7 +60,7 @@ def labelled_drafts(section: Section, number: int) -> Iterator[Draft]:
     )
 
 
-def without_card(sections: Sequence[Section], named: Collection[str]) -> list[str]:
+def without_card(sections: Sequence[ParsedSection], named: Collection[str]) -> list[str]:
     """Headings that stand among those of instructions, are one name and gave no card. `named` are
     the names of the document's cards, in lower case.
 
@@ -68,7 +68,7 @@ def without_card(sections: Sequence[Section], named: Collection[str]) -> list[st
     beside them gave cards of themselves. A heading over other headings is a chapter.
     """
     over = {section.parent for section in sections}
-    beside: dict[int | None, list[tuple[str, Section]]] = defaultdict(list)
+    beside: dict[int | None, list[tuple[str, ParsedSection]]] = defaultdict(list)
     for number, section in enumerate(sections):
         name = _headed(section.title)
         alone = name and _NUMBER.sub("", without_ticks(section.title).strip(), count=1) == name
@@ -159,7 +159,7 @@ def _token(line: str, name: str) -> str:
     return next((token for token in tokens if token.lower() == name.lower()), "")
 
 
-def _kind(section: Section, rest: str) -> CardKind | None:
+def _kind(section: ParsedSection, rest: str) -> CardKind | None:
     """As the headings say; a name with operands and no bracket is an instruction."""
     stated = kind_in((section.title, *reversed(section.path[-3:-1])))
     return stated or (None if rest.startswith("(") else "instruction")

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 
 from ingestion.elements import Element
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import kind_in
 from ingestion.symbols.drafts import (
     MAX_FURTHER,
@@ -35,7 +35,7 @@ _OPERANDS = frozenset({"operands", "parameters", "arguments", "params", "args"})
 MAX_TEXTS = 12  # elements of a section that are read
 
 
-def signed_drafts(section: Section, number: int) -> Iterator[Draft]:
+def signed_drafts(section: ParsedSection, number: int) -> Iterator[Draft]:
     """The draft of a section that describes one name, or nothing."""
     texts = [e.text.strip() for e in section.elements[:MAX_TEXTS] if e.kind in ("text", "list")]
     signature = _signature(section, texts, section.elements)
@@ -58,7 +58,7 @@ def signed_drafts(section: Section, number: int) -> Iterator[Draft]:
     )
 
 
-def _signature(section: Section, texts: Sequence[str], elements: Sequence[Element]) -> str:
+def _signature(section: ParsedSection, texts: Sequence[str], elements: Sequence[Element]) -> str:
     """The line under the heading, where both begin with one name."""
     if not texts or not section.title or elements[0].kind != "text":
         return ""

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ingestion.elements import Element
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import FOREIGN_FENCES
 from ingestion.symbols.names import CODE, EMPTY_WORDS, is_name, looks_coded, mention_of
 from ingestion.symbols.usage import CodeLines
@@ -87,7 +87,7 @@ def _unread(section: WholeSection, names: Sequence[str]) -> UnreadSection:
 
 def _names(passages: Sequence[Passage]) -> Iterator[str]:
     blocks = {p.id: Element("code", _code(p), language=p.language) for p in passages}
-    code = CodeLines([Section((), 1, None, tuple(blocks.values()))])
+    code = CodeLines([ParsedSection((), 1, None, tuple(blocks.values()))])
     used = code.called | code.leading
     for passage in passages:
         if (passage.language or "").lower() not in FOREIGN_FENCES:

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from ingestion.passages import Section
+from ingestion.passages import ParsedSection
 from ingestion.symbols.context import FOREIGN_FENCES
 from ingestion.symbols.drafts import MAX_LIMIT, MAX_LIMITS, Draft, word_set
 from ingestion.symbols.names import EMPTY_WORDS, NAME, is_word
@@ -47,7 +47,9 @@ _SETTING = re.compile(r"\b([A-Z][A-Z0-9]*+_[A-Z0-9_]++)=[\w\"'/.$]")
 _PLURALS = ("s", "es")
 
 
-def limits_for(sections: Sequence[Section], names: Collection[str]) -> Mapping[str, list[str]]:
+def limits_for(
+    sections: Sequence[ParsedSection], names: Collection[str]
+) -> Mapping[str, list[str]]:
     """For each name the sentences that name it and bound it; those of sections about limits
     first."""
     first: dict[str, list[str]] = defaultdict(list)
@@ -74,7 +76,7 @@ def _joined(
     }
 
 
-def _prose(section: Section) -> Iterator[str]:
+def _prose(section: ParsedSection) -> Iterator[str]:
     """Sentences; fields (`:Cycles: 1 to issue`) are none, and a card has them as what they are."""
     for element in section.elements:
         if element.kind in ("text", "list"):
@@ -120,7 +122,7 @@ def _tokens(text: str) -> Iterator[str]:
 class CodeLines:
     """The code of a document, to ask which line shows a name best."""
 
-    def __init__(self, sections: Sequence[Section]) -> None:
+    def __init__(self, sections: Sequence[ParsedSection]) -> None:
         self.names: set[str] = set()
         self.called: set[str] = set()  # before a bracket
         self.leading: set[str] = set()  # at the start of a statement, before operands

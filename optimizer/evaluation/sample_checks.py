@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ingestion.builtin import builtin_hardware
-from ingestion.shipped_samples import ShippedSample, shipped_samples
+from ingestion.builtin.samples import ShippedSample, shipped_samples
 from kb import clock
 from kb.errors import NotFound
 from kb.hardware.lineage import effective_facts, lineage

@@ -110,6 +110,10 @@ class Tree:
             at = self.nodes[at].parent
         return nodes
 
+    def path_to(self, number: int) -> list[Node]:
+        """The nodes from the reference to this node."""
+        return [*reversed(self.ancestors(number)), self.nodes[number]]
+
     def descendants(self, number: int) -> list[Node]:
         """Every node below this node, level by level."""
         nodes, waiting = [], list(self._children.get(number, ()))

@@ -32,8 +32,8 @@ from optimizer.evaluation.targets import AUTO
 from optimizer.search.bench.local import LocalBench, TargetToolchain
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.knowledge import KnowledgeSource
+from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.knowledge import ServiceKnowledge, library_recipes
-from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import bench_for, places_for
 from optimizer.search.synthesizers.recipe.recipe import Recipe
 from retrieval.knowledge_base import KnowledgeBase

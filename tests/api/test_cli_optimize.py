@@ -295,8 +295,8 @@ def test_builtin_knowledge_is_read_once_and_found_by_words(
 
     services = LocalTarget(own).services  # another process makes the vectors
     assert services.jobs.counts() == {"queued": len(DOCUMENTS)}
-    with services.parser_pool() as parsers:
-        services.worker(parsers).drain()
+    with services.local_reader() as reader:
+        services.worker(reader).drain()
     assert services.jobs.counts() == {"ready": len(DOCUMENTS)} and services.dense_ready
     services.close()
 

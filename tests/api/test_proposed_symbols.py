@@ -56,8 +56,8 @@ def manual(tmp_path: Path) -> Path:
     services = open_services(Settings(data_dir=folder))
     services.register_hardware({"id": "quark-1"}, "a test")
     services.uploads.submit(Upload("quark.md", MANUAL.encode(), hardware=("quark-1",)))
-    with services.parser_pool() as parsers:
-        services.worker(parsers).read_all(threading.Event())
+    with services.local_reader() as reader:
+        services.worker(reader).read_all(threading.Event())
     services.close()
     return folder
 

@@ -34,9 +34,10 @@ from kb.data_dir import private_folder
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.records import Evaluation
-from optimizer.search.bench import on_cluster
-from optimizer.search.bench import on_cluster as on_node
-from optimizer.search.bench.on_cluster import NodeWork, SimulatedOnCluster, node_folder
+from optimizer.search.bench import cluster as on_cluster
+from optimizer.search.bench import on_node
+from optimizer.search.bench.cluster import SimulatedOnCluster
+from optimizer.search.bench.on_node import NodeWork, node_folder
 from optimizer.search.bench.simulated import SimulatedBench
 from optimizer.search.goal import Goal
 from optimizer.search.runs.optimize import optimize
@@ -178,8 +179,8 @@ def chip(tmp_path_factory: pytest.TempPathFactory, model_cache: Path) -> Iterato
     local.add_hardware(tomllib.loads(described), "hardware.toml")
     manual = CHIPS.manual(CHIPS.draw(SEED))
     local.services.uploads.submit(Upload("manual.md", manual.encode(), hardware=(CHIP,)))
-    with local.services.parser_pool() as parsers:
-        local.services.worker(parsers).read_all(threading.Event())
+    with local.services.local_reader() as reader:
+        local.services.worker(reader).read_all(threading.Event())
     yield local
     local.close()
 
@@ -284,7 +285,7 @@ class TestOneConnection:
         there = places(chip, cluster)
         assert there.slots.count == 3
         with killing(nodes, lambda: there.activity.state) as killed:
-            finished = optimize(services, MATMUL, goal, CHIP, listener, elsewhere=there)
+            finished = optimize(services, MATMUL, goal, CHIP, listener, cluster=there)
         assert killed, "no node was killed while it evaluated"
         tree = finished.tree
         assert {node.verdict for node in tree} == {"correct"}

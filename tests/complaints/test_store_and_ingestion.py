@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 from reportlab.pdfgen.canvas import Canvas
 
-from ingestion.parse_process import ParseLimits, ParserPool
+from ingestion.parse_process import ParseLimits, ParserProcess
 from ingestion.uploads import Upload
 from kb.catalog import Catalog, open_catalog
 from kb.catalog.knowledge import embeddings
@@ -222,7 +222,7 @@ def test_13_a_parser_that_takes_all_memory_dies_alone(tmp_path: Path) -> None:
     bomb.write_text("bomb")
     limits = ParseLimits(memory_mib=1024, cpu_seconds=20, wall_seconds=20.0)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    with ParserPool(limits, entry="tests.ingestion.test_parse_process:echo") as pool:
+    with ParserProcess(limits, entry="tests.ingestion.test_parse_process:echo") as pool:
         with pytest.raises(ParseFailed):
             pool.parse(bomb, "bomb.txt")
         bomb.write_text("still here")

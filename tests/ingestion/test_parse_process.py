@@ -24,9 +24,8 @@ from ingestion.elements import (
 )
 from ingestion.parse_process import (
     ParseLimits,
-    ParserPool,
+    ParserProcess,
     memory_is_enforced,
-    parse_in_child,
 )
 from kb.errors import ParseFailed, Unavailable, UnsupportedFormat
 
@@ -66,8 +65,8 @@ def written(folder: Path, text: str) -> Path:
     return path
 
 
-def pool(limits: ParseLimits = SMALL, workers: int = 1) -> ParserPool:
-    return ParserPool(limits, workers, entry=f"{HERE}:echo")
+def echoing(limits: ParseLimits = SMALL) -> ParserProcess:
+    return ParserProcess(limits, entry=f"{HERE}:echo")
 
 
 def gone(pid: int) -> bool:
@@ -109,35 +108,36 @@ def test_a_document_survives_the_way_through_json() -> None:
 def test_the_real_parser_runs_in_the_child(tmp_path: Path) -> None:
     path = tmp_path / "notes.md"
     path.write_text("# Banks\n\nShared memory has 32 banks.\n")
-    document = parse_in_child(path, "notes.md", ParseLimits(memory_mib=2048))
+    with ParserProcess(ParseLimits(memory_mib=2048)) as parser:
+        document = parser.parse(path, "notes.md")
     assert [e.kind for e in document.elements] == ["title", "text"]
     assert "32 banks" in document.elements[1].text
 
 
 def test_one_worker_reads_many_documents(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
-    with pool() as parser:
+    with echoing() as parser:
         texts = {parser.parse(path, "a").elements[0].text for _ in range(5)}
     assert len(texts) == 1
 
 
 def test_a_worker_is_replaced_after_so_many_documents(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
-    with pool(ParseLimits(memory_mib=1024, recycle_after=2)) as parser:
+    with echoing(ParseLimits(memory_mib=1024, recycle_after=2)) as parser:
         pids = [parser.parse(path, "a").elements[0].text for _ in range(4)]
     assert pids[0] == pids[1] != pids[2] == pids[3]
 
 
 def test_complaint_13_a_worker_that_grew_is_replaced(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
-    with pool(ParseLimits(memory_mib=1024, recycle_mib=1)) as parser:
+    with echoing(ParseLimits(memory_mib=1024, recycle_mib=1)) as parser:
         pids = {parser.parse(path, "a").elements[0].text for _ in range(2)}
     assert len(pids) == 2
 
 
 @pytest.mark.skipif(not memory_is_enforced(), reason="this system has no address space limit")
 def test_complaint_13_a_memory_bomb_ends_in_the_child(tmp_path: Path) -> None:
-    with pool(ParseLimits(memory_mib=512)) as parser:
+    with echoing(ParseLimits(memory_mib=512)) as parser:
         with pytest.raises(ParseFailed, match="out of memory") as caught:
             parser.parse(written(tmp_path, "bomb"), "bomb")
         assert caught.value.hint
@@ -147,7 +147,7 @@ def test_complaint_13_a_memory_bomb_ends_in_the_child(tmp_path: Path) -> None:
 def test_a_parser_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
     note = tmp_path / "pids"
     limits = ParseLimits(memory_mib=1024, wall_seconds=2.0)
-    with pool(limits) as parser:
+    with echoing(limits) as parser:
         with pytest.raises(ParseFailed, match="out of time"):
             parser.parse(written(tmp_path, f"sleep {note}"), "slow")
         child, grandchild = map(int, note.read_text().split())
@@ -157,7 +157,7 @@ def test_a_parser_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> No
 
 def test_a_parser_that_burns_cpu_is_stopped(tmp_path: Path) -> None:
     with (
-        pool(ParseLimits(memory_mib=1024, cpu_seconds=1)) as parser,
+        echoing(ParseLimits(memory_mib=1024, cpu_seconds=1)) as parser,
         pytest.raises(ParseFailed, match="out of time: the parser used 1 s of CPU"),
     ):
         parser.parse(written(tmp_path, "spin"), "spin")
@@ -172,7 +172,7 @@ def test_kill_9_in_the_middle_of_a_document(tmp_path: Path) -> None:
         os.kill(int(note.read_text().split()[0]), signal.SIGKILL)
 
     killer = threading.Thread(target=kill_when_started)
-    with pool() as parser:
+    with echoing() as parser:
         killer.start()
         with pytest.raises(ParseFailed, match="killed"):
             parser.parse(written(tmp_path, f"sleep {note}"), "victim")
@@ -186,8 +186,8 @@ def test_a_parser_ends_with_its_parent_in_the_middle_of_a_document(tmp_path: Pat
     scratch.mkdir()
     path = written(tmp_path, f"sleep {note}")
     program = (
-        "import sys; from pathlib import Path; from ingestion.parse_process import parse_in_child;"
-        f"parse_in_child(Path(sys.argv[1]), 'a document', entry='{HERE}:echo')"
+        "import sys; from pathlib import Path; from ingestion.parse_process import ParserProcess;"
+        f"ParserProcess(entry='{HERE}:echo').parse(Path(sys.argv[1]), 'a document')"
     )
     parent = subprocess.Popen(
         [sys.executable, "-c", program, str(path)],
@@ -204,7 +204,7 @@ def test_a_parser_ends_with_its_parent_in_the_middle_of_a_document(tmp_path: Pat
 
 
 def test_errors_come_back_as_what_they_were(tmp_path: Path) -> None:
-    with pool() as parser:
+    with echoing() as parser:
         with pytest.raises(UnsupportedFormat, match="not that one") as caught:
             parser.parse(written(tmp_path, "refuse"), "x")
         assert caught.value.hint == "try another"
@@ -213,10 +213,10 @@ def test_errors_come_back_as_what_they_were(tmp_path: Path) -> None:
         assert parser.parse(written(tmp_path, "chatter"), "x").elements
 
 
-def test_two_threads_share_a_pool(tmp_path: Path) -> None:
+def test_three_threads_share_a_parser(tmp_path: Path) -> None:
     path = written(tmp_path, "ok")
     texts: list[str] = []
-    with pool(workers=2) as parser:
+    with echoing() as parser:
         threads = [
             threading.Thread(
                 target=lambda: texts.extend(
@@ -229,11 +229,11 @@ def test_two_threads_share_a_pool(tmp_path: Path) -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    assert len(texts) == 9 and len(set(texts)) <= 2
+    assert len(texts) == 9 and len(set(texts)) == 1
 
 
-def test_a_closed_pool_says_so(tmp_path: Path) -> None:
-    parser = pool()
+def test_a_closed_parser_refuses(tmp_path: Path) -> None:
+    parser = echoing()
     parser.close()
     with pytest.raises(Unavailable):
         parser.parse(written(tmp_path, "ok"), "x")

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ingestion.uploads import MAX_NAME, Upload, files_under, links_out, safe_name, title_from_name
+from ingestion.uploads import (
+    MAX_NAME,
+    Upload,
+    files_under,
+    links_out,
+    read_again,
+    safe_name,
+    title_from_name,
+)
 from kb.errors import (
     InvalidKnowledge,
     InvalidRequest,
@@ -19,9 +26,7 @@ from kb.errors import (
     UnsupportedFormat,
 )
 from kb.hardware.schema import parse_hardware
-
-if TYPE_CHECKING:
-    from tests.fixtures import Store
+from tests.fixtures import Store
 
 MANUAL = "# Manual\n\nOne block may take 227 KiB.\n"
 
@@ -199,3 +204,43 @@ def test_a_directory_is_read_in_order_without_its_caches(tmp_path: Path) -> None
     assert [file.name for file in files_under([tmp_path / "b.md"])] == ["b.md"]
     with pytest.raises(InvalidRequest, match="no file or folder"):
         list(files_under([tmp_path / "missing"]))
+
+
+# -- reading again
+
+CHIP_MANUAL = b"# Guide\n\n## Run a kernel\n\nText of the guide.\n"
+BEFORE = 'id = "late-1"\nname = "Late 1"\nvendor = "late"\nlanguages = ["late-c"]\n'
+TOOLS = 'compile = "cc {source} {output}"\nrun = "run {output} {input}"\n'
+AFTER = f"{BEFORE}\n[toolchains.late-c]\n{TOOLS}"
+
+
+def test_manuals_are_read_again_once_the_chip_states_its_languages(store: Store) -> None:
+    store.registry.put(parse_hardware(BEFORE, "test"), "api")
+    sent = store.submit("guide.md", CHIP_MANUAL, hardware=("late-1",), title="The guide")
+    other = store.submit("other.md", CHIP_MANUAL + b"More.\n", category="guidance")
+    assert sent.outcome == other.outcome == "created"
+
+    def again() -> list[tuple[str, str]]:
+        queued = read_again(store.uploads, store.documents, store.blobs, "late-1")
+        return [(submitted.document_id, submitted.outcome) for submitted in queued]
+
+    assert again() == []
+    store.registry.put(parse_hardware(AFTER, "test"), "api")
+    assert again() == [(sent.document_id, "new_version")]
+    assert again() == []
+    assert store.documents.get(sent.document_id).title == "The guide"
+
+
+BLOCK = (
+    b"# Guide\n\n## A kernel\n\n```late-c\n.perch\nvld v0, a\nvmix v0, v0\nvst v0, b\nland\n```\n"
+)
+
+
+def test_why_a_block_of_the_chips_own_language_is_no_sample_is_said(store: Store) -> None:
+    """Before the toolchain is stated and after it; each reason says what can be done."""
+    store.registry.put(parse_hardware(BEFORE, "test"), "api")
+    for description, said in ((BEFORE, "Begin it with a label"), (AFTER, "nothing to add")):
+        store.registry.put(parse_hardware(description, "test"), "api")
+        sent = store.ingest("guide.md", BLOCK + description.encode(), hardware=("late-1",))
+        result = store.jobs.get(sent.job_id or "").result or {}
+        assert any(said in reason for reason in result["samples_left_out"]), result

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ingestion import next_texts
 from ingestion import worker as worker_module
-from ingestion.left_behind import ATTEMPTS, take_over
 from ingestion.uploads import Submitted
+from ingestion.worker import ATTEMPTS, Worker, take_over
 from kb.catalog.knowledge import embeddings, passages
 from kb.catalog.knowledge.passages import Patch
 from kb.catalog.work import Job
@@ -46,13 +45,13 @@ MANUALS = {
 WORK = """
 import json, sys
 from pathlib import Path
-from ingestion.parse_process import ParserPool
+from ingestion.parse_process import ParserProcess
 from tests.fixtures import VOCABULARY, Store
 from ingestion.findings.tags import Tagger
 from kb.embedding import open_embedder
 embedder = open_embedder("all-MiniLM-L6-v2", Path(sys.argv[1]))
 embedder.encode(["warm"])
-with ParserPool() as parsers:
+with ParserProcess() as parsers:
     for line in sys.stdin:
         data_dir, servers = json.loads(line)
         store = Store(Path(data_dir), embedder, parsers, Tagger(VOCABULARY), servers)
@@ -279,8 +278,8 @@ def ended_in_order(store: Store, *submitted: Submitted) -> list[str]:
 def test_an_upload_goes_before_built_in_documents_and_a_small_one_before_a_large(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(next_texts, "FIRST_BATCH", 8)
-    monkeypatch.setattr(next_texts, "LARGEST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.FIRST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.LARGEST_BATCH", 8)
     builtin = store.submit("b.md", paragraphs("builtin", 9), source_key="b", origin="builtin")
     large = store.submit("large.md", paragraphs("large", 24), hardware=("h100",), group="one")
     small = store.submit("small.md", paragraphs("small", 3), hardware=("h100",), group="two")
@@ -344,8 +343,8 @@ def test_identical_passages_are_embedded_once(
 
 
 def test_progress_moves_with_each_batch(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(next_texts, "FIRST_BATCH", 8)
-    monkeypatch.setattr(next_texts, "LARGEST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.FIRST_BATCH", 8)
+    monkeypatch.setattr("ingestion.turns.LARGEST_BATCH", 8)
     submitted = store.submit("manual.md", paragraphs("large", 20))
     worker = store.worker()
     seen = []
@@ -493,3 +492,35 @@ def test_facts_are_proposed_once_and_withdrawn_with_their_table(store: Store) ->
     assert [f.number for f in store.registry.facts("h100")] == [4.8e12]
     store.documents.delete(submitted.document_id)
     assert store.registry.facts("h100") == []
+
+
+# -- an idle worker
+
+
+def test_an_idle_worker_asks_nothing_until_something_changes(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.ingest("manual.md", "# M\n\nText.\n")
+    looks: list[float] = []
+    step = Worker._step
+
+    def counted(self: Worker) -> bool:
+        looks.append(time.monotonic())
+        return step(self)
+
+    monkeypatch.setattr(Worker, "_step", counted)
+    stop = threading.Event()
+    thread = threading.Thread(target=store.worker().run, args=(stop, 0.01))
+    thread.start()
+    try:
+        time.sleep(1.0)
+        assert len(looks) <= 5  # of the hundred that it woke up for: its lease was written too
+        second = store.submit("other.md", "# N\n\nMore text.\n")
+        deadline = time.monotonic() + 20
+        while store.job(second).state != "ready":
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        assert store.job(second).attempts == 1
+    finally:
+        stop.set()
+        thread.join()

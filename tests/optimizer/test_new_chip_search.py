@@ -113,8 +113,8 @@ class Chips:
         if manual is not None:
             upload = Upload("manual.md", manual.encode(), hardware=(f"nova-{seed}",))
             local.services.uploads.submit(upload)
-            with local.services.parser_pool() as parsers:
-                local.services.worker(parsers).read_all(threading.Event())
+            with local.services.local_reader() as reader:
+                local.services.worker(reader).read_all(threading.Event())
         local.close()
         return folder
 

@@ -52,8 +52,8 @@ class DrawnBase:
     def upload(self, uploads: Iterable[Upload]) -> None:
         for upload in uploads:
             self.services.uploads.submit(upload)
-        with self.services.parser_pool() as parsers:
-            self.services.worker(parsers).read_all(threading.Event())
+        with self.services.local_reader() as reader:
+            self.services.worker(reader).read_all(threading.Event())
 
     def ask(self, hardware: str, **given: object) -> Answer:
         request = RetrieveRequest(hardware=hardware, **given)  # type: ignore[arg-type]

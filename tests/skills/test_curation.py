@@ -19,17 +19,19 @@ from kb.hardware.table_reader import Problems
 from kb.settings import Settings
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
+from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.knowledge import (
     RecipeSource,
     ServiceKnowledge,
     library_recipes,
     library_sources,
 )
-from optimizer.search.runs.optimize import attributed, hardware_view_of, optimize
+from optimizer.search.runs.optimize import attributed, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow
 from optimizer.search.synthesizers.base import Asking
+from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
@@ -157,7 +159,7 @@ def test_synthesizers_that_cannot_propose_are_refused(
     services: Services, goal: Goal, models: str, message: str
 ) -> None:
     with pytest.raises(InvalidRequest, match=message):
-        optimize(services, Path("map_id"), goal, "auto", Quiet(), models=models)
+        optimize(services, Path("map_id"), goal, "auto", Quiet(), models=ModelOptions(models))
 
 
 def test_torch_is_offered_last_and_not_where_another_language_was_asked_for(

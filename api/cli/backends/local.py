@@ -29,8 +29,8 @@ from kb.settings import Settings
 
 if TYPE_CHECKING:
     from api.services import Services
-    from ingestion.on_cluster import ClusterReading
-    from ingestion.parse_process import ParserPool
+    from ingestion.cluster import ClusterReader
+    from ingestion.read import DocumentReader
     from ingestion.worker import Worker
     from kb.catalog.hardware import HardwareRegistry
     from kb.catalog.knowledge.symbols import SymbolStatus
@@ -50,7 +50,7 @@ class LocalTarget:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.name = f"data directory {settings.data_dir}"
-        self._elsewhere: ClusterReading | None = None
+        self._cluster: ClusterReader | None = None
         self._readers: list[threading.Thread] = []
         self._workers: list[Worker] = []
 
@@ -155,8 +155,8 @@ class LocalTarget:
             unread = services.documents.unread("builtin", ("staged",))
             if changed or unread:
                 say(f"reading {max(changed, unread)} built-in documents into the data directory")
-                with services.parser_pool() as parsers:
-                    worker = services.worker(parsers)
+                with services.local_reader() as reader:
+                    worker = services.worker(reader)
                     worker.read_all(threading.Event())
                     worker.hand_back()
         unread = services.documents.unread("builtin")
@@ -184,7 +184,7 @@ class LocalTarget:
 
     def read_on(self, cluster: Cluster) -> None:
         """Let the nodes of a cluster read and embed from now on."""
-        self._elsewhere = self.services.reading_on(cluster, note)
+        self._cluster = self.services.cluster_reader(cluster, note)
 
     @contextmanager
     def reading(self) -> Iterator[None]:
@@ -195,29 +195,30 @@ class LocalTarget:
             note(f"Warning: {wide}.")
         stop = threading.Event()
         workers = self._workers = []
-        count = 1 if self._elsewhere is None else self._elsewhere.at_once
-        with self.services.parser_pool() as parsers:
+        count = 1 if self._cluster is None else self._cluster.at_once
+        with self.services.local_reader() as local:
+            reader = self._cluster or local
             self._readers = [
                 threading.Thread(
-                    target=self._read, args=(stop, workers, parsers), name="reading", daemon=True
+                    target=self._read, args=(stop, workers, reader), name="reading", daemon=True
                 )
                 for _ in range(count)
             ]
-            for reader in self._readers:
-                reader.start()
+            for thread in self._readers:
+                thread.start()
             try:
                 yield
             finally:
                 stop.set()
                 deadline = time.monotonic() + STOP_SECONDS
-                for reader in self._readers:
-                    reader.join(timeout=max(0.0, deadline - time.monotonic()))
+                for thread in self._readers:
+                    thread.join(timeout=max(0.0, deadline - time.monotonic()))
                 for worker in workers:
                     worker.release()  # else what a stopped command leaves would still be running
                 self._readers = []
 
-    def _read(self, stop: threading.Event, workers: list[Worker], parsers: ParserPool) -> None:
-        worker = self.services.worker(parsers, elsewhere=self._elsewhere)
+    def _read(self, stop: threading.Event, workers: list[Worker], reader: DocumentReader) -> None:
+        worker = self.services.worker(reader)
         workers.append(worker)
         worker.run(stop, idle_seconds=POLL_SECONDS)
 
@@ -311,8 +312,8 @@ class LocalTarget:
             actor=body.actor,
         )
         if body.text is not None:
-            with self.services.parser_pool() as parsers:
-                self.services.worker(parsers).drain()  # the new text needs its vector
+            with self.services.local_reader() as reader:
+                self.services.worker(reader).drain()  # the new text needs its vector
         return corrected
 
     # -- hardware

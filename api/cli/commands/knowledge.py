@@ -15,7 +15,7 @@ from api.cli.output import Json, note, shortened, show, table
 from kb.errors import InvalidRequest, NotFound
 
 if TYPE_CHECKING:
-    from ingestion.linter import Vocabulary
+    from ingestion.builtin.linter import Vocabulary
 
 app = typer.Typer(help="Browse and check what is known.")
 
@@ -341,7 +341,7 @@ def lint(
     as_json: AsJson = False,
 ) -> int:
     """Check a folder of knowledge for mistakes. Exits 1 if there are any."""
-    from ingestion.linter import lint_folder
+    from ingestion.builtin.linter import lint_folder
 
     folder = folder or read_settings().knowledge_dir
     if not folder.is_dir():
@@ -365,8 +365,7 @@ def vectors(
     there is read and embedded as any other document is.
     """
     from api.services import open_services
-    from ingestion.shipped_readings import Recorder, write_readings
-    from ingestion.shipped_vectors import embed_folder
+    from ingestion.builtin.precomputed import RecordingReader, embed_folder, write_readings
 
     send_logs_to_stderr("warning")
     folder = folder or read_settings().knowledge_dir
@@ -375,10 +374,9 @@ def vectors(
         services = open_services(settings)
         try:
             services.load_builtin()
-            with services.parser_pool() as parsers:
-                recorder = Recorder(services.shipped_readings, services.embedder, services.tagger)
-                services.worker(parsers, elsewhere=recorder, anew=True).drain()
-            write_readings(folder, recorder.readings)
+            reader = RecordingReader(services.shipped_readings, services.embedder, services.tagger)
+            services.worker(reader, anew=True).drain()
+            write_readings(folder, reader.readings)
             path = embed_folder(services.catalog, folder, services.embedder.fingerprint)
             count = services.vectors()[0]
         finally:
@@ -389,7 +387,7 @@ def vectors(
 
 def vocabulary() -> Vocabulary:
     """The names that knowledge may refer to in this version of the service."""
-    from ingestion.linter import Vocabulary
+    from ingestion.builtin.linter import Vocabulary
     from retrieval.diagnose.linear_patterns import UnsafePattern, compile_linear
     from retrieval.diagnose.metrics import load_metrics
     from retrieval.diagnose.signals import load_signals

@@ -140,8 +140,8 @@ def optimize(
             "stall": stall,
         }
     )
-    options = ModelOptions(api_base, context_tokens, tools, model_seconds)
-    asked = Asked(goal, hardware, models, options, ray)
+    options = ModelOptions(models, api_base, context_tokens, tools, model_seconds)
+    asked = Asked(goal, hardware, options, ray)
     with opened(data_dir) as local:
         if len(problems) > 1:
             return _several(local, problems, asked, output, distill, as_json)
@@ -157,7 +157,7 @@ def _single(
     as_json: bool,
 ) -> int:
     """One problem; the exit code."""
-    from optimizer.search.runs.portable import write_result
+    from optimizer.search.runs.export import write_result
 
     finished, code = _search(local, problem, asked, as_json)
     answer = write_result(finished, output)
@@ -258,8 +258,7 @@ def _search(local: LocalTarget, problem: str, asked: Asked, quiet: bool) -> tupl
                 hardware,
                 listener,
                 models=asked.models,
-                model_options=asked.options,
-                elsewhere=elsewhere,
+                cluster=elsewhere,
             )
         except RunInterrupted as interrupt:
             return interrupt.finished, INTERRUPTED

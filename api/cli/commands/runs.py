@@ -199,11 +199,11 @@ def resume(
         row = run_store(local.services).run(run)
         from api.cli.elsewhere import places_on, words_of
         from api.cli.progress import progress
-        from optimizer.search.runs.models import models_to_go_on
         from optimizer.search.runs.optimize import RunInterrupted, optimize
+        from optimizer.search.synthesizers.llm.settings import ModelOptions
         from skills.lifecycle import prepare_library
 
-        models, options = models_to_go_on(row.asked, models, api_base, model_seconds)
+        options = ModelOptions.to_resume(row.asked, models, api_base, model_seconds)
         services, language = local.services, row.goal.language
         with (
             ended_as_by_ctrl_c(),
@@ -219,10 +219,9 @@ def resume(
                     row.goal,
                     row.hardware,
                     listener,
-                    models=models,
-                    model_options=options,
+                    models=options,
+                    cluster=elsewhere,
                     resume=run,
-                    elsewhere=elsewhere,
                 )
             except RunInterrupted as interrupt:
                 finished, code = interrupt.finished, INTERRUPTED
@@ -250,7 +249,7 @@ def export(
 ) -> None:
     """Write a run as files: module, report, plots and rows."""
     with opened(data_dir) as local:
-        from optimizer.search.runs.portable import export_run
+        from optimizer.search.runs.export import export_run
 
         written = export_run(local.services, run, output)
     show(written, as_json, pairs)
@@ -294,7 +293,7 @@ def pack(
         synthesizers=named_synthesizers(synthesizers),
     )
     with opened(data_dir) as local:
-        from optimizer.search.runs.portable import pack_session, packable
+        from optimizer.search.runs.sessions import pack_session, packable
 
         paths = [Path(name) for name in problems]
         packable(local.services, paths, hardware, goal)
@@ -351,15 +350,15 @@ def propose(
     goal = Goal(language=language, seed=seed, knowledge=known, synthesizers=("llm",))
     with opened(data_dir) as local:
         from api.cli.progress import remarks
-        from optimizer.search.runs.models import models_to_go_on
-        from optimizer.search.runs.portable import propose_round
+        from optimizer.search.runs.sessions import propose_round
+        from optimizer.search.synthesizers.llm.settings import ModelOptions
 
         runs = _runs_of(local, targets, hardware, goal)
         asked = next((run.asked for run in runs if run.asked), {})
-        models, options = models_to_go_on(asked, models, api_base, model_seconds, context_tokens)
+        options = ModelOptions.to_resume(asked, models, api_base, model_seconds, context_tokens)
         if any(run.goal.knowledge for run in runs):
             local.load_knowledge(note)
-        rows = propose_round(local.services, runs, models, options, drafts, remarks(), output)
+        rows = propose_round(local.services, runs, options, drafts, remarks(), output)
     answer = {
         "batch": str(output),
         "run it with": f"python {output.name} --out results",
@@ -372,7 +371,7 @@ def _runs_of(
     local: LocalTarget, targets: list[str], hardware: str | None, goal: Goal
 ) -> list[RunRow]:
     """The stored runs among the targets, and a new one for each problem."""
-    from optimizer.search.runs.portable import begin_runs, runs_to_continue
+    from optimizer.search.runs.sessions import begin_runs, runs_to_continue
 
     known = [target for target in targets if target.startswith(("run_", "session_"))]
     fresh = [Path(target) for target in targets if target not in known]
@@ -401,8 +400,8 @@ def import_runs(
 ) -> None:
     """Import the runs and evaluations of a packed search."""
     with opened(data_dir) as local:
-        from optimizer.search.runs.portable import import_results
         from optimizer.search.runs.run_store import summary_of
+        from optimizer.search.runs.sessions import import_results
 
         rows = [summary_of(run) for run in import_results(local.services, results)]
     show(rows, as_json, _runs_table)

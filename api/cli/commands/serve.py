@@ -86,7 +86,7 @@ def _check(settings: Settings) -> bool:
     """Whether it has keys. Raises StoreError for a damaged catalog, InvalidKnowledge where there is
     no built-in knowledge or no skill, before anything heavy is loaded.
     """
-    from ingestion.knowledge_folder import check_knowledge_folder
+    from ingestion.builtin import check_knowledge_folder
     from kb.catalog import open_catalog
     from kb.catalog.keys import Keys
     from skills.importing import shipped_folders

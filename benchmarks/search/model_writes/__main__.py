@@ -69,10 +69,10 @@ def run(given: argparse.Namespace, work: Path) -> None:
             for name in given.arms.split(","):
                 arm = ARMS[name]
                 options = ModelOptions(
-                    given.api_base,
-                    given.context_tokens,
-                    arm.tools,
-                    given.model_seconds,
+                    api_base=given.api_base,
+                    context_tokens=given.context_tokens,
+                    tools=arm.tools,
+                    timeout_s=given.model_seconds,
                     check=arm.check,
                 )
                 stores = work / "stores" / f"{chip.id}-{size}"

@@ -131,8 +131,7 @@ def run_cell(
         goal,
         chip.id,
         listener,
-        models=model,
-        model_options=options,
+        models=replace(options, models=model),
         knowledge=source,
     )
     transcripts = local.services.settings.data_dir / "transcripts" / finished.run.id
@@ -169,8 +168,7 @@ def replayed(local: LocalTarget, chip: Chip, cell: Cell, folder: Path) -> list[N
         goal,
         chip.id,
         _Silent(),
-        models=cell.model,
-        model_options=ModelOptions(replay=run),
+        models=ModelOptions(cell.model, replay=run),
     )
     return list(finished.tree.nodes[1:])
 

@@ -139,8 +139,8 @@ def _upload(local: LocalTarget, chip: Chip, paths: Sequence[Path]) -> int:
             source_key=str(path.relative_to(chip.folder)) if own else f"other/{path}",
         )
         services.uploads.submit(upload)
-    with services.parser_pool() as parsers:
-        services.worker(parsers).read_all(threading.Event())
+    with services.local_reader() as reader:
+        services.worker(reader).read_all(threading.Event())
     return words
 
 

@@ -286,18 +286,23 @@ class SectionDraft:
 
 @dataclass(frozen=True)
 class PassageDraft:
-    """`section` is an index into the version's sections; `prose` the share of function words in per
-    mille.
+    """A passage as it was cut from a document. `section` is an index into the version's sections,
+    `lead` the header of a table piece, `prose` the share of function words in per mille.
     """
 
     section: int
     kind: str
     text: str
-    lead: str
-    language: str | None
-    boxes: tuple[Mapping[str, Any], ...]
-    prose: int
-    tags: tuple[tuple[str, str], ...]  # (kind, value)
+    lead: str = ""
+    language: str | None = None
+    boxes: tuple[Mapping[str, Any], ...] = ()
+    prose: int = 0
+    tags: tuple[tuple[str, str], ...] = ()  # (kind, value)
+
+    @property
+    def shown(self) -> str:
+        """The text under its table header, if it has one."""
+        return f"{self.lead}\n{self.text}" if self.lead else self.text
 
 
 @dataclass(frozen=True)

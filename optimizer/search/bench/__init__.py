@@ -1,6 +1,4 @@
-"""Access of a search to this machine and to the catalog: measuring, the view of a problem, stored
-rows.
+"""Benches measure candidates: on this machine, through a chip's own commands, on a cluster.
 
-Imports torch (through problems and runners); `catalog_store` alone imports SQLAlchemy too. The
-search itself knows these parts by protocols and imports none of them.
+They import torch. The core of the search knows them by a protocol.
 """

@@ -1,8 +1,9 @@
-"""Measures on this machine: one evaluator for each language and device, and runners of each device
-shared by all languages. Devices of one kind measure side by side.
+"""The bench of this machine, the parts that all benches share, and the problem as proposers see it.
 
-In this process a device is torch's current device of the thread that uses it; in a runner it is the
-only device there is.
+A bench evaluates candidates of one problem. `LocalBench` has an evaluator for each language and
+device, and runners of each device that all languages share; devices of one kind measure side by
+side. In this process a device is torch's current device of the thread that uses it; in a runner it
+is the only visible device.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import queue
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import torch
 
@@ -33,7 +35,7 @@ from optimizer.evaluation.problem.dominant import dominant
 from optimizer.evaluation.problem.operators import observe
 from optimizer.evaluation.problem.shapes import shape_quantities
 from optimizer.evaluation.problem.spec import Case, Policy, Problem
-from optimizer.evaluation.problem.tensors import open_case
+from optimizer.evaluation.problem.tensors import OpenCase, open_case
 from optimizer.evaluation.records import Evaluation
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.toolchains.base import Target, Toolchain
@@ -45,12 +47,97 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True)
-class LocalDevice:
-    """One device of this machine.
+class TargetToolchain:
+    """The toolchain of one language and the target that it compiles for."""
 
-    `kind` is `cpu` or `cuda`; `number` is the device's number as torch counts in this process;
-    `visible` is its name in CUDA_VISIBLE_DEVICES, None where it is the only device.
+    target: Target
+    toolchain: Toolchain
+
+
+@dataclass
+class ProblemBench:
+    """Evaluates candidates of a problem. A context manager: leaving it ends every process and
+    removes every file of the bench.
+
+    `places` is by language; `torch` is among them if the device can run the reference.
     """
+
+    problem: Problem
+    places: Mapping[str, TargetToolchain]
+    settings: EvaluationSettings
+    journal: Journal = field(default_factory=NoJournal)
+    signatures: Sequence[SignatureSpec] = ()
+    rules: OwnRules = NO_RULES
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Release everything that the bench holds."""
+
+    @property
+    def device(self) -> str:
+        """The kind of device that candidates run on: `cpu` or `cuda`."""
+        return next(iter(self.places.values())).target.device or "cpu"
+
+    def cases(self, proposal: Proposal | None = None) -> list[Case]:
+        """The searched cases for this device that a candidate claims, or all of them."""
+        claimed = set(proposal.cases) if proposal is not None else set()
+        fitting = (case for case in self.problem.searched if case.fits(self.device))
+        return [case for case in fitting if not claimed or case.name in claimed]
+
+    def timed_case(self) -> Case:
+        """The first timed case for this device. Raises InvalidRequest if there is none."""
+        timed = (case for case in self.cases() if case.timed)
+        case = next(timed, None)
+        if case is None:
+            raise InvalidRequest(
+                f"{self.problem.name} has no timed case for {self.device}",
+                hint="Give its problem.toml a case without `timed = false` for this device.",
+            )
+        return case
+
+    def place(self, language: str) -> TargetToolchain:
+        """Target and toolchain of a language. Raises InvalidRequest for a language without one."""
+        if language not in self.places:
+            raise InvalidRequest(
+                f"nothing here builds {language!r}",
+                hint=f"Propose one of {', '.join(self.places)}.",
+            )
+        return self.places[language]
+
+
+def reference_bundle(opened: OpenCase) -> Bundle:
+    """The reference of a case as a bundle."""
+    files = {"reference.py": opened.source}
+    return Bundle(files, "reference.py", "torch", "Model", {}, "external")
+
+
+def journal_evaluation(
+    journal: Journal,
+    problem: Problem,
+    bundle: Bundle,
+    cases: Sequence[Case],
+    evaluation: Evaluation,
+    elsewhere: bool = False,
+) -> None:
+    """Store an evaluation that this process's evaluators did not journal. `elsewhere`: this machine
+    need not have its device."""
+    signatures = {case.name: open_case(problem, case, elsewhere).signature for case in cases}
+    journal.begin(evaluation.key, problem, signatures, bundle, evaluation.device)
+    journal.finish(evaluation, problem)
+
+
+# -- this machine
+
+
+@dataclass(frozen=True)
+class LocalDevice:
+    """A device of this machine. `kind` is `cpu` or `cuda`, `number` torch's number in this process,
+    `visible` the name in CUDA_VISIBLE_DEVICES, None for the only device."""
 
     kind: str
     number: int = 0
@@ -67,7 +154,7 @@ class LocalDevice:
 
     @contextmanager
     def current(self) -> Iterator[None]:
-        """A context in which this is torch's current device of the calling thread."""
+        """Make this torch's current device of the calling thread."""
         if self.visible is None:
             yield
             return
@@ -76,7 +163,7 @@ class LocalDevice:
 
 
 def devices_here(kind: str) -> tuple[LocalDevice, ...]:
-    """Every GPU that this process may use; all processors together are one device."""
+    """All GPUs that this process may use; the processors together are one device."""
     count = torch.cuda.device_count() if kind == "cuda" else 1
     return devices_of(kind, count, os.environ.get(VISIBLE))
 
@@ -92,7 +179,7 @@ def devices_of(kind: str, count: int, visible: str | None) -> tuple[LocalDevice,
 
 
 class DeviceRunner(RunnerProcess):
-    """A runner on one of several devices."""
+    """A runner that sees one of several devices."""
 
     def __init__(self, settings: RunnerSettings, zygote: Zygote | None, visible: str) -> None:
         self._visible = visible
@@ -103,7 +190,7 @@ class DeviceRunner(RunnerProcess):
 
 
 class DevicePool(RunnerPool):
-    """Runners on one of several devices."""
+    """Runners that see one of several devices."""
 
     def __init__(
         self, settings: RunnerSettings, visible: str, spare: int | None = None, fork: bool = True
@@ -116,11 +203,112 @@ class DevicePool(RunnerPool):
             self._waiting.append(DeviceRunner(self._settings, self._zygote, self._visible))
 
 
+@dataclass
+class LocalBench(ProblemBench):
+    """Evaluates candidates on the devices of this machine. `devices` measure side by side, by
+    default all of the target's kind."""
+
+    ceilings: Ceilings | None = None
+    devices: Sequence[LocalDevice] = ()
+    _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
+    _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
+    _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
+    _derived: Derived | None = None
+
+    def __post_init__(self) -> None:
+        self.devices = self.devices or devices_here(self.device)
+        self._free: queue.SimpleQueue[LocalDevice] = queue.SimpleQueue()
+        for device in self.devices:
+            self._free.put(device)
+
+    def close(self) -> None:
+        """End all evaluators and runners."""
+        for evaluator in list(self._evaluators.values()):
+            evaluator.close()
+        self._evaluators.clear()
+        for pool in list(self._pools.values()):
+            pool.close()
+        self._pools.clear()
+
+    @property
+    def at_once(self) -> int:
+        """One evaluation for each device: two timings on the same device disturb each other."""
+        return len(self.devices)
+
+    def reference(self) -> Evaluation:
+        """Evaluate the reference on the first timed case. Raises InvalidRequest if no kernel can be
+        compared with it."""
+        case = self.timed_case()
+        opened = open_case(self.problem, case, device=self.device)
+        check_reference(opened, self.device)
+        return self._evaluate(reference_bundle(opened), [case], fresh=False)
+
+    def evaluate(self, proposal: Proposal) -> Evaluation:
+        """Evaluate a candidate on the searched cases that it claims. Raises InvalidRequest for a
+        language without a toolchain."""
+        return self._evaluate(proposal.bundle, self.cases(proposal), fresh=False)
+
+    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
+        """Measure a candidate on fresh values: on the searched timed cases, or on the held-out
+        cases. If the problem declares none it is checked on derived ones, which a note names."""
+        chosen = [case for case in self.cases(proposal) if case.timed]
+        if not held_out:
+            return self._evaluate(proposal.bundle, chosen, fresh=True)
+        declared = [case for case in self.problem.held_out if case.fits(self.device)]
+        if declared or not chosen:
+            return self._evaluate(proposal.bundle, declared, fresh=True)
+        if self._derived is None:
+            self._derived = fitting(self.problem, self.timed_case())
+        derived = self._derived
+        evaluation = self._evaluate(proposal.bundle, derived.cases, fresh=True)
+        return replace(evaluation, notes=(*evaluation.notes, derived.note))
+
+    def _evaluate(self, bundle: Bundle, cases: Sequence[Case], fresh: bool) -> Evaluation:
+        place = self.place(bundle.language)
+        device = self._free.get()
+        try:
+            with device.current():
+                evaluator = self._evaluator(bundle.language, fresh, device)
+                return evaluator.evaluate(bundle, place.toolchain, cases)
+        finally:
+            self._free.put(device)
+
+    def _prepared(self, device: LocalDevice) -> PreparedProblem:
+        """Expected outputs of a device, shared by all languages."""
+        if device not in self._problems:
+            self._problems[device] = PreparedProblem(self.problem, self.device, self.settings)
+        return self._problems[device]
+
+    def _evaluator(self, language: str, fresh: bool, device: LocalDevice) -> Evaluator:
+        key = (language, fresh, device)
+        if key not in self._evaluators:
+            target = self.places[language].target
+            if device not in self._pools and target.device is not None:
+                level = level_for(self.settings.isolation, target.device)
+                runners = RunnerSettings(target.device, self.settings.threads, level)
+                self._pools[device] = device.pool(runners)
+            self._evaluators[key] = Evaluator(
+                self.problem,
+                target,
+                self.settings,
+                NoJournal() if fresh else self.journal,
+                pool=self._pools.get(device),
+                ceilings=self.ceilings,
+                signatures=self.signatures,
+                rules=self.rules,
+                prepared=None if fresh else self._prepared(device),
+                lock=device.lock,
+            )
+        return self._evaluators[key]
+
+
+# -- the problem as proposers see it
+
+
 def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> ProblemView:
-    """The problem as proposers see it: signatures and traits of the searched cases for this kind
-    of device, nothing of their values. Held-out cases are not shown. `elsewhere`: this machine has
-    no such device, so what shapes tell is told without running the reference on arrays.
-    """
+    """The problem as proposers see it: signatures and traits of the searched cases for this kind of
+    device, without values and held-out cases. `elsewhere`: this machine has no such device, so only
+    the shapes are observed and the reference does not run on arrays."""
     cases = [case for case in problem.searched if case.fits(device)]
     view = ProblemView(
         name=problem.name,
@@ -131,7 +319,7 @@ def problem_view(problem: Problem, device: str, elsewhere: bool = False) -> Prob
         policy=_policy(problem.policy),
         hidden_cases=bool(problem.held_out),
     )
-    # Who wrote a declaration knows what the problem is about.
+    # A declaration names the operator already.
     return view if problem.declared else replace(view, mostly=dominant(view.main.work, problem.op))
 
 
@@ -162,161 +350,3 @@ def _policy(policy: Policy) -> dict[str, str]:
         "weights": policy.weights,
         "outputs": ", ".join(policy.outputs) or "float",
     }
-
-
-@dataclass(frozen=True)
-class TargetToolchain:
-    """Where candidates in one language are built and run."""
-
-    target: Target
-    toolchain: Toolchain
-
-
-@dataclass
-class LocalBench:
-    """Evaluates candidates on the devices of this machine. It is a context manager: leaving it
-    ends every process.
-
-    `places` is by language; `torch` is always among them where the device is here, because the
-    reference is written in it. `devices` are those that measure side by side, by default all of the
-    target's kind on this machine.
-    """
-
-    problem: Problem
-    places: Mapping[str, TargetToolchain]
-    settings: EvaluationSettings
-    journal: Journal = field(default_factory=NoJournal)
-    ceilings: Ceilings | None = None
-    signatures: Sequence[SignatureSpec] = ()
-    rules: OwnRules = NO_RULES
-    devices: Sequence[LocalDevice] = ()
-    _evaluators: dict[tuple[str, bool, LocalDevice], Evaluator] = field(default_factory=dict)
-    _pools: dict[LocalDevice, RunnerPool] = field(default_factory=dict)
-    _problems: dict[LocalDevice, PreparedProblem] = field(default_factory=dict)
-    _derived: Derived | None = None
-
-    def __post_init__(self) -> None:
-        self.devices = self.devices or devices_here(self.device)
-        self._free: queue.SimpleQueue[LocalDevice] = queue.SimpleQueue()
-        for device in self.devices:
-            self._free.put(device)
-
-    def __enter__(self) -> LocalBench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End all evaluators and runners."""
-        for evaluator in list(self._evaluators.values()):
-            evaluator.close()
-        self._evaluators.clear()
-        for pool in list(self._pools.values()):
-            pool.close()
-        self._pools.clear()
-
-    @property
-    def at_once(self) -> int:
-        """One evaluation for each device: two timings on the same device disturb each other."""
-        return len(self.devices)
-
-    @property
-    def device(self) -> str:
-        """The kind of device that candidates run on: `cpu` or `cuda`."""
-        return next(iter(self.places.values())).target.device or "cpu"
-
-    def reference(self) -> Evaluation:
-        """Evaluate the reference on the first timed case; the verdict says what bounds it. Raises
-        InvalidRequest where no kernel can be held against it.
-        """
-        case = self._timed()[0]
-        opened = open_case(self.problem, case, device=self.device)
-        check_reference(opened, self.device)
-        source = opened.source
-        bundle = Bundle({"reference.py": source}, "reference.py", "torch", "Model", {}, "external")
-        return self._evaluate(bundle, [case], fresh=False)
-
-    def evaluate(self, proposal: Proposal) -> Evaluation:
-        """Evaluate a candidate on the searched cases that it claims.
-
-        Raises InvalidRequest for a language that has no toolchain here.
-        """
-        return self._evaluate(proposal.bundle, self.cases(proposal), fresh=False)
-
-    def confirm(self, proposal: Proposal, held_out: bool) -> Evaluation:
-        """Measure a candidate again on fresh values: on the searched timed cases, or on the
-        held-out cases. Where the problem declares none it is checked on derived ones; a note says
-        on which."""
-        chosen = [case for case in self.cases(proposal) if case.timed]
-        if not held_out:
-            return self._evaluate(proposal.bundle, chosen, fresh=True)
-        declared = [case for case in self.problem.held_out if case.fits(self.device)]
-        if declared or not chosen:
-            return self._evaluate(proposal.bundle, declared, fresh=True)
-        if self._derived is None:
-            self._derived = fitting(self.problem, self._timed()[0])
-        derived = self._derived
-        evaluation = self._evaluate(proposal.bundle, derived.cases, fresh=True)
-        return replace(evaluation, notes=(*evaluation.notes, derived.note))
-
-    def cases(self, proposal: Proposal) -> list[Case]:
-        """The searched cases that the candidate claims and that are meant for this device."""
-        claimed = set(proposal.cases)
-        return [
-            case
-            for case in self.problem.searched
-            if case.fits(self.device) and (not claimed or case.name in claimed)
-        ]
-
-    def _timed(self) -> list[Case]:
-        timed = [c for c in self.problem.searched if c.timed and c.fits(self.device)]
-        if not timed:
-            raise InvalidRequest(
-                f"{self.problem.name} has no timed case for {self.device}",
-                hint="Give its problem.toml a case without `timed = false` for this device.",
-            )
-        return timed
-
-    def _evaluate(self, bundle: Bundle, cases: Sequence[Case], fresh: bool) -> Evaluation:
-        place = self.places.get(bundle.language)
-        if place is None:
-            known = ", ".join(self.places)
-            raise InvalidRequest(
-                f"nothing here builds {bundle.language!r}", hint=f"Propose one of {known}."
-            )
-        device = self._free.get()
-        try:
-            with device.current():
-                evaluator = self._evaluator(bundle.language, fresh, device)
-                return evaluator.evaluate(bundle, place.toolchain, cases)
-        finally:
-            self._free.put(device)
-
-    def _prepared(self, device: LocalDevice) -> PreparedProblem:
-        """Goldens lie on the device, and serve every language there."""
-        if device not in self._problems:
-            self._problems[device] = PreparedProblem(self.problem, self.device, self.settings)
-        return self._problems[device]
-
-    def _evaluator(self, language: str, fresh: bool, device: LocalDevice) -> Evaluator:
-        key = (language, fresh, device)
-        if key not in self._evaluators:
-            target = self.places[language].target
-            if device not in self._pools and target.device is not None:
-                level = level_for(self.settings.isolation, target.device)
-                runners = RunnerSettings(target.device, self.settings.threads, level)
-                self._pools[device] = device.pool(runners)
-            self._evaluators[key] = Evaluator(
-                self.problem,
-                target,
-                self.settings,
-                NoJournal() if fresh else self.journal,
-                pool=self._pools.get(device),
-                ceilings=self.ceilings,
-                signatures=self.signatures,
-                rules=self.rules,
-                prepared=None if fresh else self._prepared(device),
-                lock=device.lock,
-            )
-        return self._evaluators[key]

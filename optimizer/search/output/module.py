@@ -1,8 +1,8 @@
-"""The winner of a run as a package that needs torch only: the reference with its kernel behind a
-guard on what was measured.
+"""The winner of a run as a package that needs only torch: the reference, and the kernel for calls
+that look like a measured case.
 
-The kernel files are the bundle's text, and for C++ a library with a record of where and how it was
-built.
+The package holds the bundle's files, for C++ a built library with a record of its build, and the
+runtime of `shipped`.
 """
 
 from __future__ import annotations
@@ -95,14 +95,14 @@ ModelNew.__signature__ = inspect.signature(Model)
 
 
 def kernel_kind(language: str) -> str:
-    """How a package calls a kernel in this language: `library` or `python`; "" for languages that
-    only a command toolchain runs."""
+    """How a package calls a kernel: `library`, `python`, or "" for languages that only a command
+    toolchain runs."""
     return "library" if language in COMPILED else "python" if language in PYTHON else ""
 
 
 def write_kernel(bundle: Bundle, folder: Path) -> str:
-    """Write the bundle into the package folder and return the path of its main file. A single file
-    becomes `kernel.*`; several keep their names under `kernel/`."""
+    """Write the bundle into the package and return the path of its main file. A single file becomes
+    `kernel.*`; several keep their names under `kernel/`."""
     if len(bundle.files) == 1:
         main = f"kernel{PurePosixPath(bundle.main).suffix}"
         (folder / main).write_text(bundle.source, encoding="utf-8")
@@ -117,7 +117,7 @@ def write_kernel(bundle: Bundle, folder: Path) -> str:
 
 
 def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
-    """sources: the main file first, as all of them decide what is built."""
+    """Record of the build. `sources` begins with the main file."""
     others = (
         sorted(f"{FOLDER}/{name}" for name in bundle.files) if main.startswith(FOLDER + "/") else []
     )
@@ -136,7 +136,7 @@ def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
             "libraries": [],
             "note": note,
         }
-    # As toolchains/cpp.py compiles what is measured, without its report.
+    # As toolchains/cpp.py compiles measured candidates, without the compiler's report.
     language = ["-x", "c", "-std=gnu17"] if main.endswith(".c") else ["-std=gnu++20"]
     flags = [*BASE_FLAGS, *flags_of(bundle), *language]
     record |= {"compiler": "g++", "flags": flags, "libraries": ["-lm"]}
@@ -144,7 +144,8 @@ def _record(bundle: Bundle, main: str, folder: Path) -> Mapping[str, Any]:
 
 
 def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
-    """Built by the toolchain that built the measured one; without it a note of why not."""
+    """Build the library with the toolchain of the measured one; a note gives the reason if that
+    fails."""
     toolchain = CppToolchain()
     if shutil.which("g++") is None:
         note = "g++ was not there when the package was written"
@@ -167,11 +168,11 @@ def _library(bundle: Bundle, folder: Path) -> Mapping[str, Any]:
 
 
 def write_module(tree: Tree, outcome: RunOutcome, problem: Problem, folder: Path) -> Path:
-    """Write the package `<problem>_kernel` into `folder`, replacing an earlier package, and return
-    its path.
+    """Write the package `<problem>_kernel` into `folder`, replacing an earlier one. Returns its
+    path.
 
-    Without a winner the package's ModelNew is the reference, and its docstring says so; the source
-    of the best right candidate so far lies beside it, where there is one.
+    Without a winner the package's ModelNew is the reference, and the package contains the source of
+    the best correct candidate so far, which no call uses.
     """
     name = package_name(problem.name)
     package, scratch = folder / name, folder / f".{name}.new"
@@ -190,7 +191,7 @@ def write_module(tree: Tree, outcome: RunOutcome, problem: Problem, folder: Path
 
 
 def package_name(problem: str) -> str:
-    """The package's name: the problem's name made importable."""
+    """The problem's name as an importable package name."""
     plain = re.sub(r"\W", "_", problem, flags=re.ASCII)
     if not plain[:1].isalpha() or keyword.iskeyword(plain):
         plain = f"problem_{plain}"
@@ -198,7 +199,7 @@ def package_name(problem: str) -> str:
 
 
 def _chosen(problem: Problem, outcome: RunOutcome) -> Case | None:
-    """The case whose constants the reference gets: the first that was won, searched ones first."""
+    """The case whose constants the reference gets: the first won case, searched ones first."""
     cases = {case.name: case for case in problem.cases}
     if outcome.node is None:
         return None
@@ -230,7 +231,7 @@ def _table(
     chosen: Case | None,
     folder: Path,
 ) -> dict[str, Any]:
-    """What dispatch.json holds."""
+    """The content of dispatch.json."""
     measured = tree.root.evaluation if len(tree) else None
     table: dict[str, Any] = {
         "format": FORMAT,
@@ -264,7 +265,7 @@ def _table(
 
 
 def _unconfirmed(node: Node, folder: Path) -> dict[str, Any]:
-    """The rows of dispatch.json on a kernel that no call takes: it was not measured again."""
+    """The fields of dispatch.json for a kernel that was not confirmed, so that no call uses it."""
     assert node.proposal is not None and node.evaluation is not None
     bundle = node.proposal.bundle
     return {
@@ -283,7 +284,7 @@ def _unconfirmed(node: Node, folder: Path) -> dict[str, Any]:
 def _kernel(
     proposal: Proposal, rows: Sequence[dict[str, Any]], main: str
 ) -> tuple[dict[str, Any] | None, str]:
-    """How torch calls the kernel whose main file is `main`; None and the reason where it cannot."""
+    """How torch calls the kernel with the main file `main`; None and the reason if it cannot."""
     bundle = proposal.bundle
     row = {"file": main, "entry": bundle.entry, "language": bundle.language}
     kind = kernel_kind(bundle.language)
@@ -325,16 +326,16 @@ def _init(name: str, problem: Problem, table: dict[str, Any]) -> str:
 
 
 def _text(text: str) -> str:
-    """Safe inside a docstring."""
+    """The text escaped for a docstring."""
     return text.replace("\\", "\\\\").replace('"""', "'''")
 
 
-# -- cases: What a package holds of the problem.
+# -- the problem in the package
 
 
 def model_part(source: str) -> str:
-    """The definitions that Model depends on, in their order, in a form that can be compared: two
-    sources with the same part have the same Model."""
+    """The definitions that Model depends on, as comparable text: sources with equal parts have an
+    equal Model."""
     tree = ast.parse(source)
     scopes = symtable.symtable(source, "<problem>", "exec").get_children()
     needed, waiting = {"Model"}, ["Model"]
@@ -353,7 +354,7 @@ def _defines(node: ast.stmt) -> set[str]:
         return {node.name}
     if isinstance(node, ast.Import | ast.ImportFrom):
         return {alias.asname or alias.name.partition(".")[0] for alias in node.names}
-    # A name that is set in a loop or a condition counts as well.
+    # Includes names that are set in a loop or a condition.
     return {
         part.id
         for part in ast.walk(node)
@@ -362,7 +363,7 @@ def _defines(node: ast.stmt) -> set[str]:
 
 
 def _uses(node: ast.stmt, scopes: Sequence[symtable.SymbolTable]) -> set[str]:
-    """Module-level names; an argument of the same name is none."""
+    """Module-level names that a statement uses; arguments hide them."""
     if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         return _loaded(node)
     used = {name for scope in scopes if scope.get_name() == node.name for name in _free(scope)}
@@ -375,7 +376,7 @@ def _uses(node: ast.stmt, scopes: Sequence[symtable.SymbolTable]) -> set[str]:
 
 
 def _free(scope: symtable.SymbolTable) -> set[str]:
-    """Of a function or class and all inside it."""
+    """Global names that a function or class and its nested scopes use."""
     own = {s.get_name() for s in scope.get_symbols() if s.is_global() and s.is_referenced()}
     return own.union(*map(_free, scope.get_children()))
 
@@ -389,7 +390,7 @@ def _loaded(node: ast.AST) -> set[str]:
 
 
 def files_beside(source: str, folder: Path) -> Mapping[str, str]:
-    """Text of the modules in `folder` that the source imports, and of those that they import."""
+    """Text of the modules in `folder` that the source imports, directly or indirectly."""
     files: dict[str, str] = {}
     waiting = [source]
     while waiting:
@@ -419,15 +420,14 @@ def _files(folder: Path, name: str) -> list[Path]:
 
 
 def wins(figure: CaseFigure) -> bool:
-    """Whether the case is certainly faster than the reference: the interval lies above 1."""
+    """Whether the case is certainly faster than the reference: its interval is above 1."""
     return figure.speedup.low > 1.0
 
 
 def case_rows(
     problem: Problem, figures: Sequence[CaseFigure], chosen: Case
 ) -> list[dict[str, Any]]:
-    """A row of dispatch.json for each figure; `chosen` is the case whose constants the shipped
-    reference has."""
+    """A row of dispatch.json for each figure; the reference has the constants of `chosen`."""
     cases = {case.name: case for case in problem.cases}
     return [_row(problem, cases.get(figure.case), figure, chosen) for figure in figures]
 
@@ -435,7 +435,7 @@ def case_rows(
 def _row(problem: Problem, case: Case | None, figure: CaseFigure, chosen: Case) -> dict[str, Any]:
     row = asdict(figure)
     try:
-        form = _form(problem, case, chosen) if case is not None else "the problem has it no more"
+        form = _form(problem, case, chosen) if case is not None else "the problem lacks it now"
     except KernloreError as error:
         form = str(error)
     if isinstance(form, str):
@@ -447,7 +447,7 @@ def _row(problem: Problem, case: Case | None, figure: CaseFigure, chosen: Case) 
 
 
 def _form(problem: Problem, case: Case, chosen: Case) -> dict[str, Any] | str:
-    """What a call of the case looks like, or why the shipped Model cannot take it."""
+    """The form of a call of the case, or the reason why the package's Model cannot take it."""
     opened = open_case(problem, case)
     if model_part(opened.source) != model_part(open_case(problem, chosen).source):
         return "its constants make another Model than the one in reference.py"
@@ -457,7 +457,7 @@ def _form(problem: Problem, case: Case, chosen: Case) -> dict[str, Any] | str:
         return "its constructor arguments cannot be compared"
     container = _container(opened, cls)
     if container is None:
-        return "the reference returns a type of its own"
+        return "the reference returns another type than a tensor, tuple, list or dict"
     signature = opened.signature
     return {
         "dtype": case.dtype,
@@ -475,7 +475,7 @@ def _tensor(name: str, dtype: str, shape: Sequence[int]) -> dict[str, Any]:
 
 
 def _inputs(opened: OpenCase) -> list[dict[str, Any]]:
-    """Tensors by dtype and shape; Python numbers by type, and by value where it never varies."""
+    """Tensors by dtype and shape; Python numbers by type, and by value if it never varies."""
     draws = [opened.inputs(seed) for seed in (0, 1)] if any(opened.scalars) else []
     rows = []
     for number, (spec, scalar) in enumerate(
@@ -491,15 +491,15 @@ def _inputs(opened: OpenCase) -> list[dict[str, Any]]:
 
 
 def _container(opened: OpenCase, cls: type[torch.nn.Module]) -> Mapping[str, Any] | None:
-    """How the reference returns its outputs; None for a type that cannot be made again."""
-    specs = opened.signature.of("input")  # made here: it runs the reference on real values
+    """How the reference returns its outputs; None for a type that cannot be constructed."""
+    specs = opened.signature.of("input")  # computed outside of fake mode: it runs the reference
     if not any(opened.scalars):
         try:
             with FakeTensorMode(allow_non_fake_inputs=True):
                 inputs = [torch.empty(s.shape, dtype=getattr(torch, s.dtype)) for s in specs]
                 return _kind(_result(opened, cls, inputs))
         except InvalidRequest:
-            pass  # its sizes depend on values: they have to be made
+            pass  # its sizes depend on values
     pairs = zip(opened.inputs(0), opened.scalars, strict=True)
     values = [value.item() if scalar else value for value, scalar in pairs]
     return _kind(_result(opened, cls, values))

@@ -1,7 +1,7 @@
-"""SVG plots of a run: progress, tree, and the positions of reference and winner below the ceilings.
+"""SVG plots of a run: progress, search tree, and reference and winner below the device's ceilings.
 
 Every candidate is one mark with the id `candidate-<number>`. Colours are Okabe and Ito's, which
-colour-blind readers can tell apart; shapes say the same.
+colour-blind readers can distinguish; shapes repeat them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from optimizer.search.output.account import path_to
 from optimizer.search.records import Node
 from optimizer.search.tree import Tree
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
 BEST = "#000000"
-# verdict -> colour, marker, words of the legend
+# verdict -> colour, marker, label
 STYLES: Mapping[str, tuple[str, str, str]] = {
     "correct": ("#009E73", "o", "correct"),
     "incorrect": ("#D55E00", "X", "wrong result"),
@@ -100,9 +99,6 @@ def _legend(axes: Axes, nodes: Sequence[Node], lines: Sequence[Any] = ()) -> Non
     axes.legend(handles=[*marks, *lines], loc="upper left", bbox_to_anchor=(1.01, 1.0))
 
 
-# -- progress
-
-
 def _progress(tree: Tree) -> Drawing:
     from matplotlib.ticker import MaxNLocator
 
@@ -134,12 +130,12 @@ def _progress(tree: Tree) -> Drawing:
 
 
 def _value(node: Node) -> float:
-    """As the search ranks them; 0 for what has none."""
+    """The speed-up that is plotted, or 0."""
     return node.speedup.value if node.correct and node.speedup is not None else 0.0
 
 
 def _candidate(axes: Axes, node: Node) -> None:
-    """A mark at its speed-up, or in the lowest row where it has none."""
+    """A mark at the candidate's speed-up, or in the lowest row without one."""
     colour, marker, _ = _style(node)
     speedup = node.speedup if node.correct else None
     if speedup is None:
@@ -153,9 +149,6 @@ def _candidate(axes: Axes, node: Node) -> None:
     spot[0].set_zorder(3)
 
 
-# -- tree
-
-
 def _tree(tree: Tree, winner: int | None) -> Drawing:
     from matplotlib.ticker import MaxNLocator
 
@@ -163,7 +156,7 @@ def _tree(tree: Tree, winner: int | None) -> Drawing:
     width = max(6.0, 0.35 * (1 + max(x for x, _ in places)) + 3)
     height = max(3.5, 0.9 * (1 + max(y for _, y in places)))
     drawing, axes = _figure(min(width, 40.0), min(height, 40.0))
-    best = {node.number for node in path_to(tree, winner)}
+    best = {node.number for node in tree.path_to(winner)} if winner is not None else set()
     for node in tree:
         if node.parent is None:
             continue
@@ -197,7 +190,7 @@ def _tree(tree: Tree, winner: int | None) -> Drawing:
 
 
 def _places(tree: Tree) -> list[tuple[float, int]]:
-    """x of every node in the middle of its children, y its depth; parents come before children."""
+    """Coordinates of the nodes: x in the middle of the children, y the depth."""
     depth = [0] * len(tree)
     for node in tree:
         if node.parent is not None:
@@ -216,12 +209,9 @@ def _places(tree: Tree) -> list[tuple[float, int]]:
     return list(zip(place, depth, strict=True))
 
 
-# -- position below the ceilings
-
-
 def _positions(tree: Tree, winner: int | None) -> tuple[dict[str, tuple[Node, float, float]], str]:
-    """Name -> node and its shares of the matmul peak and of the copy bandwidth, in percent; and why
-    one of them is left out."""
+    """Name -> node and its shares of the matmul peak and of the copy bandwidth, in percent; also
+    the reasons for missing positions."""
     wanted = {"reference": tree.root}
     if winner is not None:
         wanted["winner"] = tree[winner]
@@ -237,7 +227,7 @@ def _positions(tree: Tree, winner: int | None) -> tuple[dict[str, tuple[Node, fl
 
 
 def _shares(node: Node) -> dict[str, float]:
-    """Of the evaluation's metrics, else of the evidence of its verdict."""
+    """Shares in the evaluation's metrics, else in the evidence of its verdict."""
     if node.evaluation is None:
         return {}
     known: dict[str, Any] = {}

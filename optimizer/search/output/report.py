@@ -1,30 +1,292 @@
-"""The report of a run: report.json as data, report.md to read, plots and the trajectory beside.
+"""The report of a run: report.json as data, report.md as text, plots, and the trajectory.
 
-The trajectory is JSON lines, one per candidate: state (what was shown), action (what was proposed)
-and reward with where it comes from. Knows nothing of who learns from it.
+The trajectory is JSON lines, one per candidate: state (the shown knowledge), action (the proposal)
+and reward with its provenance. In the report every speed-up has its interval and number of pairs.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from optimizer.evaluation.problem.spec import Problem
-from optimizer.evaluation.records import Evaluation
+from optimizer.evaluation.records import Evaluation, Interval
 from optimizer.search.confirm import RunOutcome
-from optimizer.search.output.account import account
 from optimizer.search.output.plots import write_plots
-from optimizer.search.records import Node
+from optimizer.search.records import Node, Proposal, best_of
 from optimizer.search.store import RunRow
-from optimizer.search.tree import Tree
+from optimizer.search.tree import Tree, rough_best, rough_of
 
 FORMAT = 1
 TRAJECTORY = "trajectory.jsonl"
 Rows = Sequence[Sequence[str]]
+CAPTIONS = {
+    "progress": "Speed-up of every candidate with its 95 % interval, and the best so far",
+    "tree": "The search tree; the thick path leads to the winner",
+    "roofline": "Shares of the measured ceilings, of the reference and the winner",
+}
+
+
+def write_report(
+    run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem, folder: Path
+) -> Path:
+    """Write report.md, report.json, trajectory.jsonl and plots/ into `folder`; returns the path of
+    report.md."""
+    folder.mkdir(parents=True, exist_ok=True)
+    content = account(run, tree, outcome, problem)
+    plots = write_plots(tree, outcome.node, folder / "plots")
+    content["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
+    content["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
+    write_trajectory(run, tree, folder / TRAJECTORY)
+    (folder / "report.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
+    path = folder / "report.md"
+    path.write_text(rendered(content), encoding="utf-8")
+    return path
+
+
+# -- report.json
+
+
+def account(run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem) -> dict[str, Any]:
+    """The report of a run as JSON, without the plots."""
+    from optimizer.search.output.module import wins  # loads torch
+
+    device = next((n.evaluation.device for n in tree if n.evaluation is not None), "not known")
+    return {
+        "format": FORMAT,
+        "run": run.id,
+        "problem": {
+            "name": problem.name,
+            "op": problem.op,
+            "summary": problem.summary,
+            "sha256": problem.sha256,
+            "precision": problem.policy.precision,
+        },
+        "hardware": run.hardware,
+        "device": device,
+        "environment": dict(run.environment),
+        "goal": run.goal.as_json(),
+        "state": run.state,
+        "ended": run.ended,
+        "started_at": run.started_at,
+        "seconds": run.seconds,
+        "baseline": tree.baseline_text.removeprefix("baseline: "),
+        "result": _result_data(tree, outcome),
+        "cases": [
+            {
+                "case": figure.case,
+                "held_out": figure.held_out,
+                "speedup": asdict(figure.speedup),
+                "wins": wins(figure),
+            }
+            for figure in outcome.figures
+        ],
+        "verdicts": _verdicts_data(tree),
+        "candidates": _candidates_data(tree),
+        "path": _path_data(tree, outcome.node),
+        "models": _models_data(tree),
+        "not_measured": _not_measured(tree, outcome, problem, device),
+    }
+
+
+def _result_data(tree: Tree, outcome: RunOutcome) -> dict[str, Any]:
+    """The gain, its baseline, and the part of it that was inherited."""
+    inherited = outcome.inherited
+    return {
+        "winner": outcome.node,
+        "reason": outcome.reason,
+        "best_so_far": outcome.best_so_far,
+        "measured": outcome.measured,
+        "gain": _interval(outcome.gain),
+        "over": outcome.over,
+        "clock": outcome.clock,
+        "inherited": _interval(inherited),
+        "new": _interval(_new(tree, outcome)),
+        "search_figure": _interval(tree[outcome.node].speedup)
+        if outcome.node is not None
+        else None,
+    }
+
+
+def _new(tree: Tree, outcome: RunOutcome) -> Interval | None:
+    """Gain over the inherited winner, from two independent measurements; None if the winner is
+    inherited or missing."""
+    gain, before = outcome.gain, outcome.inherited
+    if gain is None or outcome.node is None or tree[outcome.node].inherited:
+        return None
+    if before is None or before.value <= 1.0:
+        return gain
+    centre = math.log(gain.value / before.value)
+    half = math.hypot(*(math.log(i.high / i.low) / 2 for i in (gain, before)))
+    n = min(gain.n, before.n)
+    return Interval(math.exp(centre), math.exp(centre - half), math.exp(centre + half), n)
+
+
+def _interval(interval: Interval | None) -> dict[str, Any] | None:
+    return asdict(interval) if interval is not None else None
+
+
+def _verdicts_data(tree: Tree) -> dict[str, dict[str, int]]:
+    """Counts of the candidates' outcomes and of their leading signals, without the reference."""
+    nodes = tree.nodes[1:]
+    return {
+        "outcomes": dict(Counter(node.verdict for node in nodes).most_common()),
+        "signals": dict(Counter(node.signals[0] for node in nodes if node.signals).most_common()),
+    }
+
+
+def _candidates_data(tree: Tree) -> list[dict[str, Any]]:
+    """Counts and the best speed-up by origin, synthesizer and recipe."""
+    groups: dict[tuple[str, str, str], list[Node]] = {}
+    for node in tree:
+        if node.proposal is not None:
+            proposal = node.proposal
+            key = (proposal.origin, proposal.synthesizer, proposal.recipe or "")
+            groups.setdefault(key, []).append(node)
+    return [
+        {
+            "origin": origin,
+            "synthesizer": synthesizer,
+            "recipe": recipe or None,
+            **_counts(nodes, tree),
+        }
+        for (origin, synthesizer, recipe), nodes in sorted(groups.items())
+    ]
+
+
+def _counts(nodes: Sequence[Node], tree: Tree) -> dict[str, Any]:
+    """Counts of a group of candidates; `failures` counts incorrect ones by verdict. `rough` is the
+    best rough figure of a group without a figure."""
+    failures = Counter(node.verdict for node in nodes if not node.correct)
+    best = best_of(nodes)
+    return {
+        "n": len(nodes),
+        "correct": sum(node.correct for node in nodes),
+        "failures": dict(failures.most_common()),
+        "best": _interval(best.speedup) if best is not None else None,
+        "best_node": best.number if best is not None else None,
+        "best_is_baseline": best is not None and best is tree.baseline,
+        "rough": rough_best(nodes) if best is None else "",
+    }
+
+
+def _models_data(tree: Tree) -> list[dict[str, Any]]:
+    """Cost and counts of each model. `usd` is the known cost; `usd_unknown` counts proposals
+    without a price."""
+    groups: dict[str, list[Node]] = {}
+    for node in tree:
+        if node.proposal is not None and node.proposal.model is not None:
+            groups.setdefault(node.proposal.model, []).append(node)
+    return [
+        {"model": m, **_cost(nodes), **_counts(nodes, tree)} for m, nodes in sorted(groups.items())
+    ]
+
+
+def _cost(nodes: Iterable[Node]) -> dict[str, Any]:
+    costs = [node.proposal.cost for node in nodes if node.proposal is not None]
+    return {
+        "tokens_in": sum(cost.tokens_in for cost in costs),
+        "tokens_out": sum(cost.tokens_out for cost in costs),
+        "seconds": round(sum(cost.seconds for cost in costs), 3),
+        "usd": round(sum(cost.usd or 0.0 for cost in costs), 6),
+        "usd_unknown": sum(cost.usd is None for cost in costs),
+    }
+
+
+def _path_data(tree: Tree, winner: int | None) -> list[dict[str, Any]]:
+    """The steps from the reference to the winner."""
+    nodes = tree.path_to(winner) if winner is not None else []
+    return [_step_data(before, after) for before, after in pairwise(nodes)]
+
+
+def _step_data(before: Node, after: Node) -> dict[str, Any]:
+    proposal = after.proposal
+    assert proposal is not None
+    return {
+        "from": before.number,
+        "to": after.number,
+        "inherited": after.inherited,
+        "plan": proposal.plan,
+        "origin": proposal.origin,
+        "synthesizer": proposal.synthesizer,
+        "recipe": proposal.recipe,
+        "changes": _changes(before.proposal, proposal),
+        "speedup_before": _interval(before.speedup),
+        "speedup_after": _interval(after.speedup),
+        "signals_before": list(before.signals),
+        "signals_after": list(after.signals),
+        "shown": asdict(after.shown),
+        "claimed": list(proposal.claimed),
+        "attributed": list(proposal.attributed),
+    }
+
+
+def _changes(before: Proposal | None, after: Proposal) -> dict[str, list[Any]]:
+    """Value -> [before, after]; None for a missing value."""
+    old, new = _values(before), _values(after)
+    names = [*new, *(name for name in old if name not in new)]
+    return {n: [old.get(n), new.get(n)] for n in names if old.get(n) != new.get(n)}
+
+
+def _values(proposal: Proposal | None) -> dict[str, Any]:
+    if proposal is None:
+        return {}
+    return dict(proposal.values) or dict(proposal.bundle.parameters)
+
+
+def _not_measured(tree: Tree, outcome: RunOutcome, problem: Problem, device: str) -> list[str]:
+    lines = list(outcome.notes)
+    for node in tree:
+        lines += _unknown(node)
+    others = [case.name for case in problem.cases if not case.fits(device)]
+    if others:
+        lines.append(f"cases for another device: {', '.join(others)}")
+    if outcome.figures and not any(figure.held_out for figure in outcome.figures):
+        lines.append("no held-out case was measured")
+    return lines
+
+
+def _unknown(node: Node) -> list[str]:
+    name = "the reference" if node.parent is None else f"node {node.number}"
+    if node.state == "duplicate":
+        return [f"{name}: the same kernel as node {node.same_as}, not measured again"]
+    if node.state == "failed":
+        return [f"{name}: {node.attempts} attempts failed outside the kernel: {node.problem}"]
+    evaluation = node.evaluation
+    reasons = [t.reason for t in evaluation.timings if t.reason] if evaluation is not None else []
+    if node.state == "unmeasured":
+        why = "; ".join(reasons) or "the machine was busy"
+        rough = f", {text}" if (text := rough_of(node)) else ""
+        return [f"{name}: correct, not measured{rough}: {why}"]
+    missing = evaluation.verdict.not_measured if evaluation is not None else {}
+    return [f"{name}: {tool}: {why}" for tool, why in missing.items()]
+
+
+def model_costs(tree: Tree) -> dict[str, dict[str, Any]]:
+    """Candidates, tokens and cost in USD by model; the cost is None if a price is unknown. The cost
+    of failed attempts is part of the next candidate's."""
+    rows: dict[str, dict[str, Any]] = {}
+    for proposal in (node.proposal for node in tree if node.proposal is not None):
+        if proposal.model is None:
+            continue
+        none_yet = {"candidates": 0, "tokens_in": 0, "tokens_out": 0, "usd": 0.0}
+        row, cost = rows.setdefault(proposal.model, none_yet), proposal.cost
+        row["candidates"] += 1
+        row["tokens_in"] += cost.tokens_in
+        row["tokens_out"] += cost.tokens_out
+        unknown = row["usd"] is None or cost.usd is None
+        row["usd"] = None if unknown else row["usd"] + cost.usd
+    return rows
+
+
+# -- trajectory
 
 
 def write_trajectory(run: RunRow, tree: Tree, path: Path) -> None:
@@ -50,12 +312,12 @@ def _line(run: RunRow, tree: Tree, node: Node) -> dict[str, Any]:
 
 
 def _state(tree: Tree, node: Node) -> dict[str, Any]:
-    """Of the parent when this was proposed."""
+    """The state of the parent when the node was proposed."""
     parent = tree[node.parent] if node.parent is not None else None
     return {
         "shown": asdict(node.shown),
         "parent_signals": list(parent.signals) if parent else [],
-        "parent_speedup": _interval(parent) if parent else None,
+        "parent_speedup": _interval(parent.speedup) if parent else None,
         "inherited": node.inherited,
     }
 
@@ -87,8 +349,8 @@ def _action(node: Node) -> dict[str, Any] | None:
 
 
 def _reward(node: Node) -> dict[str, Any]:
-    """The reward: `value` is the lower bound of the speed-up, 0 for a failed candidate, and None
-    where nothing is known."""
+    """The reward: `value` is the lower bound of the speed-up, 0 for a failed candidate, None if
+    unknown."""
     evaluation = node.evaluation
     known = node.state == "evaluated" and evaluation is not None
     failed = known and evaluation is not None and not evaluation.correct
@@ -97,7 +359,7 @@ def _reward(node: Node) -> dict[str, Any]:
         "state": node.state,
         "same_as": node.same_as,
         "value": 0.0 if failed else value,
-        "speedup": _interval(node),
+        "speedup": _interval(node.speedup),
         "provenance": _provenance(evaluation) if evaluation is not None else None,
         "problem": node.problem,
         "attempts": node.attempts,
@@ -122,32 +384,14 @@ def _provenance(evaluation: Evaluation) -> dict[str, Any]:
     }
 
 
-def _interval(node: Node) -> Mapping[str, Any] | None:
-    return asdict(node.speedup) if node.speedup is not None else None
-
-
-def write_report(
-    run: RunRow, tree: Tree, outcome: RunOutcome, problem: Problem, folder: Path
-) -> Path:
-    """Write report.md, report.json, trajectory.jsonl and plots/ into `folder`; returns the path of
-    report.md."""
-    folder.mkdir(parents=True, exist_ok=True)
-    content = account(run, tree, outcome, problem)
-    plots = write_plots(tree, outcome.node, folder / "plots")
-    content["plots"] = {name: f"plots/{path.name}" for name, path in plots.drawn.items()}
-    content["not_measured"] += [f"plot {name}: {why}" for name, why in plots.left_out.items()]
-    write_trajectory(run, tree, folder / TRAJECTORY)
-    (folder / "report.json").write_text(json.dumps(content, indent=1), encoding="utf-8")
-    path = folder / "report.md"
-    path.write_text(rendered(content), encoding="utf-8")
-    return path
+# -- report.md
 
 
 def rendered(content: Mapping[str, Any]) -> str:
     """The content of report.json as Markdown."""
     parts = [
         f"# {_cell(content['problem']['name'])} on {_cell(content['hardware'])}",
-        _lead(content),
+        _headline(content),
         _result(content["result"]),
         "## Run",
         _run(content),
@@ -170,14 +414,14 @@ def rendered(content: Mapping[str, Any]) -> str:
 
 
 def figure(interval: Mapping[str, Any] | None, without: str = "none") -> str:
-    """A speed-up with its 95 % interval and the number of pairs of blocks behind it."""
+    """A speed-up with its 95 % interval and number of pairs of blocks."""
     if interval is None:
         return without
     low, high = interval["low"], interval["high"]
     return f"{interval['value']:.3f}x [{low:.3f}, {high:.3f}] n={interval['n']}"
 
 
-def _lead(content: Mapping[str, Any]) -> str:
+def _headline(content: Mapping[str, Any]) -> str:
     result = content["result"]
     if result["gain"] is None:
         what = "No gain" if result["measured"] else "Not confirmed"
@@ -282,9 +526,8 @@ def _candidates(groups: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _best(group: Mapping[str, Any]) -> str:
-    """The best figure of a group, or what is roughly known of it; the baseline itself is 1 by
-    definition, which says nothing.
-    """
+    """The best figure of a group, else its rough figure; the baseline is 1 by definition, so it has
+    none."""
     if group["best_is_baseline"]:
         return "the baseline"
     return figure(group["best"], group["rough"] or "none")
@@ -349,13 +592,6 @@ def _models(models: Sequence[Mapping[str, Any]]) -> str:
     return _table(("model", "n", "correct", "tokens", "USD", "best"), rows)
 
 
-CAPTIONS = {
-    "progress": "Speed-up of every candidate with its 95 % interval, and the best so far",
-    "tree": "The search tree; the thick path leads to the winner",
-    "roofline": "Shares of the measured ceilings, of the reference and the winner",
-}
-
-
 def _pictures(plots: Mapping[str, str]) -> list[str]:
     return [f"![{CAPTIONS[name]}]({path})" for name, path in plots.items()]
 
@@ -366,6 +602,6 @@ def _table(head: Sequence[str], rows: Rows) -> str:
 
 
 def _cell(text: str) -> str:
-    """On one line, with nothing that Markdown would take for its own."""
+    """The text on one line, with characters of Markdown escaped."""
     plain = " ".join(str(text).split())
     return plain.replace("|", "\\|").replace("<", "&lt;").replace("`", "'")

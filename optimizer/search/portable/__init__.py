@@ -1,1 +1,1 @@
-"""Portable sessions: a search packed for a machine that has torch and triton and nothing else."""
+"""Packed sessions: searches for a machine that has only torch and triton."""

@@ -1,14 +1,10 @@
-"""What `python session.zip` runs on the machine with the device.
+"""`python session.zip`: search every packed problem on this machine's device and write rows and
+results into a folder that `kernlore runs import` reads.
 
-`[--out FOLDER] [--minutes M] [--candidates N] [--finalists N] [--language NAME] [--only NAME ...]`
-searches every packed problem on that machine's device and writes rows and results into a folder
-that `kernlore runs import` reads.
-
-Every problem has a process of its own: whatever its reference does to memory, to the device or to
-the process ends with a sentence about that problem, and the next one begins. This process imports
-nothing heavy: it only waits. While a problem is searched on a GPU, the next one's process imports
-what it needs. On a CPU that would disturb what is measured: there every process is forked from one
-that has imported it (Linux).
+Every problem is searched in a separate process, so that a reference that crashes, hangs or takes
+too much memory only fails its own problem. This process imports nothing heavy. While a problem is
+searched on a GPU, the next process does its imports; on a CPU that would disturb measurements, so
+there every process is forked from one with the imports done (Linux).
 """
 
 from __future__ import annotations
@@ -28,7 +24,7 @@ from typing import Any, Protocol
 
 from optimizer.evaluation.isolation.prepared import AVAILABLE, PreparedProcesses
 
-# Imports, and waits for its arguments, one line of JSON; without any it is not needed.
+# Does the imports, then waits for its arguments, one line of JSON; exits without them.
 _ALONE = """\
 import json, sys
 from pathlib import Path
@@ -47,11 +43,11 @@ _FORKED = "optimizer.search.portable.session:search"
 SEARCHED, FAILED = 0, 1  # exit codes of a problem's process; any other is a crash
 WHY_FAILED = ".failed.txt"
 GRACE_SECONDS = 5.0  # for an interrupted search to store its last row
-START_MINUTES = 0.4  # of a problem's process until its search begins, imports included
-HANG_MINUTES = 10.0  # beyond its time, after which a problem's process is killed
-LONGEST_MINUTES = 120.0  # of a problem's process where no time was given
+START_MINUTES = 0.4  # of a problem's process until its search begins
+HANG_MINUTES = 10.0  # that a problem's process may exceed its time
+LONGEST_MINUTES = 120.0  # of a problem's process without a time limit
 NOT_BEGUN = "not begun: the time is over; run the session again with more --minutes"
-OUTCOMES = "outcomes.json"  # what came of each problem, in a sentence
+OUTCOMES = "outcomes.json"  # the outcome of each problem in a sentence
 SESSION = "session.json"
 RESULTS = "results.zip"
 CEILINGS = "ceilings.json"
@@ -61,9 +57,8 @@ DESCRIPTION = (
 
 
 def main(folder: Path, arguments: Sequence[str]) -> int:
-    """Search every problem of the session unpacked in `folder`, each in a process of its own;
-    returns the exit code, 1 where a problem failed, 2 where `--only` names one that it lacks.
-    """
+    """Search every problem of the session unpacked in `folder`; returns the exit code: 1 if a
+    problem failed, 2 if `--only` names one that is not packed."""
     options = read_arguments(arguments)
     session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     try:
@@ -85,13 +80,13 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
             else:
                 minutes = _minutes(session, left, options.deadline)
                 more = number < len(chosen)
-                ended = _in_own_process(processes, options, entry, run, minutes, more)
-                sentence = ended or _outcome(options.out, run)
-                if ended:
+                error = _search(processes, options, entry, run, minutes, more)
+                sentence = error or _outcome(options.out, run)
+                if error:
                     failed += 1
-                    _store_failure(options.out, run, ended)
+                    _store_failure(options.out, run, error)
             print(f"{name}: {sentence}", flush=True)
-            _note(options.out, name, sentence)
+            _store_outcome(options.out, name, sentence)
             _zip(options.out)
     finally:
         processes.close()
@@ -100,36 +95,31 @@ def main(folder: Path, arguments: Sequence[str]) -> int:
 
 
 class _Processes(Protocol):
-    """Where the processes of problems come from."""
+    """Starts the processes of problems."""
 
     def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
-        """Of a process that searches the problem named by the arguments; None where it was killed
-        after `limit` seconds. `more` says whether another problem follows. Nothing of its process
-        group is left.
-        """
+        """Exit code of a process that searches the problem of the arguments, None if it was killed
+        after `limit` seconds. `more`: another problem follows. Its process group has ended."""
         ...
 
     def close(self) -> None:
-        """End what waits for a problem."""
+        """End processes that wait for a problem."""
         ...
 
 
-class _Ahead:
-    """Interpreters of their own, for a device of a kind, `cpu` or `cuda`: on a GPU the next is
-    started while a problem is searched.
-    """
+class _Interpreters:
+    """New interpreters; on a GPU the next one is started while a problem is searched."""
 
     def __init__(self, folder: Path, device: str) -> None:
         self._command = [sys.executable, "-c", _ALONE, str(folder), device]
-        self._ahead = device != "cpu"
+        self._starts_next = device != "cpu"
         self._next: subprocess.Popen[bytes] | None = None
 
     def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
-        """As `_Processes.exit_code`."""
         process, self._next = self._next, None
         if process is None or process.poll() is not None:  # it may have ended while it waited
             process = self._start()
-        if more and self._ahead:
+        if more and self._starts_next:
             self._next = self._start()
         return _exit_code(process, arguments, limit)
 
@@ -137,25 +127,23 @@ class _Ahead:
         return subprocess.Popen(self._command, stdin=subprocess.PIPE, start_new_session=True)
 
     def close(self) -> None:
-        """As `_Processes.close`."""
         if self._next is not None:
             _kill(self._next)
 
 
 class _Forks:
-    """Forks of a process that has imported what they need, for a CPU."""
+    """Forks of a process with the imports done."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._prepared = PreparedProcesses(_FORKED)
 
     def exit_code(self, arguments: Sequence[str], limit: float, more: bool) -> int | None:
-        """As `_Processes.exit_code`."""
         given = [str(self._folder), *arguments]
         process = self._prepared.start(given, os.environ, Path.cwd(), (1, 2))
         grace = 0.0
         try:
-            _first_to_go(process.pid)
+            _prefer_for_oom(process.pid)
             return process.wait(limit)
         except (KeyboardInterrupt, SystemExit):
             grace = GRACE_SECONDS
@@ -164,30 +152,28 @@ class _Forks:
             process.end(grace)
 
     def close(self) -> None:
-        """As `_Processes.close`."""
         self._prepared.close()
 
 
 def _processes(folder: Path, device: str) -> _Processes:
-    return _Forks(folder) if device == "cpu" and AVAILABLE else _Ahead(folder, device)
+    return _Forks(folder) if device == "cpu" and AVAILABLE else _Interpreters(folder, device)
 
 
 def _chosen(
     entries: Sequence[Mapping[str, Any]], only: Sequence[str] | None
 ) -> list[Mapping[str, Any]]:
-    """The problems to search, by their names or those of their runs; all where none is named.
-    Raises ValueError for a name that the session does not hold.
-    """
-    names = [{entry["name"], _called(entry)} for entry in entries]
+    """The problems named by `only`, by their own or their run's name, or all of them. Raises
+    ValueError for an unknown name."""
+    names = [{entry["name"], _problem_name(entry)} for entry in entries]
     unknown = set(only or ()).difference(*names)
     if unknown:
-        held = ", ".join(sorted(map(_called, entries)))
+        held = ", ".join(sorted(map(_problem_name, entries)))
         raise ValueError(f"no problem {min(unknown)!r} in this session; it holds {held}")
     return [e for e, own in zip(entries, names, strict=True) if not only or own & set(only)]
 
 
-def _called(entry: Mapping[str, Any]) -> str:
-    """The problem's name: that of its folder or file, where the entry is named after a run."""
+def _problem_name(entry: Mapping[str, Any]) -> str:
+    """The name of the problem's folder or file, also if the entry is named after a run."""
     path = Path(entry.get("known_as", entry["name"]))
     return path.parent.name if path.name == "problem.py" else path.stem
 
@@ -197,21 +183,21 @@ def _interrupted(*_: object) -> None:
 
 
 def run_id(session: Mapping[str, Any], entry: Mapping[str, Any]) -> str:
-    """Of an entry's run: its own where it was begun elsewhere."""
+    """The id of an entry's run; a run with drafts has one already."""
     return str(entry["run"]["id"]) if "run" in entry else f"{session['id']}_{entry['name']}"
 
 
 def _minutes(
     session: Mapping[str, Any], left: float | None, deadline: float | None
 ) -> float | None:
-    """What a search may take: what its goal says, what is left, and what ends it before its process
-    would be killed, so that its last measurement is made."""
+    """The time limit of a search: that of its goal, the remaining time, and the time before its
+    process would be killed, so that the last measurement is made."""
     before = None if deadline is None else max(deadline - START_MINUTES, deadline / 2)
     limits = [m for m in (session["goal"].get("minutes"), left, before) if m is not None]
     return min(limits, default=None)
 
 
-def _in_own_process(
+def _search(
     processes: _Processes,
     options: argparse.Namespace,
     entry: Mapping[str, Any],
@@ -219,7 +205,7 @@ def _in_own_process(
     minutes: float | None,
     more: bool,
 ) -> str | None:
-    """Search one problem; returns why it failed, or None. `more` says whether another follows."""
+    """Search one problem; returns the reason if it failed. `more`: another problem follows."""
     name = entry["name"]
     arguments = ["--out", str(options.out.resolve()), "--only", name]
     for option, value in (
@@ -254,13 +240,12 @@ def _in_own_process(
 def _exit_code(
     process: subprocess.Popen[bytes], arguments: Sequence[str], limit: float
 ) -> int | None:
-    """Of a process with a group of its own, which is gone when this returns; None where it was
-    killed after `limit` seconds.
-    """
+    """Exit code of a process, None if it was killed after `limit` seconds. Its process group has
+    ended when this returns."""
     assert process.stdin is not None
     try:
-        _first_to_go(process.pid)
-        with suppress(BrokenPipeError), process.stdin as stdin:  # gone already
+        _prefer_for_oom(process.pid)
+        with suppress(BrokenPipeError), process.stdin as stdin:  # it has ended already
             stdin.write(json.dumps(arguments).encode() + b"\n")
         return process.wait(limit)
     except subprocess.TimeoutExpired:
@@ -275,9 +260,9 @@ def _exit_code(
         _kill(process)
 
 
-def _first_to_go(pid: int) -> None:
-    """Have a lack of memory end this process before any other."""
-    with suppress(OSError):  # it is gone already, or this is not Linux
+def _prefer_for_oom(pid: int) -> None:
+    """Let the kernel's OOM killer end this process before any other."""
+    with suppress(OSError):  # it has ended already, or this is not Linux
         Path(f"/proc/{pid}/oom_score_adj").write_text("900", encoding="ascii")
 
 
@@ -288,14 +273,14 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
 
 
 def _row(out: Path, run_id: str) -> dict[str, Any]:
-    """The stored row of a run; empty where it has none yet."""
+    """The stored row of a run, {} before it is stored."""
     path = out / run_id / "run.json"
     row: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     return row
 
 
 def _outcome(out: Path, run_id: str) -> str:
-    """What came of a search that ended, in a sentence."""
+    """The outcome of a search in a sentence."""
     row = _row(out, run_id)
     result = row.get("result") or {}
     gain = result.get("gain")
@@ -304,15 +289,14 @@ def _outcome(out: Path, run_id: str) -> str:
 
 
 def _store_failure(out: Path, run_id: str, reason: str) -> None:
-    """The row of a run that ended before its search did; what was measured stays."""
+    """Store the failure in the run's row; its nodes stay."""
     row = _row(out, run_id)
     if row:
         row |= {"state": "failed", "ended": reason, "seconds": time.time() - row["started_at"]}
         _replace(out / run_id / "run.json", json.dumps(row, indent=1))
 
 
-def _note(out: Path, name: str, sentence: str) -> None:
-    """Keep what came of a problem, beside the others."""
+def _store_outcome(out: Path, name: str, sentence: str) -> None:
     path = out / OUTCOMES
     known = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     _replace(path, json.dumps(known | {name: sentence}, indent=1))

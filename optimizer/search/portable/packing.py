@@ -1,7 +1,5 @@
-"""Packs a portable session: one zip, run on a machine that has torch and triton only.
-
-The zip holds problems, the knowledge that they need and the parts of this program that the search
-needs. `launch` is what `python session.zip` runs there.
+"""Packs a session: one zip with problems, their knowledge, and the parts of this program that the
+search needs. `python session.zip` runs `launch`.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from optimizer.search.portable.launch import SESSION
 from optimizer.search.records import Node
 from optimizer.search.store import RunRow
 
-# Packages whose files travel. Modules of theirs that need more than torch are never imported there.
+# Packed packages. Those of their modules that need more than torch are never imported there.
 PACKAGES = ("kb", "retrieval", "optimizer")
 _MAIN = '''\
 """Unpacks itself and searches; see --help."""
@@ -45,16 +43,14 @@ raise SystemExit(code)
 
 @dataclass(frozen=True)
 class Drafted:
-    """A run of which a session evaluates candidates that were proposed elsewhere: its row, and its
-    nodes, of which the last are in flight.
-    """
+    """A run whose drafts a session evaluates: its row and its nodes, the last ones in flight."""
 
     problem: Problem
     run: RunRow
     nodes: Sequence[Node]
 
     def as_json(self) -> dict[str, Any]:
-        """The entry of a session: named by the run, as two runs may be of one problem."""
+        """The entry of a session, named after the run, since two runs may be of one problem."""
         return {
             "name": self.run.id,
             "path": f"problems/{self.problem.name}",
@@ -75,8 +71,8 @@ def write_session(
     knowledge: KnowledgeSnapshot,
     recipes: Sequence[Mapping[str, Any]],
 ) -> Path:
-    """Write the session to `path`, whole or not at all: `problems` are searched there, candidates
-    of `drafted` runs are evaluated.
+    """Write the session to `path` atomically. It searches `problems` and evaluates the drafts of
+    `drafted` runs.
 
     `target` is {hardware, lineage, device, arch (by language), languages (to toolchains), facts}.
     Each of `recipes` is {name, recipe, files}.
@@ -112,8 +108,7 @@ def write_session(
 
 
 def _known_as(problem: Problem) -> str:
-    """The name that identifies the problem where the results are imported: that of a shipped
-    problem, or the path of its file."""
+    """Identifies the problem when the results are imported: a shipped name or a path."""
     shipped = problem.path.is_relative_to(SHIPPED)
     return problem.path.parent.name if shipped else str(problem.path)
 

@@ -1,5 +1,6 @@
-"""The search of one packed problem, in a process of its own, on a machine that has torch and triton
-only.
+"""The search of one packed problem, in the process that `launch` starts for it.
+
+Importing this module imports everything that a search needs. Nothing here looks for a device.
 """
 
 from __future__ import annotations
@@ -57,6 +58,8 @@ from optimizer.search.synthesizers.traced.synthesizer import LANGUAGES, TracedSy
 from optimizer.search.tree import Tree
 from retrieval.diagnose.linear_patterns import trust_patterns
 
+MEASURED = "the drafts were measured"
+
 
 class Lines:
     """A listener that prints a line for every candidate."""
@@ -84,23 +87,21 @@ class Lines:
 
 def prepare(device: str) -> None:
     """Start the interpreters that runners of a GPU are forked from and that Triton compiles in,
-    beside whatever comes next: their imports take seconds. On a CPU they would disturb what is
-    measured. Nothing happens where runners cannot be isolated as the settings ask; the search then
-    says so.
-    """
+    since their imports take seconds. Not on a CPU, where they would disturb measurements. If the
+    isolation of the settings is unavailable, the search reports that."""
     settings = EvaluationSettings()
-    if device == "cpu" or not sys.platform.startswith("linux"):  # only there they are forked
+    if device == "cpu" or not sys.platform.startswith("linux"):  # elsewhere nothing is forked
         return
     with suppress(KernloreError, OSError):
         Zygote.kept(settings.threads, level_for(settings.isolation, device), device)
         prepare_triton()
 
 
-def search_alone(folder: Path, arguments: Sequence[str]) -> int:
-    """Search the one problem that the arguments name, in this process; returns the exit code. Why
-    it failed is printed, and written to `<name>.failed.txt` with the place in the code.
-    """
-    options = read_arguments(arguments)
+def search(arguments: Sequence[str]) -> int:
+    """Search a problem; returns the exit code. The arguments are the folder of the unpacked session
+    and options that name one problem. An error is written to `<name>.failed.txt`."""
+    trust_patterns()
+    folder, options = Path(arguments[0]), read_arguments(arguments[1:])
     session = json.loads((folder / SESSION).read_text(encoding="utf-8"))
     (name,) = options.only
     (entry,) = (e for e in session["problems"] if e["name"] == name)
@@ -119,7 +120,7 @@ def search_alone(folder: Path, arguments: Sequence[str]) -> int:
             goal,
             options.finalists or FINALISTS,
         )
-    # The reference is foreign code, and this is the border of its process.
+    # The reference is foreign code; this is the boundary of its process.
     except Exception as error:
         known = isinstance(error, KernloreError)
         sentence = _sentence(error)
@@ -130,9 +131,8 @@ def search_alone(folder: Path, arguments: Sequence[str]) -> int:
 
 
 def limit_memory(gib: float | None) -> None:
-    """Limit what this process maps from now on, by default to nine tenths of the machine's memory,
-    so that an allocation beyond it fails with a sentence. Processes that it starts may raise it.
-    """
+    """Limit the memory that this process maps from now on, by default to nine tenths of the
+    machine's, so that a larger allocation raises an error. Child processes may raise the limit."""
     page = os.sysconf("SC_PAGE_SIZE")
     total = os.sysconf("SC_PHYS_PAGES") * page
     mapped = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]) * page
@@ -146,8 +146,8 @@ def limit_memory(gib: float | None) -> None:
 def _sentence(error: Exception) -> str:
     if isinstance(error, MemoryError | torch.OutOfMemoryError) or NO_MEMORY in str(error):
         return (
-            "it needs more memory than there is; make its sizes smaller, or run it where there is"
-            " more"
+            "it needs more memory than this machine has; make its sizes smaller, or run it on a"
+            " larger machine"
         )
     if isinstance(error, KernloreError):
         return " ".join(f"{error.message}. {error.hint}".split())
@@ -166,10 +166,10 @@ def _goal(session: Mapping[str, Any], options: argparse.Namespace, left: float |
 
 
 def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
-    """The device's ceilings, measured once and stored beside the rows."""
+    """The device's ceilings, measured once and stored in the folder of the rows."""
     threads, kind = EvaluationSettings().threads, session["target"]["device"]
-    kept = out / CEILINGS
-    ceilings = from_file(kept)
+    path = out / CEILINGS
+    ceilings = from_file(path)
     here = identify(kind).id
     if (
         ceilings is None
@@ -178,7 +178,7 @@ def _ceilings(session: Mapping[str, Any], out: Path) -> Ceilings:
     ):
         ceilings = measure_ceilings(kind, threads)
         out.mkdir(parents=True, exist_ok=True)
-        kept.write_text(json.dumps(ceilings.as_json()), encoding="utf-8")
+        path.write_text(json.dumps(ceilings.as_json()), encoding="utf-8")
     return ceilings
 
 
@@ -283,11 +283,6 @@ def _recipes(session: Mapping[str, Any]) -> list[Recipe]:
     return recipes
 
 
-# -- drafts: Candidates that were proposed on another machine are evaluated here, and the best so
-
-MEASURED = "the drafts were measured"
-
-
 def evaluate_drafts(
     store: FileStore,
     run: RunRow,
@@ -296,10 +291,9 @@ def evaluate_drafts(
     listener: Listener,
     most: int,
 ) -> None:
-    """Evaluate the nodes of `rows` that are in flight, and the reference where that was not done;
-    each is stored when it is done, and those that are stored already are not evaluated again. At
-    most `most` finalists are measured again in the end.
-    """
+    """Evaluate drafts that were proposed on another machine: the nodes of `rows` that are in flight
+    and the reference if it has no evaluation. Skips nodes that a process before stored. Then
+    measures at most `most` finalists again."""
     if not (store.folder / run.id / "run.json").exists():
         store.begin(run)
     tree = Tree(store.nodes(run.id))
@@ -334,20 +328,7 @@ def _in_flight(node: Node) -> bool:
 
 
 def _with_reference(node: Node, bench: LocalBench) -> Node:
-    """The node; the reference with its evaluation where it had none."""
+    """The node; the reference with its evaluation."""
     if node.number != REFERENCE or node.evaluation is not None:
         return node
     return replace(node, evaluation=bench.reference(), problem="")
-
-
-# -- problem process: The search of one packed problem in a process that was started or forked for
-
-trust_patterns()
-
-
-def search(arguments: Sequence[str]) -> int:
-    """Search the problem that the arguments name, after the folder of the unpacked session; the
-    exit code.
-    """
-    folder, *options = arguments
-    return search_alone(Path(folder), options)

@@ -1,1 +1,3 @@
-"""Runs: a goal carried out on this machine, its rows in the catalog, and what is read of them."""
+"""Runs: a search for a goal, with its places, proposers and knowledge; runs in the catalog, as
+processes of a service, and as files.
+"""

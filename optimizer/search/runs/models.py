@@ -1,13 +1,13 @@
-"""Language models as proposers of a run: what a search says about them becomes a synthesizer."""
+"""Language models as proposers of a run, and the tools that they may call: look up names, search
+the manuals, read whole sections, compile drafts.
+"""
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from sqlalchemy import Connection
 
@@ -20,12 +20,12 @@ from optimizer.search.bench.local import TargetToolchain
 from optimizer.search.goal import Goal
 from optimizer.search.knowledge import Excerpt
 from optimizer.search.loop import Listener
+from optimizer.search.runs.knowledge import excerpt_of
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.synthesizers.base import HardwareView, ProblemView, Synthesizer
 from optimizer.search.synthesizers.llm.settings import (
     LlmSettings,
     ModelOptions,
-    Redaction,
     models_from,
 )
 from retrieval.card_blocks import symbol_line
@@ -44,82 +44,41 @@ from retrieval.target_context import (
     usable_symbols,
 )
 
+SYMBOLS = 6  # of one look-up
+EXCERPTS = 5  # of one search
+MAX_DRAFTS = 8  # compiled for one candidate
+LOG_CHARS = 4_000
 
-def check_keys(models: str, options: ModelOptions) -> None:
-    """Raises InvalidRequest where a model's provider needs a key that is not set: to be known
-    before anything is measured for it.
-    """
+
+def check_keys(options: ModelOptions) -> None:
+    """Raises InvalidRequest if the key of a model's provider is not set, before anything is
+    measured for it."""
     from optimizer.search.synthesizers.llm.asker import missing_keys
 
-    if not models or options.replay is not None:
+    if not options.models or options.replay is not None:
         return
-    for model in models_from(models):
+    for model in models_from(options.models):
         if names := missing_keys(model.name):
             raise InvalidRequest(
                 f"{model.name} needs a key, and {' or '.join(names)} is not set",
                 hint=f"export {names[0]}=...; any text will do for a server of your own that"
-                " asks for none.",
+                " needs none.",
             )
-
-
-def asked_models(models: str, options: ModelOptions, listener: Listener) -> dict[str, Any]:
-    """What a run remembers of its language models, so that it can be continued: names, address,
-    times and tools. An address that holds a secret is left out, and the log says so.
-    """
-    if not models:
-        return {}
-    address = options.api_base
-    if address is not None and ("?" in address or Redaction().error(address) != address):
-        listener.log("the address of the models may hold a key and is not stored: give --api-base")
-        address = None
-    return {
-        "models": models,
-        "api_base": address,
-        "context_tokens": options.context_tokens,
-        "tools": options.tools,
-        "model_seconds": options.timeout_s,
-    }
-
-
-def models_to_go_on(
-    asked: Mapping[str, Any],
-    models: str = "",
-    api_base: str | None = None,
-    model_seconds: float | None = None,
-    context_tokens: int | None = None,
-) -> tuple[str, ModelOptions]:
-    """The models of a run that is continued: what it remembers (`asked_models`), and in its place
-    what is given now. A run of an older version remembers nothing.
-    """
-    options = ModelOptions()
-    if asked:
-        options = ModelOptions(
-            asked["api_base"], asked["context_tokens"], asked["tools"], asked["model_seconds"]
-        )
-    if api_base is not None:
-        options = replace(options, api_base=api_base)
-    if model_seconds is not None:
-        options = replace(options, timeout_s=model_seconds)
-    if context_tokens is not None:
-        options = replace(options, context_tokens=context_tokens)
-    return models or str(asked.get("models", "")), options
 
 
 def language_models(
     base: KnowledgeBase,
-    models: str,
     options: ModelOptions,
     goal: Goal,
     listener: Listener,
     tools: ModelTools,
 ) -> Synthesizer:
-    """The synthesizer that asks these models (`name=weight,name`), or replays the transcripts of a
-    run. Raises Unavailable without litellm.
-    """
+    """The synthesizer that asks these models, or replays the transcripts of a run. Raises
+    Unavailable without litellm."""
     from optimizer.search.synthesizers.llm.asker import price_known, takes_tools
     from optimizer.search.synthesizers.llm.conversation import FolderTranscripts, LlmSynthesizer
 
-    named = models_from(models)
+    named = models_from(options.models)
     with_tools = options.tools
     if with_tools is None:
         with_tools = options.replay is None and all(takes_tools(model.name) for model in named)
@@ -145,23 +104,15 @@ def language_models(
 
 
 def _cancelled(base: KnowledgeBase, run: str) -> bool:
-    """Whether a user asked for the end of the run; one that is not stored yet goes on."""
+    """Whether cancelling the run was requested; False for a run that is not stored yet."""
     try:
         return run_store(base).cancelled(run)
     except NotFound:
         return False
 
 
-# -- model tools: What a model may call before it answers: the cards of names, the manuals, whole
-
-SYMBOLS = 6  # of one look-up
-EXCERPTS = 5  # of one search
-MAX_DRAFTS = 8  # compiled for one candidate
-LOG_CHARS = 4_000
-
-
 class ModelTools:
-    """The tools of one run; see `conversation.Tools`."""
+    """The tools of one run (`conversation.Tools`)."""
 
     def __init__(
         self,
@@ -174,12 +125,12 @@ class ModelTools:
         self._hardware = hardware
         self._problem = problem
         self._places = places
-        self._drafts: dict[int, int] = {}  # compiled, by step
+        self._drafts: dict[int, int] = {}  # number of compiled drafts by step
         self._about: Mapping[str, float] | None = None
         self._embed = lru_cache(maxsize=4096)(base.embedder.encode_query)
 
     def lookup_symbol(self, name: str) -> Sequence[Excerpt]:
-        """The cards that a name or a few words mean, best first."""
+        """The cards that fit a name or a few words, best first."""
         language = self._hardware.languages[0]
         with self._base.catalog.read() as connection:
             cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
@@ -195,8 +146,8 @@ class ModelTools:
         ]
 
     def unknown_names(self, source: str) -> str:
-        """The names in a draft that the chip's documents do not define, with the nearest that they
-        do, as lines; empty where there is none or too little is known to tell."""
+        """Lines with the names in a draft that the chip's documents do not define and the nearest
+        defined names; always "" for a language that models know."""
         language = self._hardware.languages[0]
         if language in load_layout().known_languages:
             return ""
@@ -204,13 +155,13 @@ class ModelTools:
             about = self._about_language(connection)
             cards = usable_symbols(connection, self._hardware.lineage, language, ALL_ACCESS)
             cards = of_language(cards, about)
-            spoken = texts_of(connection, self._hardware.id, ALL_ACCESS, about)
+            texts = texts_of(connection, self._hardware.id, ALL_ACCESS, about)
         embed = self._embed if self._base.dense_ready else None
-        return "\n".join(map(unknown_line, unknown_names(source, cards, embed, spoken)))
+        return "\n".join(map(unknown_line, unknown_names(source, cards, embed, texts)))
 
     def _about_language(self, connection: Connection) -> Mapping[str, float]:
-        """How much each document of the chip is about the language; nothing where the chip has no
-        toolchain of its own."""
+        """Relevance of each of the chip's documents to the language; {} unless the chip describes
+        its toolchain."""
         if self._about is None:
             language, lineage = self._hardware.languages[0], self._hardware.lineage
             specs = self._base.registry.all()
@@ -234,13 +185,10 @@ class ModelTools:
             max_tokens=1,
         )
         answer = self._base.retriever.retrieve(request)
-        return [
-            Excerpt(e.id, f"{e.document.title}: {e.section}", e.text, e.citation)
-            for e in answer.excerpts
-        ]
+        return list(map(excerpt_of, answer.excerpts))
 
     def read_section(self, id: str) -> Excerpt:
-        """The whole section that an excerpt was taken from. Raises NotFound."""
+        """The whole section of an excerpt. Raises NotFound."""
         with self._base.catalog.read() as connection:
             passage = passages.get(connection, id, ALL_ACCESS)
             scope = ScopeFilter((*self._hardware.lineage, ANY))
@@ -255,8 +203,8 @@ class ModelTools:
         return Excerpt(id, title, section.text, citation(passage))
 
     def compile_draft(self, step: int, files: Mapping[str, str]) -> str:
-        """The compiler's messages for a draft; empty when there are none. Raises InvalidRequest for
-        what is no draft and where a step has compiled enough of them."""
+        """The compiler's messages for a draft. Raises InvalidRequest for a draft without a file and
+        once a step has compiled MAX_DRAFTS."""
         if self._drafts.get(step, 0) >= MAX_DRAFTS:
             raise InvalidRequest(
                 f"{MAX_DRAFTS} drafts were compiled for this candidate", hint="Answer now."

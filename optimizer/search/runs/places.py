@@ -1,5 +1,5 @@
-"""Where the candidates of a run are built and measured on this machine: target and toolchain by
-language, and the bench over them.
+"""Places of a run: target and toolchain by language, on this machine or on the nodes of a cluster,
+and the bench over them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from kb.cluster import (
     only_hardware,
     slots_for,
 )
-from kb.errors import InternalError, InvalidRequest, KernloreError, Unavailable, UnknownHardware
+from kb.errors import InternalError, InvalidRequest, KernloreError, Unavailable
 from kb.hardware.detection import detect_devices
 from optimizer.evaluation.catalog_journal import CatalogJournal, store_device
 from optimizer.evaluation.collectors.ceilings import Ceilings
@@ -35,33 +35,33 @@ from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.settings import EvaluationSettings
 from optimizer.evaluation.targets import AUTO, target_for
 from optimizer.evaluation.toolchains.base import Target, Toolchain
+from optimizer.evaluation.toolchains.command import CommandToolchain
 from optimizer.evaluation.toolchains.registry import toolchain_for, usable_toolchain
-from optimizer.search.bench.local import LocalBench, TargetToolchain
-from optimizer.search.bench.on_cluster import (
+from optimizer.search.bench.cluster import (
     LOOK_SECONDS,
     TRIES,
     Activity,
     ClusterBench,
-    CommandsThere,
+    NodeCommands,
     Nodes,
-    Offered,
-    Setting,
+    NodeToolchain,
     SimulatedOnCluster,
-    Surveyed,
-    ToolchainThere,
-    survey,
 )
+from optimizer.search.bench.local import LocalBench, TargetToolchain
+from optimizer.search.bench.on_node import Offered, Setting, Surveyed, survey
 from optimizer.search.bench.simulated import SimulatedBench, by_commands, clock_of
 from retrieval.knowledge_base import KnowledgeBase
 
 LANGUAGES = ("torch", "triton", "cpp", "cuda")
+PACKAGES = ("kb", "retrieval", "optimizer")  # imported by the nodes of a cluster
+CUDA_VENDORS = ("nvidia", "amd")
+SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
 
 
 def bench_for(
-    base: KnowledgeBase, problem: Problem, places: dict[str, TargetToolchain]
+    base: KnowledgeBase, problem: Problem, places: Mapping[str, TargetToolchain]
 ) -> LocalBench | SimulatedBench:
-    """What evaluates candidates in these places: this machine's devices, or a chip's own
-    commands."""
+    """The bench of this machine's devices, or of a chip's own commands."""
     target = target_of(places)
     settings = EvaluationSettings()
     journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
@@ -70,17 +70,16 @@ def bench_for(
     if all(by_commands(place.toolchain) for place in places.values()):
         return SimulatedBench(problem, places, settings, journal, signatures, rules)
     ceilings = known_ceilings(base, target, settings.threads)
-    return LocalBench(problem, places, settings, journal, ceilings, signatures, rules)
+    return LocalBench(problem, places, settings, journal, signatures, rules, ceilings)
 
 
 def places_for(
     base: KnowledgeBase, hardware: str, language: str | None
 ) -> dict[str, TargetToolchain]:
-    """Where candidates of each language are built and run: target and toolchain by language.
+    """Target and toolchain by language, on this machine.
 
-    With `language`, that one and torch, in which the reference is written; else every language that
-    works here. Languages whose times come from a chip's own program or simulator are never mixed
-    with others: their times do not compare. Raises Unavailable with what is missing.
+    With `language`, that one and torch, which the reference is written in; else every language that
+    works here. All of them have times of one clock. Raises Unavailable with the missing parts.
     """
     places: dict[str, TargetToolchain] = {}
     problems: dict[str, KernloreError] = {}
@@ -104,8 +103,6 @@ def places_for(
 
 
 def _nothing_runs(hardware: str, problems: Mapping[str, KernloreError]) -> KernloreError:
-    """The error of a chip on which nothing can be run here; of one with a language of its own, what
-    that language lacks."""
     if len(problems) == 1:
         return next(iter(problems.values()))
     reasons = "; ".join(f"{name}: {problem.message}" for name, problem in problems.items())
@@ -116,9 +113,8 @@ def _nothing_runs(hardware: str, problems: Mapping[str, KernloreError]) -> Kernl
 
 
 def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> None:
-    """Raise what `places_for` would, of a chip that is not in this machine, before a run of it is
-    started. One that is here is left to the run: asking its driver here would hold the device.
-    """
+    """Raise the error of `places_for` before a run is started, for a chip that is not in this
+    machine. A chip that is here is left to the run: querying its driver would hold the device."""
     if hardware == AUTO:
         return
     identity = base.registry.resolve(hardware)
@@ -128,43 +124,37 @@ def refuse_absent(base: KnowledgeBase, hardware: str, language: str | None) -> N
 
 
 def target_of(places: Mapping[str, TargetToolchain]) -> Target:
-    """The hardware of these places, which they have in common."""
+    """The target of these places; all have the same hardware."""
     return next(iter(places.values())).target
 
 
 def of_one_clock(
     places: Mapping[str, TargetToolchain], language: str | None
 ) -> dict[str, TargetToolchain]:
-    """The languages whose times compare: of what this harness times itself, unless a language of
-    another clock is asked for."""
+    """The languages with times of one clock, which can be compared: that of `language`, else this
+    harness's own where a language has it."""
     clocks = {name: clock_of(place.toolchain) for name, place in places.items()}
     preferred = sorted({*clocks.values()}, key=("wall", "program", "simulator").index)
-    kept = clocks.get(language or "") or next(iter(preferred), "")
-    return {name: place for name, place in places.items() if clocks[name] == kept}
+    clock = clocks.get(language or "") or next(iter(preferred), "")
+    return {name: place for name, place in places.items() if clocks[name] == clock}
 
 
 def own_languages(base: KnowledgeBase, hardware: str) -> list[str]:
-    """Languages that the description of a named chip says how to compile."""
+    """Languages with a toolchain in the description of a named chip."""
     if hardware == AUTO:
         return []
-    registry = base.registry
-    specs = registry.all()
-    lineage = registry.lineage(registry.resolve(hardware))
+    specs = base.registry.all()
+    lineage = base.registry.lineage(base.registry.resolve(hardware))
     return [name for place in lineage if place in specs for name in specs[place].toolchains]
 
 
-# -- cluster places: Where the candidates of a run are measured on a cluster: nodes that declare t
-
-# What nodes import of this program.
-PACKAGES = ("kb", "retrieval", "optimizer")
-CUDA_VENDORS = ("nvidia", "amd")
-SURVEY_SECONDS = 300.0  # for a node to start a process and to import torch
+# -- on a cluster
 
 
 @dataclass(frozen=True)
 class ClusterPlaces:
-    """The nodes of a run. `places` are by language; `slots` are those nodes that have `chosen` in
-    common; `others` are ids of nodes that measure otherwise, `activity` is for one run."""
+    """The nodes of a run. `places` are by language. `slots` are the nodes with the environment of
+    `chosen`, `others` the ids of the remaining ones. `activity` belongs to a single run."""
 
     hardware: str
     cluster: Cluster
@@ -179,7 +169,7 @@ class ClusterPlaces:
     def bench(
         self, base: KnowledgeBase, problem: Problem, log: Callable[[str], None]
     ) -> ClusterBench | SimulatedOnCluster:
-        """What evaluates candidates of a problem there. `log` gets remarks."""
+        """The bench of a problem on these nodes. `log` gets remarks."""
         lineage = base.registry.lineage(self.hardware)
         signatures, rules = known_signatures(base, lineage), known_rules(base, lineage)
         setting = replace(self.setting, problem=problem, signatures=signatures, rules=rules)
@@ -195,7 +185,7 @@ class ClusterPlaces:
         nodes.measured_on = self._storing_device(base)
         for place in self.places.values():
             chain = place.toolchain
-            assert isinstance(chain, ToolchainThere | CommandsThere)
+            assert isinstance(chain, NodeToolchain | NodeCommands)
             chain.nodes = nodes
         journal = CatalogJournal(Evaluations(base.catalog), base.blobs)
         if all(by_commands(place.toolchain) for place in self.places.values()):
@@ -209,10 +199,10 @@ class ClusterPlaces:
                 side_by_side=max(1, self.slots.count),
                 nodes=nodes,
             )
-        return ClusterBench(problem, self.places, nodes, journal)
+        return ClusterBench(problem, self.places, setting.settings, journal, nodes=nodes)
 
     def _storing_device(self, base: KnowledgeBase) -> Callable[[Ceilings], None]:
-        """Stores a device's row once; of the others of its kind, ceilings come with evaluations."""
+        """A function that stores the row of the chosen node's device once."""
         stored: set[str] = set()
 
         def store(ceilings: Ceilings) -> None:
@@ -232,13 +222,12 @@ def cluster_places(
     log: Callable[[str], None],
     settings: EvaluationSettings | None = None,
 ) -> ClusterPlaces:
-    """The nodes that declare a hardware, of which the most that measure alike are taken; `log` gets
-    the others, with why. `auto` is the hardware of a cluster that declares a single one.
+    """The largest group of nodes with an equal environment among those that declare a hardware;
+    `log` gets the reasons why others are left out. `auto` is the only hardware of a cluster.
 
-    Raises UnknownHardware, InvalidRequest, and Unavailable where no node has it or can run
-    anything.
+    Raises UnknownHardware, InvalidRequest, and Unavailable if no node has it or can run anything.
     """
-    resolve = _resolver(base)
+    resolve = resolver(base)
     nodes = cluster.nodes()
     named = only_hardware(nodes, resolve) if hardware == AUTO else base.registry.resolve(hardware)
     slots = slots_for(nodes, named, resolve)
@@ -266,19 +255,8 @@ def cluster_places(
     return ClusterPlaces(named, cluster, kept, narrowed, chosen, hosts, others, places, activity)
 
 
-def _resolver(base: KnowledgeBase) -> Callable[[str], str | None]:
-    def resolve(name: str) -> str | None:
-        try:
-            return base.registry.resolve(name)
-        except UnknownHardware:
-            return None
-
-    return resolve
-
-
 def _device(base: KnowledgeBase, hardware: str) -> DeviceKind | None:
-    """The kind of device that torch has for a hardware; None for one that only its own commands
-    run."""
+    """Torch's kind of device for a hardware; None if only its own commands run it."""
     lineage = set(base.registry.lineage(hardware))
     if lineage & set(CUDA_VENDORS):
         return "cuda"
@@ -286,15 +264,15 @@ def _device(base: KnowledgeBase, hardware: str) -> DeviceKind | None:
 
 
 def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[str, Offered]:
-    """The languages that a toolchain of the catalog compiles for a hardware, or only the one named
-    and torch, in which the reference is written. Raises InvalidRequest for a language that
-    nothing compiles."""
+    """The languages that a toolchain of the catalog compiles for a hardware, or only `language` and
+    torch, which the reference is written in. Raises InvalidRequest for one that nothing compiles.
+    """
     registry = base.registry
     specs, lineage = registry.all(), registry.lineage(hardware)
-    own = [name for place in lineage if place in specs for name in specs[place].toolchains]
+    facts = registry.values(hardware)
+    known = (*LANGUAGES, *own_languages(base, hardware))
     offered: dict[str, Offered] = {}
-    for name in dict.fromkeys((*LANGUAGES, *own) if language is None else (language, "torch")):
-        facts = registry.values(hardware)
+    for name in dict.fromkeys(known if language is None else (language, "torch")):
         chosen = target_for(hardware, lineage, specs, facts, name, (), lambda: False)
         try:
             toolchain_for(name, chosen.target, chosen.builtin)
@@ -309,8 +287,8 @@ def _offered(base: KnowledgeBase, hardware: str, language: str | None) -> dict[s
 def _survey(
     cluster: Cluster, slots: Slots, setting: Setting
 ) -> tuple[list[Surveyed], dict[str, str]]:
-    """How each of the nodes measures, and why others have no answer. Raises Unavailable where none
-    has one."""
+    """Descriptions of the nodes, and the errors of those without one. Raises Unavailable if no node
+    could be described."""
 
     def send(node: ClusterNode) -> SentTask:
         return cluster.send(
@@ -318,7 +296,7 @@ def _survey(
             setting,
             name="survey",
             options={"num_cpus": 0, "label_selector": {NODE_ID: node.id}},
-            own_process=setting.device == "cuda",  # which is then free of any GPU
+            own_process=setting.device == "cuda",  # so that it holds no GPU
         )
 
     sent = [(node, send(node)) for node in slots.nodes]
@@ -345,8 +323,8 @@ def _surveyed(
     send: Callable[[ClusterNode], SentTask],
     deadline: float,
 ) -> Surveyed:
-    """How a node measures. It is asked again where the process that was asked is lost and the node
-    is not, which happens on busy machines. Raises WorkLost and InternalError."""
+    """The description of a node. The task is repeated if its process was lost but not the node,
+    which happens on busy machines. Raises WorkLost and InternalError."""
     for left in reversed(range(TRIES)):
         try:
             while not work.wait_for_value(min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
@@ -368,8 +346,8 @@ def _lives(cluster: Cluster, node: ClusterNode) -> bool:
 
 
 def _alike(slots: Slots, surveyed: Sequence[Surveyed]) -> tuple[Surveyed, list[str]]:
-    """The first of the nodes that measure alike and have most places, and the ids of all others,
-    those without an answer included."""
+    """A node of the group with an equal environment that has most slots, and the ids of all nodes
+    outside that group."""
     places = {node.id: slots.of(node) for node in slots.nodes}
 
     def weight(one: Surveyed) -> tuple[int, str]:
@@ -382,7 +360,7 @@ def _alike(slots: Slots, surveyed: Sequence[Surveyed]) -> tuple[Surveyed, list[s
 
 
 def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str, TargetToolchain]:
-    """The languages that the nodes can use and whose times are by one clock. Raises Unavailable."""
+    """The languages of one clock that the nodes can use. Raises Unavailable."""
     versions = dict(node.environment.versions)
     if language is not None and language not in versions:
         raise Unavailable(
@@ -410,8 +388,8 @@ def _places(setting: Setting, node: Surveyed, language: str | None) -> dict[str,
 
 def _toolchain(language: str, offered: Offered, named: str) -> Toolchain:
     chain = toolchain_for(language, offered.target, offered.builtin)
-    if not by_commands(chain):
-        return ToolchainThere(language, named)
-    there = CommandsThere(language, chain.template)  # type: ignore[attr-defined]
-    there.named = named
-    return there
+    if not isinstance(chain, CommandToolchain):
+        return NodeToolchain(language, named)
+    commands = NodeCommands(language, chain.template)
+    commands.named = named
+    return commands

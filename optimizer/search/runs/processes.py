@@ -1,9 +1,7 @@
-"""Runs that the service carries out: each a process of its own, so that cancelling one can end
-everything it started.
+"""Runs of a service, each in a separate process, so that cancelling one ends everything it started.
 
-Runs, nodes, who works on a run and what it asks are rows of the catalog, so every replica of a
-service shows a run, takes candidates for it and can end it. What is remembered here are the child
-processes of this service.
+Runs, nodes, leases and mail are rows of the catalog, so every replica of a service shows a run,
+takes candidates for it and can end it. This process only holds its own child processes.
 """
 
 from __future__ import annotations
@@ -30,11 +28,11 @@ from retrieval.knowledge_base import KnowledgeBase
 
 GRACE_SECONDS = 2.0  # for the run to end by itself and write its last row
 CANCEL_SECONDS = 5.0  # within which another replica ends a run that it has started
-LOOK_SECONDS = 1.0  # between two looks at what was cancelled elsewhere
+LOOK_SECONDS = 1.0  # between two checks for runs that another replica cancelled
 ENDED_ELSEWHERE = "its process ended before the run began; the replica that started it has its log"
 STILL_ENDING = (
-    "it was asked to end; a process that this service did not start (of a command, or of a service"
-    " that was killed) still works on it and ends after the candidate that it is measuring"
+    "its end was requested; a process that this service did not start (of a command, or of a"
+    " service that was killed) still works on it and ends after the candidate that it is measuring"
 )
 MAX_RUNNING = 2
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -42,17 +40,15 @@ _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 @dataclass(frozen=True)
 class SubmittedProblem:
-    """A problem: where its file lies here, or its text and that of the toml beside it. `name` is
-    what a problem that was sent as text is called.
-    """
+    """A problem as the path of a file, or as text with a name and the text of its toml file."""
 
     path: str | None
     source: str = ""
     toml: str | None = None
     name: str = "sent"
 
-    def place(self, folder: Path) -> str:
-        """The path of its file; what was sent as text is written to the run's folder."""
+    def written(self, folder: Path) -> str:
+        """The path of its file; text is written to a file in `folder`."""
         if self.path is not None:
             return self.path
         file = folder / f"{self.name}.py"
@@ -63,9 +59,8 @@ class SubmittedProblem:
 
 
 def submitted_problem(problem: str | Mapping[str, Any]) -> SubmittedProblem:
-    """Check a shipped name, or `source` with `toml` or None and maybe a `name`, without running any
-    of it. Raises NotFound and InvalidRequest.
-    """
+    """Check the name of a shipped problem, or {source, toml, name} where the last two are optional,
+    without running it. Raises NotFound and InvalidRequest."""
     from optimizer.evaluation.evaluate import problem_named, problem_sent
 
     if isinstance(problem, str):
@@ -85,7 +80,7 @@ class ServiceRuns:
     """Starts, shows and ends the runs of a service, and hands candidates to them."""
 
     def __init__(self, base: KnowledgeBase, command: Sequence[str]) -> None:
-        """`command` starts one run; its description is appended as one JSON argument."""
+        """`command` starts a run; its description is appended as one JSON argument."""
         self._base = base
         self._command = tuple(command)
         self._changing = threading.Lock()  # protects _children
@@ -100,13 +95,13 @@ class ServiceRuns:
         proposers: Sequence[str],
         context_tokens: int = CONTEXT_TOKENS,
     ) -> str:
-        """The id of a run that has begun.
+        """Start a run and return its id.
 
-        `problem` is a shipped name, or `source` with `toml` or None and maybe a `name`; `goal` has
-        the fields of `Goal`; `hardware` is an id, name or alias, or `auto`; `context_tokens` bounds
-        the knowledge that is packed for an external proposer. Raises InvalidRequest, NotFound,
-        UnknownHardware, Unavailable for a chip that cannot be run here, and Conflict where too many
-        run already: they would wait for the same device.
+        `problem` is as in `submitted_problem`, `goal` has the fields of `Goal`, and `hardware` is
+        an id, name or alias, or `auto`. `context_tokens` bounds the knowledge for an external
+        proposer. Raises InvalidRequest, NotFound, UnknownHardware, Unavailable for a chip that
+        cannot be run here, and Conflict for more than MAX_RUNNING runs, which would wait for the
+        same device.
         """
         from optimizer.search.goal import goal_from_json
         from optimizer.search.runs.places import refuse_absent
@@ -118,7 +113,7 @@ class ServiceRuns:
         folder = private_folder(self.folder(run_id))
         description = {
             "run": run_id,
-            "problem": submitted.place(folder),
+            "problem": submitted.written(folder),
             "hardware": hardware,
             "goal": dict(checked_goal),
             "proposers": list(proposers),
@@ -136,17 +131,16 @@ class ServiceRuns:
         return run_id
 
     def folder(self, run_id: str) -> Path:
-        """Where a run of the service keeps its files."""
+        """The folder of a run's files."""
         return self._base.settings.data_dir.absolute() / "runs" / run_id
 
     def mailbox(self, run_id: str) -> RunMail:
-        """Where a run asks for candidates and finds them."""
+        """The mail through which a run gets candidates of an external proposer."""
         return RunMail(self._base.catalog, run_id)
 
     def show(self, run_id: str) -> dict[str, Any]:
-        """Goal, state and result of a run. One without a row yet is `starting`, or `failed` with
-        the end of what its process printed. Raises NotFound.
-        """
+        """Goal, state and result of a run. A run without a row is `starting`, `cancelled`, or
+        `failed` with the end of its process's output. Raises NotFound."""
         try:
             row = run_store(self._base).run(run_id).as_json()
         except NotFound:
@@ -159,7 +153,7 @@ class ServiceRuns:
         return row
 
     def _beginning(self, run_id: str) -> dict[str, Any] | None:
-        """A run without a row yet, of this service or of another replica."""
+        """The state of a run without a row, of this service or of another replica."""
         state = start_of(self._base, run_id)
         with self._changing:
             child = self._children.get(run_id)
@@ -175,13 +169,12 @@ class ServiceRuns:
         return {"id": run_id, "state": "failed", "ended": printed.strip()}
 
     def alive(self, run_id: str) -> bool:
-        """Whether a process works on it, of this service or of another replica."""
+        """Whether a process of any replica works on the run."""
         return owner_of(self._base, run_id) is not None
 
     def context(self, run_id: str) -> dict[str, Any]:
-        """What the next candidate of a run is to be made from. `waiting` is false while the run is
-        measuring, or has ended; `context` is None then. Raises NotFound.
-        """
+        """The context of a run's next candidate. `waiting` is false, and `context` None, while the
+        run measures and after its end. Raises NotFound."""
         state = self.show(run_id)["state"]
         context = self.mailbox(run_id).open_context()
         waiting = context is not None and self.alive(run_id)
@@ -195,12 +188,12 @@ class ServiceRuns:
         plan: str = "",
         used: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Hand a run the candidate that it waits for; `step` is that of its context.
+        """Give a run the candidate that it waits for; `step` is that of its context.
 
-        `candidate` has `files`, `main`, `language`, `parameters` and maybe `entry`; None says that
-        there is nothing more to propose, upon which the run ends unless others propose too. `used`
-        are ids of shown knowledge. Raises NotFound, InvalidRequest for files that make no
-        candidate, and Conflict for a step that has one already.
+        `candidate` has `files`, `main`, `language`, `parameters` and optionally `entry`; None ends
+        the proposals, and the run too unless it has other proposers. `used` are ids of shown
+        knowledge. Raises NotFound, InvalidRequest for files that are no candidate, and Conflict for
+        a step that has one already.
         """
         from optimizer.evaluation.bundle import Bundle, default_entry
         from optimizer.evaluation.evaluate import entry_for
@@ -214,16 +207,17 @@ class ServiceRuns:
         if answer.get("entry") is None:
             named = entry_for(self._base, hardware, candidate["language"])
             answer["entry"] = named or default_entry(candidate["main"])
-        # Refused here, where its sender sees why; the run would spend its step on it.
+        # Raises here, so that the sender gets the reason and the run does not spend a step on it.
         Bundle(candidate["files"], candidate["main"], candidate["language"], answer["entry"])
         self.mailbox(run_id).answer(step, answer)
         return {"run": run_id, "step": step, "state": "accepted"}
 
     def cancel(self, run_id: str) -> dict[str, Any]:
-        """End a run and show it. It is asked to end first; nothing of one that this service has
-        started is alive when this returns. Of another replica, its processes end within a few
-        seconds; one of a command, or of a service that was killed, ends after its candidate, and
-        the answer has a `note` while it has not. Raises NotFound.
+        """End a run and show it.
+
+        A run of this service has ended, with all its processes, when this returns. Another replica
+        ends its own within a few seconds. A process of a command or of a killed service ends after
+        its candidate; until then the answer has a `note`. Raises NotFound.
         """
         with self._changing:
             child = self._children.get(run_id)
@@ -244,7 +238,7 @@ class ServiceRuns:
         return {**self.show(run_id), **still}
 
     def _end(self, run_id: str, child: ChildProcess) -> None:
-        """End the process of a cancelled run, and record that where it could not do so itself."""
+        """End the process of a cancelled run, and store its state if the process did not."""
         store = run_store(self._base)
         child.wait(GRACE_SECONDS)
         child.end(GRACE_SECONDS / 2)
@@ -254,7 +248,7 @@ class ServiceRuns:
                 store.update(replace(run, state="cancelled", ended="it was cancelled"))
 
     def _end_cancelled(self) -> bool:
-        """End what another replica was asked to cancel; False: there is nothing more to do now."""
+        """End runs of this service that another replica cancelled; returns False: wait again."""
         store = run_store(self._base)
         with self._changing:
             alive = {key: child for key, child in self._children.items() if child.alive}

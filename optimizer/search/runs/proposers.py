@@ -1,6 +1,4 @@
-"""The built-in proposers of a run: those that its goal names, all that can be asked here, and those
-that it leaves out.
-"""
+"""The built-in proposers of a run: those that its goal names, or all that can run here."""
 
 from __future__ import annotations
 
@@ -21,28 +19,27 @@ from optimizer.search.synthesizers.recipe.samples import ManualSample, SampleSyn
 from optimizer.search.synthesizers.recipe.synthesizer import RecipeSynthesizer
 from retrieval.knowledge_base import KnowledgeBase
 
-# The built-in synthesizers, and what each of them requires.
+# The built-in synthesizers with their requirements.
 REQUIRES = {
     "recipe": "recipes of active skills",
     "sample": "code samples of an uploaded manual",
     "traced": "C++ for the CPU or Triton for a GPU: --language cpp or triton, or no --language",
     "compiler": "--language torch, or no --language",
 }
-BUILTIN = tuple(REQUIRES)
+AS_IT_STANDS = "the manual's sample as it stands"
+CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
 
 
 def builtin(
     base: KnowledgeBase, goal: Goal, places: dict[str, TargetToolchain]
 ) -> list[Synthesizer]:
-    """The synthesizers that need no key: recipes, samples of manuals, torch's compiler.
-
-    If the goal names some of them, only those. Raises InvalidRequest for one that is unavailable.
-    """
+    """The built-in synthesizers, or those of them that the goal names. Raises InvalidRequest for
+    one that is unavailable."""
     available = _available(base, goal, places)
     if not goal.synthesizers:
         return available
     chosen = [synthesizer for synthesizer in available if synthesizer.name in goal.synthesizers]
-    named = set(goal.synthesizers) & set(BUILTIN)
+    named = set(goal.synthesizers) & set(REQUIRES)
     absent = sorted(named - {synthesizer.name for synthesizer in chosen})
     if absent:
         names = ", ".join(synthesizer.name for synthesizer in available)
@@ -63,7 +60,7 @@ def _available(
     samples = manual_samples(base, places) if goal.knowledge else []
     if samples:
         proposers.append(SampleSynthesizer(samples))
-    # After recipes, which a person wrote for such problems.
+    # After recipes, which were written for such problems.
     if any(name in wanted and name in places for name in ("cpp", "triton")):
         from optimizer.search.synthesizers.traced.synthesizer import TracedSynthesizer
 
@@ -81,7 +78,7 @@ def left_out(
     places: dict[str, TargetToolchain],
     asked: Sequence[Synthesizer],
 ) -> list[UnusedProposer]:
-    """The built-in synthesizers that the goal leaves out although they could run here."""
+    """Built-in synthesizers that could run here but that the goal leaves out."""
     names = {synthesizer.name for synthesizer in asked}
     available = _available(base, replace(goal, language=None), places)
     left = []
@@ -93,18 +90,11 @@ def left_out(
     return left
 
 
-# -- samples: Code samples of uploaded manuals in a search: which there are, and what a simulated
-
-AS_IT_STANDS = "the manual's sample as it stands"
-CLOSE_TO_IT = "the manual's sample, as near to it as the limits allow"
-
-
 def manual_samples(
     base: KnowledgeBase, places: Mapping[str, TargetToolchain]
 ) -> list[ManualSample]:
-    """Samples of the chip's own manuals that nobody rejected, in languages whose toolchain is given
-    by command templates.
-    """
+    """Samples of the chip's own manuals, without rejected ones, in the languages that command
+    templates run."""
     languages = {name for name, place in places.items() if by_commands(place.toolchain)}
     if not languages:
         return []
@@ -112,13 +102,7 @@ def manual_samples(
     with base.catalog.read() as connection:
         recipes = list_recipes(connection, target.lineage, statuses=("proposed", "accepted"))
     return [
-        ManualSample(
-            recipe.id,
-            recipe.name,
-            recipe.language,
-            _source(recipe),
-            recipe.body,
-        )
+        ManualSample(recipe.id, recipe.name, recipe.language, _source(recipe), recipe.body)
         for recipe in recipes
         if recipe.language in languages
     ]
@@ -137,11 +121,8 @@ def compared_with(
     store: RunStore,
     resume: str | None,
 ) -> str:
-    """Set what the figures of the bench are relative to, and return that in words.
-
-    It is the first sample of the manual if there is one that is correct, else the first correct
-    candidate. `resume` is the id of a run to continue, whose first correct candidate counts.
-    """
+    """Set the baseline of the bench and return it in words: the first sample of the manual if that
+    is correct, else the first correct candidate, also of the run `resume` that is continued."""
     samples = next((p for p in proposers if isinstance(p, SampleSynthesizer)), None)
     bench.first = samples.first(problem, hardware) if samples is not None else None
     if resume is not None:

@@ -1,8 +1,7 @@
-"""One process per run, on whichever machine: a lease in the catalog, which also tells who works on
-a run and since when.
+"""The lock of a run: one process works on it, on any machine, with a lease in the catalog.
 
-Within one data directory a lock file says so too. The lock is the operating system's (flock), so it
-goes with the process however it ends, and nobody there waits for the lease of a dead one.
+Processes of one data directory also take a lock file. The operating system releases it (flock) when
+the process ends, so that they need not wait for the lease of a dead process.
 """
 
 from __future__ import annotations
@@ -27,16 +26,16 @@ from kb.workers import keep_lease
 from retrieval.knowledge_base import KnowledgeBase
 
 FOLDER = "locks"  # of the data directory
-STARTING_SECONDS = 120.0  # to import what a run needs, and to find the device
-LOST = 75  # exit code of a process whose run another one has: EX_TEMPFAIL
+STARTING_SECONDS = 120.0  # for the imports of a run and for finding the device
+LOST = 75  # exit code of a process that lost its run to another one: EX_TEMPFAIL
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
 class Owner:
-    """The process that works on a run. `since` is when it began (Unix time); `seconds` is how long
-    the run had gone on before. `here` says that it belongs to the data directory that was asked."""
+    """The process that works on a run, since `since` (Unix time); the run had taken `seconds`
+    before. `here`: it belongs to this data directory."""
 
     pid: int
     since: float
@@ -46,20 +45,20 @@ class Owner:
 
     @property
     def run_seconds(self) -> float:
-        """Seconds that the run has gone on by now, without pauses."""
+        """Seconds that the run has taken, without pauses."""
         return self.seconds + max(0.0, time.time() - self.since)
 
     @property
     def name(self) -> str:
-        """For messages."""
+        """Name of the process in messages."""
         return f"process {self.pid}" if self.here else f"process {self.pid} of {self.place}"
 
 
 class RunLock:
-    """Held by the process that works on a run. Entering raises Conflict where another does.
+    """Lock of the process that works on a run. Entering raises Conflict if another process does.
 
-    Its lease is renewed from a thread. A process that has lost it, as after its machine slept for
-    longer, ends at once: another one goes on from the last node that is stored.
+    A thread renews the lease. A process that has lost it, for example because its machine slept,
+    exits at once: another process may continue the run from the last stored node.
     """
 
     def __init__(self, base: KnowledgeBase, run_id: str, seconds: float) -> None:
@@ -84,7 +83,7 @@ class RunLock:
             self.run_id, self._owner, place, os.getpid(), time.time(), self._seconds, until
         )
         holder = self._rows.take_run(mine)
-        # One of this directory that holds no lock is dead, however long its lease lasts.
+        # A process of this directory without the lock is dead, even if its lease lasts.
         if holder is not None and holder.place == place and holder.owner != CANCELLED:
             self._rows.remove(self.run_id, holder.owner)
             holder = self._rows.take_run(mine)
@@ -108,7 +107,7 @@ class RunLock:
         if self._rows.renew(self._owner, self._lease, self.run_id):
             return True
         log.error("this run is another process's now", run=self.run_id)
-        # Nothing may be written any more, not even how it ended.
+        # Nothing may be written any more, not even the end of the run.
         os._exit(LOST)
 
     def _conflict(self, holder: RunProcess | None) -> Conflict:
@@ -123,7 +122,7 @@ class RunLock:
 
 
 def owner_of(base: KnowledgeBase, run_id: str) -> Owner | None:
-    """The process that works on a run now, on any machine; None where none does."""
+    """The process, on any machine, that works on a run now, if any."""
     row, data_dir = RunProcesses(base.catalog).process_of(run_id), base.settings.data_dir
     if row is None or row.owner in (STARTING, CANCELLED):
         return None
@@ -133,9 +132,8 @@ def owner_of(base: KnowledgeBase, run_id: str) -> Owner | None:
 
 
 def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled", "failed"] | None:
-    """How far a run is whose process has not taken it yet: `failed` where its process must have
-    ended before it did. None where nobody has begun to start it.
-    """
+    """State of a run that no process has taken yet: `failed` if its process must have ended before
+    that. None for an unknown run."""
     row = RunProcesses(base.catalog).process_of(run_id)
     if row is None:
         return None
@@ -145,12 +143,12 @@ def start_of(base: KnowledgeBase, run_id: str) -> Literal["starting", "cancelled
 
 
 def cancel_start(base: KnowledgeBase, run_id: str) -> bool:
-    """Cancel a run whose process has not taken it yet; False where it has."""
+    """Cancel a run that no process has taken yet; returns False if one has."""
     return RunProcesses(base.catalog).cancel_start(run_id)
 
 
 def announce(base: KnowledgeBase, run_id: str) -> None:
-    """A process for the run is being started: every replica shows that until it has taken it."""
+    """Record for all replicas that a process for the run is being started."""
     place, until = place_of(base.settings.data_dir), clock.after(STARTING_SECONDS)
     RunProcesses(base.catalog).take_run(
         RunProcess(run_id, STARTING, place, os.getpid(), time.time(), 0.0, until)
@@ -158,7 +156,7 @@ def announce(base: KnowledgeBase, run_id: str) -> None:
 
 
 def place_of(data_dir: Path) -> str:
-    """This machine and a data directory of it."""
+    """Name of this machine and data directory."""
     return f"{socket.gethostname()}:{data_dir.absolute()}"
 
 

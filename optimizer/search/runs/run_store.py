@@ -1,7 +1,5 @@
-"""The runs of a catalog, and what is read of them: summaries, trees, comparisons.
-
-Whoever only reads runs needs neither torch nor a toolchain. Every function below `run_store`
-returns what JSON can carry.
+"""Runs in the catalog: the store of their rows, and views of them as JSON: summaries, candidates,
+comparisons, plots. Reading runs needs neither torch nor a toolchain.
 """
 
 from __future__ import annotations
@@ -21,10 +19,11 @@ from typing import Any
 from kb.blobs import Blobs
 from kb.catalog.evaluations import Evaluations
 from kb.catalog.runs import EVERY_RUN, NodeRow, Runs, RunWhere
-from kb.errors import KernloreError, NotFound
+from kb.errors import InvalidRequest, KernloreError, NotFound
 from kb.plain import plain
 from optimizer.evaluation.catalog_journal import CatalogJournal
 from optimizer.evaluation.problem.load import load_problem
+from optimizer.evaluation.problem.spec import Problem
 from optimizer.search.confirm import UNTRIED
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal, node_from_json, time_text
@@ -33,17 +32,143 @@ from optimizer.search.store import RunRow, run_from_json
 from optimizer.search.tree import BY_COMMANDS, Tree, rough_best, rough_cases, rough_of
 from retrieval.knowledge_base import KnowledgeBase
 
+CACHED_PLOTS = 64  # runs; the plots of one take some 100 kB
 Json = dict[str, Any]
 
 
 def run_store(base: KnowledgeBase) -> CatalogStore:
-    """The rows of runs and nodes in this data directory."""
+    """The runs and nodes of this catalog."""
     evaluations = Evaluations(base.catalog, base.access)
     return CatalogStore(Runs(base.catalog, base.access), evaluations, base.blobs)
 
 
+class CatalogStore:
+    """A `RunStore` over the catalog: bundles are blobs, evaluations have their own rows."""
+
+    def __init__(self, runs: Runs, evaluations: Evaluations, blobs: Blobs) -> None:
+        self._runs = runs
+        self._evaluations = evaluations
+        self._blobs = blobs
+
+    def begin(self, run: RunRow) -> None:
+        """Insert a new run."""
+        goal = run.goal
+        self._runs.begin(
+            run.id, run.problem_sha256, run.hardware, goal.policy, goal.seed, run.as_json()
+        )
+
+    def run(self, run_id: str) -> RunRow:
+        """The run with this id. Raises NotFound."""
+        return run_from_json(self._runs.find(run_id).settings)
+
+    def latest(self, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN) -> list[RunRow]:
+        """At most `limit` matching runs, newest first, after the first `offset`."""
+        return [run_from_json(row.settings) for row in self._runs.latest(limit, offset, where)]
+
+    def count(self, where: RunWhere = EVERY_RUN) -> int:
+        """Number of matching runs."""
+        return self._runs.count(where)
+
+    def update(self, run: RunRow) -> None:
+        """Store the run's row and the cost of its nodes in USD."""
+        spent = sum(
+            node.proposal.cost.usd or 0.0
+            for node in self.nodes(run.id)
+            if node.proposal is not None
+        )
+        self._runs.update(run.id, run.state, run.as_json(), spent)
+
+    def note_cluster(self, run_id: str, cluster: Mapping[str, Any]) -> None:
+        """Store only the state of a run on a cluster."""
+        self._runs.note(run_id, "cluster", cluster)
+
+    def add(self, run_id: str, node: Node) -> None:
+        """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""
+        record = node.as_json()
+        proposal = node.proposal
+        if proposal is not None:
+            text = json.dumps(asdict(proposal.bundle)).encode()
+            record["proposal"]["bundle"] = {"blob": self._blobs.put(text)}
+        evaluation = node.evaluation
+        # Evaluations that were not journalled stay in the node's record.
+        if evaluation is not None and self._evaluations.find(evaluation.key) is not None:
+            record["evaluation"] = {"key": evaluation.key}
+        run = self._runs.find(run_id)
+        self._runs.add(
+            run_id,
+            NodeRow(
+                number=node.number,
+                parent=node.parent,
+                island=node.island,
+                memory=str((run.settings.get("goal") or {}).get("memory", "")),
+                synthesizer=proposal.synthesizer if proposal else "reference",
+                state=node.state,
+                record=record,
+                bundle_sha256=proposal.bundle.sha256 if proposal else None,
+                evaluation_key=evaluation.key if evaluation else None,
+                retrieval_id=node.shown.retrieval_id,
+                usage=asdict(proposal.cost) if proposal else None,
+            ),
+        )
+
+    def nodes(self, run_id: str) -> list[Node]:
+        """The nodes of a run in the order of their numbers, with bundles and evaluations."""
+        return [node_from_json(self._whole(record)) for record in self._runs.nodes(run_id)]
+
+    def size(self, run_id: str) -> int:
+        """Number of nodes of a run."""
+        return self._runs.size(run_id)
+
+    def _whole(self, record: Mapping[str, Any]) -> dict[str, Any]:
+        row = dict(record)
+        if row.get("proposal"):
+            bundle = json.loads(self._blobs.get(row["proposal"]["bundle"]["blob"]))
+            row["proposal"] = {**row["proposal"], "bundle": bundle}
+        if row.get("evaluation") and set(row["evaluation"]) == {"key"}:
+            evaluation = self._evaluations.find(row["evaluation"]["key"])
+            row["evaluation"] = evaluation.record if evaluation is not None else None
+        return row
+
+    def winners(
+        self,
+        op_family: str,
+        dtype: str | None,
+        lineage: tuple[str, ...],
+        problem_sha256: str,
+        limit: int,
+    ) -> Iterator[tuple[Proposal, bool]]:
+        """Stored proposals with the highest lower bounds of the speed-up, read one by one, and
+        whether each won on this very problem; those come first."""
+        for record, same in self._runs.winners(op_family, dtype, lineage, problem_sha256, limit):
+            proposal = node_from_json(self._whole(record)).proposal
+            if proposal is not None:
+                yield proposal, same
+
+    def untimed(self, lineage: tuple[str, ...], problem_sha256: str, limit: int) -> list[Node]:
+        """Correct candidates of this very problem without a figure, newest first."""
+        records = self._runs.untimed(lineage, problem_sha256, limit)
+        return [node_from_json(self._whole(record)) for record in records]
+
+    def cancelled(self, run_id: str) -> bool:
+        """Whether cancelling the run was requested."""
+        return self._runs.find(run_id).cancel_requested
+
+    def cancel(self, run_id: str) -> None:
+        """Request the end of the run. Raises NotFound."""
+        self._runs.request_cancel(run_id)
+
+
+def check_same_problem(run: RunRow, problem: Problem) -> None:
+    """Raises InvalidRequest if a stored run was of another version of its problem."""
+    if run.problem_sha256 != problem.sha256:
+        raise InvalidRequest(
+            f"{problem.path} is not the problem of {run.id} any more",
+            hint="Start a new run: results of another problem cannot be continued.",
+        )
+
+
 def summary_of(run: RunRow) -> Json:
-    """One run in a row of a list; `gain` is two words where there is none."""
+    """The row of a run in a list."""
     return {
         "run": run.id,
         "problem": _problem_name(Path(run.problem)),
@@ -55,8 +180,8 @@ def summary_of(run: RunRow) -> Json:
 
 
 def _gain_text(result: Mapping[str, Any]) -> str:
-    """The gain of a stored result, short enough for the cell of a table; empty while there is
-    none."""
+    """The gain of a stored result for the cell of a table, or why there is none; "" before the
+    end."""
     if not result:
         return ""
     if gain := result.get("gain"):
@@ -72,19 +197,19 @@ def _gain_text(result: Mapping[str, Any]) -> str:
 def list_runs(
     base: KnowledgeBase, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN
 ) -> list[Json]:
-    """Summaries of the runs that are meant, newest first. `id` is the run's, as over HTTP."""
+    """Summaries of matching runs, newest first, with the `id` of the HTTP interface."""
     listed = run_store(base).latest(limit, offset, where)
     return [{"id": run.id, **summary_of(run)} for run in listed]
 
 
 def count_runs(base: KnowledgeBase, where: RunWhere = EVERY_RUN) -> int:
-    """How many runs are meant."""
+    """Number of matching runs."""
     return run_store(base).count(where)
 
 
 def run_account(base: KnowledgeBase, run_id: str) -> Json:
-    """Goal, result, verdicts, and what each origin and model contributed. Raises NotFound."""
-    from optimizer.search.output.account import model_costs
+    """Goal, result, verdicts, and the contributions of origins and models. Raises NotFound."""
+    from optimizer.search.output.report import model_costs
 
     run, tree = _loaded(base, run_id)
     goal = {name: value for name, value in run.goal.as_json().items() if value not in (None, ())}
@@ -113,7 +238,7 @@ def _best_text(tree: Tree) -> str:
 
 
 def _process(run: RunRow, owner: Owner | None) -> Json:
-    """Who works on a run that is stored as running."""
+    """The process of a run that is stored as running."""
     if run.state != "running":
         return {}
     if owner is None:
@@ -122,16 +247,14 @@ def _process(run: RunRow, owner: Owner | None) -> Json:
 
 
 def _seconds(run: RunRow, tree: Tree, owner: Owner | None) -> float:
-    """How long the run took, or has taken by now."""
+    """Seconds that the run took or has taken so far."""
     if owner is not None:
         return owner.run_seconds
     return run.seconds or max((node.at for node in tree), default=0.0)
 
 
 def cancel_run(base: KnowledgeBase, run_id: str) -> Json:
-    """Ask for the end of a run; one that no process works on is cancelled at once. Raises
-    NotFound.
-    """
+    """Request the end of a run; a run without a process is cancelled at once. Raises NotFound."""
     store = run_store(base)
     store.cancel(run_id)
     run = store.run(run_id)
@@ -142,15 +265,13 @@ def cancel_run(base: KnowledgeBase, run_id: str) -> Json:
 
 
 def candidate_rows(base: KnowledgeBase, run_id: str) -> list[Json]:
-    """Every candidate of a run in one row, the reference first. Raises NotFound."""
+    """A row for each candidate of a run, the reference first. Raises NotFound."""
     _, tree = _loaded(base, run_id)
     return [_candidate_row(tree, node) for node in tree]
 
 
 def candidate_row(base: KnowledgeBase, run_id: str, number: int) -> Json:
-    """One candidate of a run, as `candidate_rows` has it. Raises NotFound for a number that is
-    none.
-    """
+    """The row of one candidate, as in `candidate_rows`. Raises NotFound."""
     _, tree = _loaded(base, run_id)
     if not 0 <= number < len(tree):
         raise _no_candidate(run_id, number)
@@ -158,12 +279,12 @@ def candidate_row(base: KnowledgeBase, run_id: str, number: int) -> Json:
 
 
 def compare_runs(base: KnowledgeBase, *run_ids: str) -> dict[str, dict[str, str]]:
-    """What to compare of each run, by its id. Raises NotFound."""
+    """Figures to compare, by run. Raises NotFound."""
     return {run_id: _comparison(*_loaded(base, run_id)) for run_id in run_ids}
 
 
 def node_views(base: KnowledgeBase, run_id: str) -> list[Json]:
-    """Every node of a run as an external proposer sees it, without sources. Raises NotFound."""
+    """The nodes of a run as an external proposer sees them, without sources. Raises NotFound."""
     from optimizer.search.synthesizers.external import shown_node
 
     _, tree = _loaded(base, run_id)
@@ -171,18 +292,16 @@ def node_views(base: KnowledgeBase, run_id: str) -> list[Json]:
 
 
 def node_record(base: KnowledgeBase, run_id: str, number: str) -> Json:
-    """One node with its proposal and evaluation. Raises NotFound for a number that is none."""
+    """A node with its proposal and evaluation. Raises NotFound."""
     _, tree = _loaded(base, run_id)
     record: Json = plain(_node(tree, run_id, number).as_json())
     return record
 
 
 def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
-    """A candidate as a page shows it: `node` as `node_record` has it, `row` as `candidate_rows`,
-    `diff`, the lines of a unified diff from the files of its parent, empty where either has none,
-    `transcript`, the stored conversation with the model that proposed it or None, and `rough`, what
-    is known by case of one that could not be timed. Raises NotFound for a number that is none.
-    """
+    """A candidate for a page: `node` as `node_record`, `row` as `candidate_rows`, `diff` (lines of
+    a unified diff from its parent), `transcript` (the conversation with its model, or None) and
+    `rough` (rough figures by case). Raises NotFound."""
     _, tree = _loaded(base, run_id)
     node = _node(tree, run_id, number)
     return {
@@ -195,9 +314,8 @@ def candidate_view(base: KnowledgeBase, run_id: str, number: str) -> Json:
 
 
 def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
-    """The source of one candidate: `files` by name, the `main` one, and its `language`. Raises
-    NotFound for a number that is none, and for the reference.
-    """
+    """The source of a candidate: `files` by name, `main` and `language`. Raises NotFound, also for
+    the reference."""
     _, tree = _loaded(base, run_id)
     proposal = tree[number].proposal if 0 <= number < len(tree) else None
     if proposal is None:
@@ -213,9 +331,7 @@ def candidate_source(base: KnowledgeBase, run_id: str, number: int) -> Json:
 
 
 def run_plots(base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
-    """The plots of the report as SVG, by name; those that cannot be drawn are left out. Raises
-    NotFound.
-    """
+    """The plots of the report that can be drawn, as SVG by name. Raises NotFound."""
     from optimizer.search.output.plots import write_plots
 
     run, tree = _loaded(base, run_id)
@@ -258,7 +374,7 @@ def _transcript(base: KnowledgeBase, node: Node) -> Json | None:
 def _no_candidate(run_id: str, number: int) -> NotFound:
     return NotFound(
         f"{run_id} has no candidate {number}",
-        hint=f"`kernlore runs tree {run_id}` lists those that there are.",
+        hint=f"`kernlore runs tree {run_id}` lists them.",
     )
 
 
@@ -268,14 +384,14 @@ def _loaded(base: KnowledgeBase, run_id: str) -> tuple[RunRow, Tree]:
 
 
 def _problem_name(path: Path) -> str:
-    """As a problem without a name of its own is called: by its folder or its file."""
+    """Name of a problem without a declared name: its folder or its file."""
     return path.parent.name if path.name == "problem.py" else path.stem
 
 
 def _candidate_row(tree: Tree, node: Node) -> Json:
-    """`took` is its time where only the chip's own commands run: there is no other figure of the
-    baseline. `message` says what is wrong with a candidate that is not right, `rough` what is
-    known of one that could not be timed."""
+    """The row of a candidate. `took` is its time on a chip that only its own commands run.
+    `message` is the error of an incorrect candidate, `rough` the rough figure of one that was not
+    timed."""
     proposal, baseline, evaluation = node.proposal, tree.baseline, node.evaluation
     wrong = evaluation is not None and not evaluation.correct
     return {
@@ -295,11 +411,10 @@ def _candidate_row(tree: Tree, node: Node) -> Json:
 
 
 def _root_plan(node: Node) -> str:
-    """A chip that only its own commands run has no reference: its root is what the others are
-    compared with."""
+    """The plan of the root: on a chip that only its own commands run, the reference is no root."""
     evaluation = node.evaluation
-    apart = evaluation is not None and evaluation.toolchain.startswith(BY_COMMANDS)
-    return "what the others are compared with" if apart else "the reference"
+    baseline = evaluation is not None and evaluation.toolchain.startswith(BY_COMMANDS)
+    return "the baseline of the others" if baseline else "the reference"
 
 
 def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
@@ -318,45 +433,35 @@ def _comparison(run: RunRow, tree: Tree) -> dict[str, str]:
     }
 
 
-# -- plot cache: The plots of runs for readers of a service: drawn once for as long as a run stays
-
-KEPT = 64  # runs; the plots of one are some 100 kB
-
-
 class PlotCache:
-    """`plots` may be called from any thread."""
+    """Plots of runs, drawn once for each state of a run. Threads may share it."""
 
     def __init__(self) -> None:
-        # Protects _kept, and the drawing library, which is for one thread at a time. Who asks for
-        # a second plot of a run waits for the first, and gets both from one drawing.
+        # Protects _cached, and the drawing library, which is not thread-safe. A request for a
+        # second plot of a run waits for the first: one drawing makes both.
         self._drawing = threading.Lock()
-        self._kept: OrderedDict[tuple[str, str, str], dict[str, bytes]] = OrderedDict()
+        self._cached: OrderedDict[tuple[str, str, str], dict[str, bytes]] = OrderedDict()
 
     def plots(self, base: KnowledgeBase, run_id: str) -> dict[str, bytes]:
-        """What `run_plots` answers. Raises NotFound, also where the reader of `base` may not see
-        the run.
-        """
+        """The result of `run_plots`. Raises NotFound, also if the reader of `base` may not see the
+        run."""
         store = run_store(base)
         run = store.run(run_id)
         key = (run_id, run.state, f"{store.size(run_id)} {run.result}")
         with self._drawing:
-            if key not in self._kept:
-                self._kept[key] = run_plots(base, run_id)
-                while len(self._kept) > KEPT:
-                    self._kept.popitem(last=False)
-            self._kept.move_to_end(key)
-            return self._kept[key]
+            if key not in self._cached:
+                self._cached[key] = run_plots(base, run_id)
+                while len(self._cached) > CACHED_PLOTS:
+                    self._cached.popitem(last=False)
+            self._cached.move_to_end(key)
+            return self._cached[key]
 
 
-# -- unbegun: A run that fails before its first row: kept as a failed one, so that lists show it.
-
-
-def keep_failed(
+def store_failed(
     base: KnowledgeBase, run_id: str, problem: Path, goal: Goal, hardware: str, reason: str
 ) -> None:
-    """Store a failed run that ended for `reason`, where it has no row yet. Nothing where its
-    problem cannot be read: a row points to its problem.
-    """
+    """Store a run that failed before its first row, so that lists show it. Does nothing if it has a
+    row, or if its problem, which the row refers to, cannot be read."""
     store = run_store(base)
     with suppress(NotFound):
         store.run(run_id)
@@ -376,122 +481,3 @@ def keep_failed(
                 started_at=time.time(),
             )
         )
-
-
-# -- catalog store: A `RunStore` over the catalog: bundles as blobs, evaluations in their own rows
-
-
-class CatalogStore:
-    """Rows of runs in the catalog."""
-
-    def __init__(self, runs: Runs, evaluations: Evaluations, blobs: Blobs) -> None:
-        self._runs = runs
-        self._evaluations = evaluations
-        self._blobs = blobs
-
-    def begin(self, run: RunRow) -> None:
-        """Insert a new run."""
-        goal = run.goal
-        self._runs.begin(
-            run.id, run.problem_sha256, run.hardware, goal.policy, goal.seed, run.as_json()
-        )
-
-    def run(self, run_id: str) -> RunRow:
-        """The run with this id. Raises NotFound."""
-        return run_from_json(self._runs.find(run_id).settings)
-
-    def latest(self, limit: int = 50, offset: int = 0, where: RunWhere = EVERY_RUN) -> list[RunRow]:
-        """At most `limit` of the runs that are meant, newest first, after the first `offset`."""
-        return [run_from_json(row.settings) for row in self._runs.latest(limit, offset, where)]
-
-    def count(self, where: RunWhere = EVERY_RUN) -> int:
-        """How many runs are meant."""
-        return self._runs.count(where)
-
-    def update(self, run: RunRow) -> None:
-        """Store the run's row and the cost of its nodes in USD."""
-        spent = sum(
-            node.proposal.cost.usd or 0.0
-            for node in self.nodes(run.id)
-            if node.proposal is not None
-        )
-        self._runs.update(run.id, run.state, run.as_json(), spent)
-
-    def note_cluster(self, run_id: str, cluster: Mapping[str, Any]) -> None:
-        """Store what a run does on a cluster, and nothing else of it."""
-        self._runs.note(run_id, "cluster", cluster)
-
-    def add(self, run_id: str, node: Node) -> None:
-        """Insert a node; its bundle becomes a blob, its evaluation a reference to its own row."""
-        record = node.as_json()
-        proposal = node.proposal
-        if proposal is not None:
-            text = json.dumps(asdict(proposal.bundle)).encode()
-            record["proposal"]["bundle"] = {"blob": self._blobs.put(text)}
-        evaluation = node.evaluation
-        # Its own table has it under its key; where nothing was journalled, the node keeps it.
-        if evaluation is not None and self._evaluations.find(evaluation.key) is not None:
-            record["evaluation"] = {"key": evaluation.key}
-        run = self._runs.find(run_id)
-        self._runs.add(
-            run_id,
-            NodeRow(
-                number=node.number,
-                parent=node.parent,
-                island=node.island,
-                memory=str((run.settings.get("goal") or {}).get("memory", "")),
-                synthesizer=proposal.synthesizer if proposal else "reference",
-                state=node.state,
-                record=record,
-                bundle_sha256=proposal.bundle.sha256 if proposal else None,
-                evaluation_key=evaluation.key if evaluation else None,
-                retrieval_id=node.shown.retrieval_id,
-                usage=asdict(proposal.cost) if proposal else None,
-            ),
-        )
-
-    def nodes(self, run_id: str) -> list[Node]:
-        """The nodes of a run in the order of their numbers, with bundles and evaluations."""
-        return [node_from_json(self._whole(record)) for record in self._runs.nodes(run_id)]
-
-    def size(self, run_id: str) -> int:
-        """How many nodes a run has."""
-        return self._runs.size(run_id)
-
-    def _whole(self, record: Mapping[str, Any]) -> dict[str, Any]:
-        row = dict(record)
-        if row.get("proposal"):
-            bundle = json.loads(self._blobs.get(row["proposal"]["bundle"]["blob"]))
-            row["proposal"] = {**row["proposal"], "bundle": bundle}
-        if row.get("evaluation") and set(row["evaluation"]) == {"key"}:
-            evaluation = self._evaluations.find(row["evaluation"]["key"])
-            row["evaluation"] = evaluation.record if evaluation is not None else None
-        return row
-
-    def winners(
-        self,
-        op_family: str,
-        dtype: str | None,
-        lineage: tuple[str, ...],
-        problem_sha256: str,
-        limit: int,
-    ) -> Iterator[tuple[Proposal, bool]]:
-        """Stored candidates with the highest certain speed-up, as they were proposed, and whether
-        each won on this very problem; those come first. Each is read only when iterated to."""
-        for record, same in self._runs.winners(op_family, dtype, lineage, problem_sha256, limit):
-            proposal = node_from_json(self._whole(record)).proposal
-            if proposal is not None:
-                yield proposal, same
-
-    def untimed(self, lineage: tuple[str, ...], problem_sha256: str, limit: int) -> list[Node]:
-        """Right candidates of this very problem that have no figure, the newest first."""
-        records = self._runs.untimed(lineage, problem_sha256, limit)
-        return [node_from_json(self._whole(record)) for record in records]
-
-    def cancelled(self, run_id: str) -> bool:
-        """Whether a user asked for the run to end."""
-        return self._runs.find(run_id).cancel_requested
-
-    def cancel(self, run_id: str) -> None:
-        """Ask for the run to end. Raises NotFound."""
-        self._runs.request_cancel(run_id)

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from ingestion.elements import Box, Element, Table
 from ingestion.findings.fact_cells import read_label
-from ingestion.findings.facts import ProposedFact, SourcedFact, find_conflicts, propose_facts
-from ingestion.findings.own_names import own_names
+from ingestion.findings.facts import ProposedFact, propose_facts, scratchpad_names
 from ingestion.formats import parse
 from ingestion.passages import split_sections
 from ingestion.read import facts_in
@@ -386,7 +387,7 @@ HEARTH = """<h1>Hearth 9</h1><p>The hoard is a software-managed on-chip scratchp
 
 def test_labels_with_qualifiers_and_own_names_and_the_rows_that_are_not_read() -> None:
     found, unread = facts_in(split_sections(parse(ANVIL.encode(), "anvil.md").elements))
-    assert {entry.fact.key: entry.fact.value for entry in found if not entry.fact.sentence} == {
+    assert {entry.key: entry.value for entry in found if not entry.sentence} == {
         "clock_boost": 1.1e9,
         "shared_memory_banks": 16,
         "shared_memory_per_unit": 256 * 1024,
@@ -416,7 +417,7 @@ LIMITS = """# Orbis-3
 def test_plain_names_of_peak_and_clock_are_read_where_nothing_says_it_more_clearly() -> None:
     def keyed(text: str) -> dict[str, object]:
         found, _ = facts_in(split_sections(parse(text.encode(), "limits.md").elements))
-        return {entry.fact.key: entry.fact.value for entry in found}
+        return {entry.key: entry.value for entry in found}
 
     plain = {"memory_bandwidth": 820e9, "peak_fp32": 9.8e12, "clock_boost": 1.4e9}
     assert keyed(LIMITS) == plain
@@ -431,7 +432,7 @@ def test_plain_names_of_peak_and_clock_are_read_where_nothing_says_it_more_clear
 
 def test_another_make_of_data_sheet() -> None:
     found, unread = facts_in(split_sections(parse(HEARTH.encode(), "hearth.html").elements))
-    assert {entry.fact.key: entry.fact.value for entry in found if not entry.fact.sentence} == {
+    assert {entry.key: entry.value for entry in found if not entry.sentence} == {
         "shared_memory_banks": 32,
         "memory_bandwidth": 900e9,
         "peak_matrix_fp16": 120e12,
@@ -454,7 +455,7 @@ def test_another_make_of_data_sheet() -> None:
 def test_a_name_for_the_scratchpad_is_one_only_where_it_is_defined(
     text: str, names: list[str]
 ) -> None:
-    assert [name for name, _ in own_names([text])] == names
+    assert [name for name, _ in scratchpad_names([text])] == names
 
 
 def test_a_turned_label_gives_way_to_one_that_says_it_outright() -> None:
@@ -464,36 +465,61 @@ def test_a_turned_label_gives_way_to_one_that_says_it_outright() -> None:
     assert propose([["Property", "Value"]], rows) == []
 
 
-def sourced(
-    value: float | str, source: str, key: str = "memory_size", unit: str = "B"
-) -> SourcedFact:
-    return SourcedFact(key, "H200", value, unit, source)
+# -- tables of keys, values and units, from CSV, JSON and Markdown
+
+KEYED_LIMITS = [
+    {"key": "transfers_in_flight", "value": 3, "unit": "count", "remark": "per core"},
+    {"key": "roost_bandwidth", "value": 900, "unit": "GB/s", "remark": ""},
+    {"key": "ring_hop", "value": 1.5, "unit": "cycles", "remark": ""},
+    {"key": "roost_size", "value": 2, "unit": "MiB", "remark": ""},
+]
+READ = {
+    "transfers_in_flight": (3, "count"),
+    "x_roost_bandwidth": (900e9, "B/s"),  # as a hardware.toml wants it: near to `host_bandwidth`
+    "ring_hop": (1.5, "cycles"),
+    "roost_size": (2 << 20, "B"),
+}
+CSV = "key,value,unit,remark\n" + "".join(
+    ",".join(str(cell) for cell in row.values()) + "\n" for row in KEYED_LIMITS
+)
+TABLE = "# Limits\n\n| Name | Value | Unit |\n|---|---|---|\n" + "".join(
+    f"| {str(row['key']).replace('_', ' ').capitalize()} | {row['value']} | {row['unit']} |\n"
+    for row in KEYED_LIMITS
+)
+BY_KEY = {str(row["key"]): {"value": row["value"], "unit": row["unit"]} for row in KEYED_LIMITS}
 
 
-def test_sources_that_disagree_are_a_conflict() -> None:
-    facts = [sourced(141e9, "datasheet"), sourced(141 * 2**30, "guide"), sourced(141e9, "blog")]
-    (conflict,) = find_conflicts(facts)
-    assert (conflict.key, conflict.subject, len(conflict.values)) == ("memory_size", "H200", 3)
-    assert "powers of 1024" in conflict.reason
+def facts(text: str, name: str) -> dict[str, tuple[float | int | str, str]]:
+    proposed = propose_facts(parse(text.encode(), name).elements)
+    return {fact.key: (fact.value, fact.unit) for fact in proposed}
 
 
-def test_rounding_of_rates_is_no_conflict_and_counts_are_exact() -> None:
-    rates = [sourced(v, str(v), "memory_bandwidth", "B/s") for v in (4.8e12, 4.83e12)]
-    assert find_conflicts(rates) == []
-    assert find_conflicts([sourced(132, "a", "compute_units", "count")] * 2) == []
-    counts = [sourced(v, str(v), "compute_units", "count") for v in (132, 133)]
-    assert len(find_conflicts(counts)) == 1
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (CSV, "limits.csv"),
+        (json.dumps(KEYED_LIMITS), "limits.json"),
+        (json.dumps({"limits": KEYED_LIMITS}), "limits.json"),
+        (json.dumps(BY_KEY), "limits.json"),
+        (TABLE, "guide.md"),
+    ],
+)
+def test_free_keys_are_proposed_from_every_form(text: str, name: str) -> None:
+    assert facts(text, name) == READ
 
 
-def test_subjects_are_compared_without_spelling_and_kept_apart() -> None:
-    a = SourcedFact("l2_size", "MI300X", 1, "B", "a")
-    assert find_conflicts([a, SourcedFact("l2_size", "MI 300X", 1, "B", "b")]) == []
-    assert len(find_conflicts([a, SourcedFact("l2_size", "mi-300x", 2, "B", "b")])) == 1
-    assert find_conflicts([a, SourcedFact("l2_size", "MI250", 2, "B", "b")]) == []
+def test_a_known_key_is_in_its_one_unit() -> None:
+    text = "key,value,unit\nl2_size,4,MB\nclock,oops,Hz\nl2_sizee,4,MB\n"
+    read = facts(text, "limits.csv")
+    assert read["l2_size"] == (4 << 20, "B")
+    assert set(read) == {"l2_size", "x_l2_sizee"}
 
 
-def test_different_units_and_texts_conflict() -> None:
-    pair = [sourced(1, "a"), sourced(1, "b", unit="bit")]
-    assert find_conflicts(pair)[0].reason == "different units: B, bit"
-    texts = [sourced("gfx942", "a", "cc", "text"), sourced("GFX942 ", "b", "cc", "text")]
-    assert find_conflicts(texts) == []
+def test_a_key_with_two_values_and_a_table_of_two_chips_give_none() -> None:
+    assert facts("key,value,unit\nhops,3,count\nhops,4,count\n", "a.csv") == {}
+    assert facts("key,value,value,unit\nhops,3,4,count\n", "a.csv") == {}
+
+
+def test_other_json_stays_text() -> None:
+    document = parse(b'{"a": {"b": [1, 2]}}', "a.json")
+    assert [element.kind for element in document.elements] == ["text"]

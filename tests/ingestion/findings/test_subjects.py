@@ -6,9 +6,8 @@ from collections.abc import Sequence
 
 import pytest
 
-from ingestion.findings.facts import LocatedFact, propose_facts
-from ingestion.findings.proposals import Source, proposals
-from ingestion.findings.subjects import DocumentSubjects, Subject
+from ingestion.findings.facts import propose_facts
+from ingestion.findings.subjects import DocumentSubjects, FactSource, FactSubject, proposals
 from ingestion.formats import parse
 from ingestion.passages import split_sections
 from kb.catalog.facts import Fact
@@ -32,7 +31,7 @@ def subject(
     titles: Sequence[str] = (),
     texts: Sequence[str] = (),
     hardware: Sequence[str] = ("mi250x",),
-) -> Subject | None:
+) -> FactSubject | None:
     return DocumentSubjects(hardware, REGISTRY, titles, texts).of(header, sentence, (), sections)
 
 
@@ -67,7 +66,7 @@ def test_the_nearest_text_that_names_a_chip_decides() -> None:
     assert subject(titles=title) is None
     assert subject(titles=("mi100.md",)) is None
     in_section = subject(sections=("Chips", "The MI250X", "Memory"), titles=title)
-    assert in_section == Subject("mi250x", "Acme Magic MI250X", "chip")
+    assert in_section == FactSubject("mi250x", "Acme Magic MI250X", "chip")
     assert subject(sentence="On the MI100 it is 4.", sections=("The MI250X",)) is None
     assert subject(sentence="The MI250X has what the MI100 has.") is None
     both = subject(sections=("MI100 and MI250X",))
@@ -75,7 +74,7 @@ def test_the_nearest_text_that_names_a_chip_decides() -> None:
     of_family = subject(sections=("Dune 2 cards",), titles=title)
     assert of_family is not None and of_family.kind == "family"
     mode = subject("Mode 1", sections=("The MI250X",))
-    assert mode == Subject("mi250x", "Mode 1", "unclear")
+    assert mode == FactSubject("mi250x", "Mode 1", "unclear")
 
 
 def test_a_form_of_the_board_is_unclear() -> None:
@@ -86,20 +85,20 @@ def test_a_form_of_the_board_is_unclear() -> None:
 
 
 def test_where_nothing_is_named_the_declared_chip_holds_if_the_document_is_about_it() -> None:
-    assert subject() == Subject("mi250x", "", "chip")
+    assert subject() == FactSubject("mi250x", "", "chip")
     crowded = subject(texts=["The MI100 is old.", "The MI300 is new.", "The MI250X is here."])
-    assert crowded == Subject("mi250x", "", "unclear")
+    assert crowded == FactSubject("mi250x", "", "unclear")
     own = subject(texts=["The MI250X is here.", "The MI250X is good.", "The MI100 is old."])
-    assert own == Subject("mi250x", "", "chip")
+    assert own == FactSubject("mi250x", "", "chip")
     several = subject(hardware=("mi250x", "granite"))
     assert several is not None and several.kind == "unclear"
     second = subject("Granite", hardware=("mi250x", "granite"))
-    assert second == Subject("granite", "Granite", "chip")
+    assert second == FactSubject("granite", "Granite", "chip")
 
 
 @pytest.mark.parametrize("text", ["FP16", "INT8", "HBM128", "ISO-8601", "the 1024 threads", "A4"])
 def test_no_names(text: str) -> None:
-    assert subject(text) == Subject("mi250x", text, "unclear")
+    assert subject(text) == FactSubject("mi250x", text, "unclear")
 
 
 TABLE = """
@@ -113,8 +112,8 @@ TABLE = """
 
 def rows(text: str, title: str = "Chips", hardware: Sequence[str] = ("mi250x",)) -> list[Fact]:
     sections = split_sections(parse(text.encode(), "a.md").elements)
-    located = [LocatedFact(f, s.path) for s in sections for f in propose_facts(s.elements)]
-    source = Source("doc_1", "ver_1", title, "a.md")
+    located = [f for s in sections for f in propose_facts(s.elements, (), s.path)]
+    source = FactSource("doc_1", "ver_1", title, "a.md")
     return proposals(located, source, hardware, REGISTRY, [])
 
 

@@ -14,9 +14,8 @@ from ingestion.formats import office, parse
 from ingestion.formats.office import parse_other
 from ingestion.parse_process import (
     ParseLimits,
-    ParserPool,
+    ParserProcess,
     memory_is_enforced,
-    parse_in_child,
 )
 from kb.errors import KernloreError, ParseFailed, UnsupportedFormat
 from tests.ingestion.formats import office_files
@@ -161,7 +160,8 @@ def test_complaint_03_mail_is_read_without_a_language_model_or_network() -> None
 def test_converters_work_within_the_limits_of_the_parser_process(tmp_path: Path) -> None:
     path = tmp_path / "book"
     path.write_bytes(office_files.book())
-    assert parse_in_child(path, "guide.epub").title == "Orion Guide"
+    with ParserProcess() as parser:
+        assert parser.parse(path, "guide.epub").title == "Orion Guide"
 
 
 @needs_unstructured
@@ -287,6 +287,6 @@ def test_a_lack_of_memory_is_no_missing_package(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(office_files.RTF)
     limits = ParseLimits(memory_mib=76)  # too little for the imports
-    with ParserPool(limits) as pool, pytest.raises(ParseFailed, match="memory") as caught:
-        pool.parse(path, "a.rtf")
+    with ParserProcess(limits) as parser, pytest.raises(ParseFailed, match="memory") as caught:
+        parser.parse(path, "a.rtf")
     assert "limits of the parser" in caught.value.hint

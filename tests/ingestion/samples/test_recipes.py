@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from ingestion.elements import Element
 from ingestion.formats import parse
-from ingestion.passages import Section, split_sections
+from ingestion.passages import ParsedSection, split_sections
 from ingestion.samples.code import NotLiftable, read_sample
 from ingestion.samples.recipes import (
     MAX_SAMPLE,
@@ -61,7 +61,7 @@ def of_one_chip(language: str) -> Scope:
 def proposed(code: str, prose: str = "") -> tuple[list[ProposedRecipe], list[LeftOut]]:
     """From one section with this text and this block."""
     elements = (Element("text", prose), Element("code", code, language="quill"))
-    section = Section(("Q1", "Blend"), 2, None, elements)
+    section = ParsedSection(("Q1", "Blend"), 2, None, elements)
     return propose_recipes([section], of_one_chip("quill"))
 
 
@@ -311,7 +311,7 @@ def test_a_sample_of_more_parts_than_are_read_is_left_out(code: str, says: str) 
 def test_a_manual_of_many_samples_has_its_first_ones_read() -> None:
     def of(code: str, count: int) -> tuple[list[ProposedRecipe], list[LeftOut]]:
         block = Element("code", code, language="quill")
-        section = Section(("Q1",), 1, None, (block,) * count)
+        section = ParsedSection(("Q1",), 1, None, (block,) * count)
         return propose_recipes([section], of_one_chip("quill"))
 
     found, left_out = of(QUILL, MAX_SAMPLES + 3)

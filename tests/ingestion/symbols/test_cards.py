@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ingestion.elements import Element, ElementKind
 from ingestion.formats import parse
-from ingestion.passages import Section, split_sections
+from ingestion.passages import ParsedSection, split_sections
 from ingestion.symbols.cards import MAX_CARDS, cards_of
 from kb.catalog.knowledge.symbols import Card
 from tests.ingestion.samples.drawn_chips import CHIPS, SEEDS
@@ -344,7 +344,7 @@ def test_no_text_raises(parts: list[tuple[ElementKind, str]]) -> None:
     elements = tuple(Element(kind, text) for kind, text in parts)
     titles = [text for _, text in parts if text.strip()][:2]
     title = Element("title", titles[0] if titles else "Instructions", level=1)
-    cards_of([Section((title.text,), 1, None, elements, title)])
+    cards_of([ParsedSection((title.text,), 1, None, elements, title)])
 
 
 @pytest.mark.parametrize(
@@ -358,7 +358,7 @@ def test_no_text_takes_long(piece: str) -> None:
         parse(f"| Instruction |\n|---|\n| {long[:5_000]} |".encode(), "a.md").elements[0]
     )
     start = time.perf_counter()
-    cards_of([Section(("Instructions",), 1, None, tuple(elements), None)])
+    cards_of([ParsedSection(("Instructions",), 1, None, tuple(elements), None)])
     assert time.perf_counter() - start < 5
 
 

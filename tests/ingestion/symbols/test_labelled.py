@@ -9,7 +9,7 @@ import pytest
 
 from ingestion.elements import Element
 from ingestion.formats import parse
-from ingestion.passages import Section, split_sections
+from ingestion.passages import ParsedSection, split_sections
 from ingestion.symbols.cards import cards_of
 from ingestion.symbols.labelled import without_card
 from kb.catalog.knowledge.symbols import Card
@@ -23,7 +23,7 @@ INSTRUCTIONS = {
 }
 
 
-def sections_of(data: bytes, name: str) -> list[Section]:
+def sections_of(data: bytes, name: str) -> list[ParsedSection]:
     return split_sections(parse(data, name).elements)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ingestion.builtin import builtin_hardware
-from ingestion.shipped_samples import ShippedSample, shipped_samples
+from ingestion.builtin.samples import ShippedSample, shipped_samples
 from kb.errors import NotFound
 from optimizer.evaluation.sample_checks import check_sample, check_samples
 from optimizer.evaluation.toolchains.cuda import find_nvcc

@@ -23,8 +23,8 @@ from optimizer.evaluation.records import CaseCheck, Evaluation
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node, Proposal
+from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.models import ModelTools
-from optimizer.search.runs.optimize import hardware_view_of
 from optimizer.search.runs.places import places_for
 from optimizer.search.runs.run_store import run_store
 from optimizer.search.store import RunRow

@@ -1,5 +1,5 @@
-"""The part of a written package that runs where it is used.
+"""The runtime of a written package.
 
-Copied into every package with its imports made relative, so it needs torch and the standard library
-only, and imports nothing but itself.
+Copied into every package with relative imports, so it imports only itself, torch and the standard
+library.
 """

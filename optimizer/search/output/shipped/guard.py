@@ -1,5 +1,5 @@
-"""Which calls go to the kernel: those that look exactly like a case that was measured and won.
-Everything else is the reference's.
+"""Dispatch: the kernel takes calls that look exactly like a measured case that it won; the
+reference takes all others.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class _Match(NamedTuple):
 
 
 class Guarded(torch.nn.Module):
-    """Base beside the reference's Model: same constructor, same state_dict, guarded forward."""
+    """Mixin of the reference's Model: same constructor and state_dict, guarded forward."""
 
     _table: ClassVar[DispatchTable]
     _reference: ClassVar[type]
@@ -54,12 +54,11 @@ class Guarded(torch.nn.Module):
         self.__dict__["_seen"] = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without the kernel, which is loaded anew where the copy is used."""
+        """The state without the kernel, which a copy loads again."""
         return {**self.__dict__, "_kernel": None, "_seen": None}
 
     def dispatch(self, *inputs: Any, **named: Any) -> Choice:
-        """Whether kernel or reference would take this call, and why. Loads the kernel where it
-        would be used."""
+        """Whether kernel or reference would take this call, and why. Loads the kernel if so."""
         values = self._positional(inputs, named)
         match = self._match(values)
         if isinstance(match, str):
@@ -88,8 +87,6 @@ class Guarded(torch.nn.Module):
             return inputs
         bound = inspect.signature(super().forward).bind(*inputs, **named)
         return (*bound.args, *bound.kwargs.values())
-
-    # -- whether it is a measured case
 
     def _match(self, inputs: tuple[Any, ...]) -> _Match | str:
         """The case that the call looks like, or why it goes to the reference."""
@@ -133,7 +130,7 @@ class Guarded(torch.nn.Module):
         return ""
 
     def _fits(self, row: Row, inputs: tuple[Any, ...]) -> list[torch.Tensor] | str:
-        """The weights to call with, or what is not as it was measured."""
+        """The weights of the call, or the difference from the measured case."""
         for value, measured in zip(inputs, row.values, strict=True):
             if measured is not None and value != measured:
                 return f"measured with {measured!r} where this call has {value!r}"
@@ -153,13 +150,11 @@ class Guarded(torch.nn.Module):
                 return f"{name} requires a gradient; call under torch.no_grad()"
         return weights
 
-    # -- the kernel
-
     def _loaded(self, match: _Match) -> Kernel | None:
-        """The kernel; None where it cannot be loaded, after a warning with the reason."""
+        """The kernel; None, after a warning with the reason, if it cannot be loaded."""
         kernel: Kernel | None = self.__dict__["_kernel"]
         if self._table.frozen:
-            # It may keep what it packed from the weights of its first call.
+            # It may cache values that it computed from the weights of its first call.
             seen = [_version(weight) for weight in match.weights]
             if seen != self.__dict__["_seen"]:
                 kernel = None
@@ -203,7 +198,7 @@ class Guarded(torch.nn.Module):
 
 
 def _ready(tensor: torch.Tensor) -> torch.Tensor:
-    """Contiguous and aligned, as it was measured; a copy where it is not."""
+    """The tensor contiguous and aligned, as it was measured; copied if necessary."""
     if tensor.is_contiguous() and tensor.data_ptr() % ALIGNMENT == 0:
         return tensor
     return tensor.clone(memory_format=torch.contiguous_format)
@@ -215,7 +210,7 @@ def _version(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def _packed(results: list[torch.Tensor], row: Row) -> Any:
-    """In the container that the reference returns."""
+    """The results in the container that the reference returns."""
     kind = row.container["kind"]
     if kind == "tensor":
         return results[0]

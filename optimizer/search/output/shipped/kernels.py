@@ -1,8 +1,8 @@
 """The two kinds of kernel in a package, called with torch tensors: a C function of the kernlore ABI
 (kernlore_abi.h), and a Python class of torch operators or Triton.
 
-A Python kernel works on the caller's weights. They are looked up by the names of the state_dict at
-every call, so the kernel gets what was loaded, moved or replaced since.
+A Python kernel works on the caller's weights, which are looked up by the names of the state_dict at
+every call, so that it gets weights that were loaded, moved or replaced meanwhile.
 """
 
 from __future__ import annotations
@@ -39,12 +39,11 @@ _IMPORTED: dict[Path, ModuleType] = {}
 
 
 def find(model: torch.nn.Module, names: Sequence[str]) -> list[torch.Tensor] | None:
-    """The tensors of these names in this order; None where a name is no plain parameter or
-    buffer."""
+    """The tensors of these names in this order; None if a name is no plain parameter or buffer."""
     tensors = []
     for name in names:
-        place = _place(model, name)
-        value = place.get(name.rpartition(".")[2]) if place is not None else None
+        owner = _owner(model, name)
+        value = owner.get(name.rpartition(".")[2]) if owner is not None else None
         if value is None:
             return None
         tensors.append(value)
@@ -52,15 +51,15 @@ def find(model: torch.nn.Module, names: Sequence[str]) -> list[torch.Tensor] | N
 
 
 def share(model: torch.nn.Module, names: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-    """Put these very tensors in place of the model's own of these names, all of which it has."""
+    """Replace the model's tensors of these names, which must exist, by these."""
     for name, tensor in zip(names, tensors, strict=True):
-        place, last = _place(model, name), name.rpartition(".")[2]
-        assert place is not None
-        if place.get(last) is not tensor:
-            place[last] = tensor
+        owner, last = _owner(model, name), name.rpartition(".")[2]
+        assert owner is not None
+        if owner.get(last) is not tensor:
+            owner[last] = tensor
 
 
-def _place(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor | None] | None:
+def _owner(model: torch.nn.Module, name: str) -> dict[str, torch.Tensor | None] | None:
     *path, last = name.split(".")
     at: torch.nn.Module | None = model
     for part in path:
@@ -95,8 +94,8 @@ class KernelErrorCode(RuntimeError):
 
 
 class CKernel:
-    """The function `table.entry` of the library in `table.folder`. Raises KernelUnavailable where
-    it cannot be loaded or built."""
+    """The function `table.entry` of the library in `table.folder`. Raises KernelUnavailable if it
+    cannot be loaded or built."""
 
     def __init__(self, table: DispatchTable) -> None:
         self._entry = table.entry
@@ -107,7 +106,7 @@ class CKernel:
             raise KernelUnavailable(f"the library has no function {table.entry}") from problem
         self._function.restype = ctypes.c_int
         self._function.argtypes = (ctypes.POINTER(_TensorArgument), ctypes.POINTER(_CallCounts))
-        self._kept: dict[str, Any] = {}
+        self._structures: dict[str, Any] = {}  # by name of the case
 
     def __call__(
         self, row: Row, inputs: Sequence[Any], weights: Sequence[torch.Tensor], device: torch.device
@@ -115,11 +114,12 @@ class CKernel:
         arguments = [_tensor(value, device) for value in inputs]
         results = [torch.empty(shape, dtype=dtype, device=device) for dtype, shape in row.outputs]
         tensors = [*arguments, *weights, *results]
-        if row.name not in self._kept:
-            self._kept[row.name] = _described(tensors)
-        packed = type(self._kept[row.name][0]).from_buffer_copy(self._kept[row.name][0])
-        for place, tensor in zip(packed, tensors, strict=True):
-            place.data = tensor.data_ptr()
+        if row.name not in self._structures:
+            self._structures[row.name] = _described(tensors)
+        template, _ = self._structures[row.name]
+        packed = type(template).from_buffer_copy(template)
+        for argument, tensor in zip(packed, tensors, strict=True):
+            argument.data = tensor.data_ptr()
         stream = torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else None
         counts = _CallCounts(len(arguments), len(weights), len(results), stream)
         code = self._function(packed, ctypes.byref(counts))
@@ -136,18 +136,18 @@ def _tensor(value: Any, device: torch.device) -> torch.Tensor:
 
 
 def _described(tensors: Sequence[torch.Tensor]) -> tuple[Any, list[Any]]:
-    """The structures without data, and the arrays that they point into."""
+    """The structures without data, and the arrays that they point into, which must stay alive."""
     packed = (_TensorArgument * len(tensors))()
-    kept: list[Any] = []
-    for place, tensor in zip(packed, tensors, strict=True):
+    arrays: list[Any] = []
+    for argument, tensor in zip(packed, tensors, strict=True):
         sizes = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.shape)
         strides = (ctypes.c_int64 * max(1, tensor.dim()))(*tensor.stride())
-        place.dtype = DTYPE_CODES[tensor.dtype]
-        place.ndim = tensor.dim()
-        place.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
-        place.stride = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
-        kept += [sizes, strides]
-    return packed, kept
+        argument.dtype = DTYPE_CODES[tensor.dtype]
+        argument.ndim = tensor.dim()
+        argument.shape = ctypes.cast(sizes, ctypes.POINTER(ctypes.c_int64))
+        argument.stride = ctypes.cast(strides, ctypes.POINTER(ctypes.c_int64))
+        arrays += [sizes, strides]
+    return packed, arrays
 
 
 class PythonKernel:
@@ -161,10 +161,10 @@ class PythonKernel:
     def __call__(
         self, row: Row, inputs: Sequence[Any], weights: Sequence[torch.Tensor], device: torch.device
     ) -> list[torch.Tensor]:
-        place = (row.dtype, device)
-        if place not in self._models:
-            self._models[place] = self._model(row, device)
-        model = self._models[place]
+        key = (row.dtype, device)
+        if key not in self._models:
+            self._models[key] = self._model(row, device)
+        model = self._models[key]
         if weights:
             share(model, [name for name, _, _ in row.weights], weights)
         result = model(*inputs)
@@ -173,7 +173,7 @@ class PythonKernel:
         return list(result) if isinstance(result, tuple | list) else [result]
 
     def _model(self, row: Row, device: torch.device) -> Any:
-        """Raises KernelUnavailable where it would not take the caller's weights."""
+        """A model of the kernel. Raises KernelUnavailable if it does not take these weights."""
         with torch.random.fork_rng(devices=[]):
             model = self._class(*self._arguments[: row.argument_count])
         names = [name for name, _, _ in row.weights]

@@ -1,5 +1,5 @@
-"""The kernel of a package as a shared library: the shipped one where it fits this machine, else one
-built here from the shipped source.
+"""The kernel of a package as a shared library: the shipped one if it fits this machine, else one
+that is built here from the shipped source.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 RECORD = "build.json"
-CACHE = "KERNLORE_KERNEL_CACHE"  # environment variable: folder of libraries that were built here
+CACHE = "KERNLORE_KERNEL_CACHE"  # environment variable with the folder of built libraries
 SECONDS = 300.0
 # Architectures whose newest instructions need the suffix `a`.
 SPECIFIC = (90, 100, 103, 120, 121)
@@ -30,7 +30,7 @@ SETS = (
 
 
 class KernelUnavailable(Exception):
-    """The kernel cannot be used here; the message says why and what to do."""
+    """The kernel cannot be used here; the message has the reason and a remedy."""
 
 
 def machine() -> dict[str, Any]:
@@ -44,7 +44,7 @@ def machine() -> dict[str, Any]:
 
 
 def _instructions() -> set[str]:
-    """Empty where the system does not say."""
+    """Instruction sets; empty if the system does not report them."""
     path = Path("/proc/cpuinfo")
     if not path.is_file():
         return set()
@@ -58,10 +58,8 @@ def _instructions() -> set[str]:
 
 
 def open_library(folder: Path, apart: bool) -> ctypes.CDLL:
-    """Load the shipped library where it fits this machine, else a library built here.
-
-    `apart` loads a private copy, for kernels that keep what they packed. Raises KernelUnavailable.
-    """
+    """Load the shipped library if it fits this machine, else one that is built here. `apart` loads
+    a private copy, for kernels that cache packed weights. Raises KernelUnavailable."""
     record = json.loads((folder / RECORD).read_text(encoding="utf-8"))
     unfit = _unfit(folder, record)
     if unfit is None:
@@ -86,8 +84,8 @@ def _load(path: Path, apart: bool) -> ctypes.CDLL:
 
 
 def _unfit(folder: Path, record: Mapping[str, Any]) -> str | None:
-    """Why the shipped library is not for this machine; None where it is. Looked at before it is
-    loaded: a damaged file or an unknown instruction would end the process."""
+    """Reason why the shipped library does not fit this machine, or None. Checked before it is
+    loaded, since a damaged file or an unknown instruction would end the process."""
     if not record["library"]:
         return str(record["note"]) or "no library was shipped"
     path = folder / record["library"]
@@ -109,12 +107,8 @@ def digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-# -- building
-
-
 def _built_here(folder: Path, record: Mapping[str, Any], unfit: str) -> Path:
-    """The cached library for this source, these flags and this machine; built where there is
-    none."""
+    """The cached library for this source, these flags and this machine, built if missing."""
     arch = _gpu_architecture() if record["compiler"] == "nvcc" else ""
     identity = [
         *((name, digest(folder / name)) for name in record["sources"]),

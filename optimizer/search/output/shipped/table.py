@@ -1,5 +1,5 @@
-"""The measured cases of a package, from its dispatch.json, and what a call must look like to be
-one of them: its inputs, and constructor arguments as plain values that can be compared.
+"""The measured cases of a package, from its dispatch.json, and the form of their calls: inputs, and
+constructor arguments as comparable values.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ Key = tuple[Any, ...]
 def constructor_arguments(
     cls: type, args: Sequence[Any], named: Mapping[str, Any]
 ) -> tuple[dict[str, Any], list[Any]]:
-    """A constructor's arguments by name as plain values, and in the order of their positions;
-    defaults are included."""
+    """A constructor's arguments by name as plain values, and by position; includes defaults."""
     bound = inspect.signature(cls).bind(*args, **named)
     bound.apply_defaults()
     return {name: plain(value) for name, value in bound.arguments.items()}, list(bound.args)
 
 
 def plain(value: Any) -> Any:
-    """A value as JSON holds it; a value that cannot be compared becomes {UNKNOWN: its type}."""
+    """A value as JSON; one that cannot be compared becomes {UNKNOWN: its type}."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
@@ -42,7 +41,7 @@ def plain(value: Any) -> Any:
 
 
 def comparable(value: Any) -> bool:
-    """Whether nothing in a plain value is unknown."""
+    """Whether a plain value contains nothing unknown."""
     if isinstance(value, dict):
         return UNKNOWN not in value and all(map(comparable, value.values()))
     return not isinstance(value, list) or all(map(comparable, value))
@@ -50,12 +49,12 @@ def comparable(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Row:
-    """A measured case. `wins` says whether the kernel takes its calls, `why` gives the reason.
+    """A measured case. `wins`: the kernel takes its calls; `why` gives the reason.
 
     `key` holds dtype and shape of every input, the type's name for a Python number. `values` holds
-    the inputs that are Python numbers and had the same value every time, None for all others.
-    `weights` are name, dtype and shape in state_dict order; `outputs` are dtype and shape;
-    `container` is the type in which the reference returns them.
+    the constant values of Python numbers, None for all other inputs. `weights` are name, dtype and
+    shape in state_dict order; `outputs` are dtype and shape; `container` is the type in which the
+    reference returns them.
     """
 
     name: str
@@ -73,9 +72,8 @@ class Row:
 
 @dataclass
 class DispatchTable:
-    """The dispatch table of a package. `kind` is `library` or `python`; it is empty where there is
-    no kernel, then `reason` says why. `broken` is set when the kernel turns out to be unusable in
-    this process, and says why."""
+    """The dispatch table of a package. `kind` is `library`, `python`, or "" without a kernel, with
+    the `reason`. `broken` is the reason why the kernel is unusable in this process."""
 
     folder: Path
     kind: str
@@ -140,7 +138,7 @@ def _form(dtype: str, shape: Sequence[int]) -> tuple[torch.dtype, tuple[int, ...
 
 
 def key_of(inputs: Sequence[Any]) -> Key:
-    """The key of a call: equal for calls with the same dtypes and shapes."""
+    """The key of a call, equal for equal dtypes and shapes."""
     return tuple(
         (value.dtype, value.shape) if isinstance(value, torch.Tensor) else type(value).__name__
         for value in inputs

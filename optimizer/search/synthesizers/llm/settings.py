@@ -1,7 +1,6 @@
-"""What can be set about language models: which models, how often, how long, and with what tools;
-and how their keys are kept out of what is stored.
+"""Settings of language models, and the redaction of their keys.
 
-Standard library only. The budget in USD is the run's, not theirs.
+Standard library only. The budget in USD belongs to the run.
 """
 
 from __future__ import annotations
@@ -9,8 +8,9 @@ from __future__ import annotations
 import os
 import random
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from kb.errors import InvalidRequest
 
@@ -20,7 +20,15 @@ _SECRET_FORM = re.compile(
     r"\b(?:sk|pk|rk|xai)-[A-Za-z0-9_*-]{12,}|\b(?:gsk|hf)_[A-Za-z0-9]{20,}"
     r"|\bAIza[A-Za-z0-9_-]{20,}|(?<=Bearer )[^\s\"',]+|(?<=://)[^/\s@]+:[^/\s@]+(?=@)"
 )
-LEAST_GIVEN, LEAST_NAMED = 4, 12  # characters; shorter values would take ordinary words out
+# Keys in the row of a run, and the fields of ModelOptions.
+_REMEMBERED = {
+    "models": "models",
+    "api_base": "api_base",
+    "context_tokens": "context_tokens",
+    "tools": "tools",
+    "model_seconds": "timeout_s",
+}
+LEAST_GIVEN, LEAST_NAMED = 4, 12  # characters; shorter values would remove ordinary words
 
 
 @dataclass(frozen=True)
@@ -41,15 +49,13 @@ class WeightedModel:
 
 @dataclass(frozen=True)
 class LlmSettings:
-    """How models are called. Raises InvalidRequest for values out of range.
+    """Settings of the calls. Raises InvalidRequest for values out of range.
 
-    `context_tokens` bounds what the knowledge base packs into a prompt.
-
-    `api_base` and `api_key` are None for litellm's usual environment variables. `timeout_s` bounds
-    a call, in seconds. `retries` counts tries after the first, where the provider is busy or
-    broken. `tools` says whether a model may call tools; `tool_rounds` is how many answers of a
-    conversation may be tool calls. `repair_rounds` is how often a model gets its answer back with
-    the error.
+    `api_base` and `api_key` are None for litellm's environment variables. `context_tokens` bounds
+    the retrieved knowledge in a prompt. `timeout_s` bounds a call. `retries` counts further tries
+    while the provider is busy or broken. `tools` allows tool calls, in at most `tool_rounds`
+    answers of a conversation. `repair_rounds` is how often a model gets its answer back with the
+    error.
     """
 
     models: tuple[WeightedModel, ...]
@@ -79,12 +85,16 @@ class LlmSettings:
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """What a search says about its models beside their names: the address of an OpenAI-compatible
-    server, the room for knowledge in a prompt, and whether models may call tools (None: those that
-    litellm knows to take them), and the longest time of one call in seconds. `replay` is the id of
-    a run whose stored transcripts answer in place of the models. `check` holds the names of a
-    candidate against the chip's before it is compiled."""
+    """The language models of a search; `models` has the form `name=weight,name`, "" for none.
 
+    `api_base` is the address of an OpenAI-compatible server. `context_tokens` bounds the retrieved
+    knowledge in a prompt. `tools` allows tool calls (None: if litellm knows that all models take
+    them). `timeout_s` bounds a call. `replay` is the id of a run whose stored transcripts answer
+    instead of the models. `check` compares the names in a candidate with the chip's before it is
+    compiled.
+    """
+
+    models: str = ""
     api_base: str | None = None
     context_tokens: int = 48_000
     tools: bool | None = None
@@ -92,9 +102,41 @@ class ModelOptions:
     replay: str | None = None
     check: bool = True
 
+    def remembered(self, log: Callable[[str], None]) -> dict[str, Any]:
+        """The options that a run stores, so that it can be resumed; {} without models. An address
+        that holds a secret is left out, which is logged."""
+        if not self.models:
+            return {}
+        address = self.api_base
+        if address is not None and ("?" in address or Redaction().error(address) != address):
+            log("the address of the models may hold a key and is not stored: give --api-base")
+            address = None
+        stored = {key: getattr(self, name) for key, name in _REMEMBERED.items()}
+        return {**stored, "api_base": address}
+
+    @classmethod
+    def to_resume(
+        cls,
+        asked: Mapping[str, Any],
+        models: str = "",
+        api_base: str | None = None,
+        model_seconds: float | None = None,
+        context_tokens: int | None = None,
+    ) -> ModelOptions:
+        """The options of a run that is resumed: those that it stored (`remembered`; {} for a run of
+        an older version), replaced by those that are given now."""
+        stored = {name: asked[key] for key, name in _REMEMBERED.items() if key in asked}
+        given = {
+            "models": models or None,
+            "api_base": api_base,
+            "timeout_s": model_seconds,
+            "context_tokens": context_tokens,
+        }
+        return cls(**{**stored, **{n: value for n, value in given.items() if value is not None}})
+
 
 def models_from(text: str) -> tuple[WeightedModel, ...]:
-    """`a=2,b` -> a with weight 2 and b with weight 1. Raises InvalidRequest."""
+    """Parse `a=2,b`: a with weight 2 and b with weight 1. Raises InvalidRequest."""
     return tuple(_model(part.strip()) for part in text.split(",") if part.strip())
 
 
@@ -111,11 +153,8 @@ def _model(text: str) -> WeightedModel:
 
 
 def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -> str:
-    """The name of the model for an attempt at a step, drawn by weight.
-
-    `attempt` counts the earlier attempts at this step; each attempt draws again, so that a dead
-    model among several does not end a run.
-    """
+    """The model for an attempt at a step, drawn by weight. `attempt` counts the earlier attempts;
+    each draws again, so that a failing model among several does not end a run."""
     chance = random.Random(f"{seed}:{step}:model")
     names = [model.name for model in models]
     weights = [model.weight for model in models]
@@ -123,11 +162,8 @@ def drawn(models: Sequence[WeightedModel], seed: int, step: int, attempt: int) -
 
 
 class Redaction:
-    """Takes secrets out of what is stored or shown: configured keys, and text that looks like a
-    key.
-
-    `secrets` are known beside those of the environment; None and very short values are ignored.
-    """
+    """Removes secrets from stored and shown texts: `secrets`, the keys in environment variables,
+    and text that looks like a key. None and very short values are ignored."""
 
     def __init__(self, *secrets: str | None) -> None:
         named = [value for name, value in os.environ.items() if _SECRET_NAME.search(name)]
@@ -136,13 +172,13 @@ class Redaction:
         self._known = sorted(known, key=len, reverse=True)
 
     def known(self, text: str) -> str:
-        """The text without the secrets of this process. For source code and answers, in which text
-        that only looks like a key is a name."""
+        """The text without known secrets; for source code and answers, in which names may look
+        like keys."""
         for secret in self._known:
             text = text.replace(secret, REMOVED)
         return text
 
     def error(self, text: str) -> str:
-        """The text without these secrets and without anything of their form: providers quote keys
+        """The text without known secrets and text that looks like a key, since providers quote keys
         in part."""
         return _SECRET_FORM.sub(REMOVED, self.known(text))

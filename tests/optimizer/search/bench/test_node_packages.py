@@ -17,7 +17,7 @@ NEEDED = {"torch", "numpy", "pydantic", "google-re2"}  # beside Ray, and Triton 
 PROGRAM = """\
 import sys
 sys.modules.update(dict.fromkeys({modules!r}))  # None: an import of it fails
-import optimizer.search.bench.on_cluster, optimizer.evaluation.diagnose
+import optimizer.search.bench.on_node, optimizer.evaluation.diagnose
 import optimizer.evaluation.runner.zygote, optimizer.evaluation.toolchains.registry
 """
 

@@ -17,9 +17,8 @@ from benchmarks.search.model_writes.chips import Chip
 from kb.errors import Conflict
 from optimizer.search.goal import Goal
 from optimizer.search.records import Node
-from optimizer.search.runs.models import asked_models, models_to_go_on
+from optimizer.search.runs.export import export_run, write_result
 from optimizer.search.runs.optimize import FinishedRun, RunInterrupted, optimize
-from optimizer.search.runs.portable import export_run, write_result
 from optimizer.search.runs.run_store import cancel_run, run_account, run_store
 from optimizer.search.synthesizers.base import Asking
 from optimizer.search.synthesizers.llm.settings import ModelOptions
@@ -64,8 +63,7 @@ class Place:
             replace(goal, **changes),
             self.chip.id,
             listener or RecordingListener(),
-            models=MODEL,
-            model_options=ModelOptions(self.server.url, tools=False),
+            models=ModelOptions(MODEL, self.server.url, tools=False),
             run_id=run,
         )
 
@@ -106,7 +104,7 @@ def cancelled(place: Place) -> FinishedRun:
 
 def stored(place: Place, run: str) -> FinishedRun:
     from optimizer.evaluation.problem.load import load_problem
-    from optimizer.search.runs.portable import outcome_of
+    from optimizer.search.runs.export import outcome_of
 
     store = run_store(place.base.services)
     row, tree = store.run(run), Tree(store.nodes(run))
@@ -237,16 +235,17 @@ def test_a_run_is_continued_with_the_models_that_it_asked(place: Place) -> None:
 def test_another_address_and_time_replace_those_of_the_run(place: Place) -> None:
     asked = {"models": "a=2", "api_base": "http://x/v1", "context_tokens": 9_000, "tools": None}
     asked["model_seconds"] = 900.0
-    assert models_to_go_on(asked) == ("a=2", ModelOptions("http://x/v1", 9_000, None, 900.0))
-    models, options = models_to_go_on(asked, api_base="http://y/v1", model_seconds=5.0)
-    assert (models, options.api_base, options.timeout_s) == ("a=2", "http://y/v1", 5.0)
-    assert models_to_go_on({}) == ("", ModelOptions())  # a run of an older version
+    same = ModelOptions("a=2", "http://x/v1", 9_000, None, 900.0)
+    assert ModelOptions.to_resume(asked) == same
+    options = ModelOptions.to_resume(asked, api_base="http://y/v1", model_seconds=5.0)
+    assert (options.models, options.api_base, options.timeout_s) == ("a=2", "http://y/v1", 5.0)
+    assert ModelOptions.to_resume({}) == ModelOptions()  # a run of an older version
 
 
 @pytest.mark.parametrize("address", ["http://me:pass@host/v1", "http://host/v1?key=abc"])
 def test_an_address_with_a_secret_is_not_stored(address: str) -> None:
     listener = RecordingListener()
-    assert asked_models(MODEL, ModelOptions(address), listener)["api_base"] is None
+    assert ModelOptions(MODEL, address).remembered(listener.log)["api_base"] is None
     assert "not stored" in listener.messages[0]
 
 
@@ -265,8 +264,7 @@ def test_one_process_works_on_a_run_and_shows_what_it_does(place: Place) -> None
             row.goal,
             row.hardware,
             listener,
-            models=MODEL,
-            model_options=ModelOptions(place.server.url, tools=False),
+            models=ModelOptions(MODEL, place.server.url, tools=False),
             resume=row.id,
         )
 

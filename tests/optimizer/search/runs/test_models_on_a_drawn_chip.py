@@ -19,8 +19,9 @@ from kb.settings import Settings
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.search.bench.local import problem_view
 from optimizer.search.goal import Goal
+from optimizer.search.runs.hardware_view import hardware_view_of
 from optimizer.search.runs.models import MAX_DRAFTS, ModelTools
-from optimizer.search.runs.optimize import FinishedRun, hardware_view_of, optimize
+from optimizer.search.runs.optimize import FinishedRun, optimize
 from optimizer.search.runs.places import places_for
 from optimizer.search.synthesizers.llm.settings import ModelOptions
 from optimizer.search.tree import last_failure
@@ -103,8 +104,7 @@ def ran(place: Place) -> Iterator[tuple[FinishedRun, ModelServer]]:
             goal,
             place.chip.id,
             RecordingListener(),
-            models=MODEL,
-            model_options=ModelOptions(server.url, tools=False),
+            models=ModelOptions(MODEL, server.url, tools=False),
         )
     yield finished, server
     server.close()

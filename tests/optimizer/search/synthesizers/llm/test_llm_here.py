@@ -16,7 +16,7 @@ from optimizer.search.records import (
     Proposal,
     node_from_json,
 )
-from optimizer.search.runs.machine import machine_here, machine_of
+from optimizer.search.runs.hardware_view import machine_here, machine_of
 from optimizer.search.synthesizers.base import HardwareView, ProposalContext
 from optimizer.search.synthesizers.llm.prompt import ModelPrompt, compose
 from optimizer.search.synthesizers.llm.templates import Fence

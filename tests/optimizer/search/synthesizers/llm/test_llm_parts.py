@@ -360,10 +360,10 @@ def test_a_model_without_its_key_is_refused_before_anything_is_measured(
     for name in ("OPENAI_API_KEY", "GEMINI_API_KEY", "GOOGLE_API_KEY"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InvalidRequest, match="openai/any needs a key") as refused:
-        check_keys("hosted_vllm/local,openai/any=2", ModelOptions())
+        check_keys(ModelOptions("hosted_vllm/local,openai/any=2"))
     assert "export OPENAI_API_KEY=" in refused.value.hint
     with pytest.raises(InvalidRequest, match="GOOGLE_API_KEY or GEMINI_API_KEY"):
-        check_keys("gemini/any", ModelOptions())
-    check_keys("openai/any", ModelOptions(replay="run_1"))
+        check_keys(ModelOptions("gemini/any"))
+    check_keys(ModelOptions("openai/any", replay="run_1"))
     monkeypatch.setenv("OPENAI_API_KEY", "any")
-    check_keys("openai/any", ModelOptions())
+    check_keys(ModelOptions("openai/any"))

@@ -14,7 +14,7 @@ from optimizer.evaluation.correctness.undecided import MOST_SHARE
 from optimizer.evaluation.problem.least import too_little
 from optimizer.evaluation.records import CaseTiming, EvaluationVerdict
 from optimizer.search.records import Node
-from optimizer.search.runs.machine import clock, rates_of
+from optimizer.search.runs.hardware_view import clock_megahertz, rates_of
 from optimizer.search.synthesizers.base import CaseView, ProposalContext
 from optimizer.search.synthesizers.llm.prompt import compose
 from optimizer.search.synthesizers.llm.templates import Fence, data, template
@@ -97,7 +97,7 @@ def test_the_clock_is_that_of_the_operating_system() -> None:
     assert machine is not None
     here = replace(cpu(), machine=replace(machine, megahertz=2445.4))
     assert "gives it: 2.45 GHz" in block(prompt(first(hardware=here)).user, "hardware")
-    assert clock() is None or 100 < clock() < 10_000  # type: ignore[operator]
+    assert clock_megahertz() is None or 100 < clock_megahertz() < 10_000  # type: ignore[operator]
 
 
 def test_the_share_of_the_roof_is_said_where_it_was_measured() -> None:

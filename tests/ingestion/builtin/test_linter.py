@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from api.cli.commands.knowledge import vocabulary
-from ingestion.linter import lint_folder
+from ingestion.builtin.linter import lint_folder
 
 pytestmark = pytest.mark.slow(seconds=3)
 
-SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
 WORDS = " ".join(["word"] * 80)
 MOVE = """
   - id: wider
@@ -116,8 +116,8 @@ def test_a_correct_folder_is_clean(tmp_path: Path) -> None:
         ("problem.op ==", "problem.operator ==", "unknown problem word 'operator'"),
         ("'matmul'", "'gemm'", "problem.op is never 'gemm'"),
         ("problem.op == 'matmul'", "problem.dtype in ['fp16']", "problem.dtype is never 'fp16'"),
-        ("limit: vector_load_max", "limit: vector_max", "limit vector_max is no fact key"),
-        ('section: "One"', 'section: "Five"', "section 'Five' is no heading"),
+        ("limit: vector_load_max", "limit: vector_max", "limit vector_max is not a fact key"),
+        ('section: "One"', 'section: "Five"', "section 'Five' is not a heading"),
         ("to: 16}", 'to: "as wide as it goes"}', "write a number or one word"),
         (", to: 16}", "}", "direction set needs `to`"),
         ("role: vector", "role: vectr", "has no known role"),
@@ -128,7 +128,7 @@ def test_a_correct_folder_is_clean(tmp_path: Path) -> None:
         ("hardware: []", "hardware: [x2]", "unknown hardware 'x2'"),
         ("# A play-book", "# Another title", "the first heading is not the title"),
         ("`memory_bound` ", "", "signal memory_bound is listed but never named"),
-        ("## Two", "## One", "heading 'One' stands twice"),
+        ("## Two", "## One", "heading 'One' is used twice"),
         (f"## Four\n\n{WORDS}", "## Four\n\nToo short.", "section 'Four' has 2 words"),
         ("languages: []\n", "", "front matter lacks languages"),
     ],

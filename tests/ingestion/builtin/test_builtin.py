@@ -16,7 +16,7 @@ from ingestion.builtin import (
     load_builtin,
     load_hardware,
 )
-from ingestion.findings.moves import moves_of
+from ingestion.findings.front_matter import moves_of
 from kb.errors import InvalidKnowledge
 from kb.hardware.lineage import registry_problems
 from kb.hardware.schema import parse_hardware
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow(seconds=5)
 if TYPE_CHECKING:
     from tests.fixtures import Store
 
-SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
 DOCUMENT = "---\ntitle: {title}\nlanguages: [triton]\nsources: []\n---\n# {title}\n\n{text}\n"
 
 

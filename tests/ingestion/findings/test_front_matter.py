@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ingestion.findings.moves import moves_of
+from ingestion.findings.front_matter import moves_of
 from kb.catalog.knowledge import moves as stored
 from kb.errors import InvalidKnowledge, InvalidPredicate
 from kb.scope import ScopeFilter

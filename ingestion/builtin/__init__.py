@@ -1,8 +1,9 @@
-"""The built-in knowledge into the store: hardware specs parents first, then every document, as
-`builtin` uploads.
+"""Load the built-in knowledge into the store: hardware specs, parents first, then every document as
+a `builtin` upload.
 
-Runs at every start; unchanged files cost one hash each. Built-in documents whose file is gone are
-removed, but not where the folder holds none at all."""
+Runs at every start; an unchanged file costs one hash. Built-in documents without a file are
+removed, unless the folder is missing or empty, such as an unmounted volume: then nothing is loaded
+and nothing removed."""
 
 from __future__ import annotations
 
@@ -15,8 +16,7 @@ from typing import Any
 
 import yaml
 
-from ingestion.knowledge_folder import check_knowledge_folder
-from ingestion.shipped_samples import shipped_samples
+from ingestion.builtin.samples import shipped_samples
 from ingestion.uploads import Upload, Uploads
 from kb.catalog import meta
 from kb.catalog.engine import Catalog
@@ -42,11 +42,10 @@ class BuiltinReport:
 
 
 def loaded_by_newer(catalog: Catalog, version: str) -> str | None:
-    """The version of the newest Kernlore that has loaded its built-in knowledge into a catalog on a
-    server, where that is newer than this one; None otherwise, and that stands there from now on.
+    """The version of a newer Kernlore that has loaded its built-in knowledge into a catalog on a
+    server; None if this one is the newest, which the catalog then records.
 
-    While replicas are replaced one by one, an older one that starts again must not put back what
-    the newer ones have replaced.
+    An older replica that starts again during an upgrade must not undo the work of newer ones.
     """
     if not catalog.on_server:
         return None
@@ -61,9 +60,7 @@ def loaded_by_newer(catalog: Catalog, version: str) -> str | None:
 
 
 def _release(version: str) -> tuple[tuple[int, ...], bool]:
-    """The numbers of a version, by which releases are ordered; a candidate comes before its
-    release.
-    """
+    """A sort key for versions; a release candidate comes before its release."""
     public = version.partition("+")[0]
     numbers = re.match(r"[\d.]*", public)
     release = numbers[0] if numbers else ""
@@ -77,9 +74,9 @@ def load_builtin(
     documents: Documents,
     specs: int | None = None,
 ) -> BuiltinReport:
-    """Bring the store up to the files of `folder` (hw_manuals). `specs` is how many chips were
-    registered from it, where that was done before. Raises InvalidKnowledge for a folder that is not
-    there or empty: the store stays as it is.
+    """Bring the store up to the files of `folder` (hw_manuals). `specs` is the number of chips
+    that were registered from it, if `load_hardware` has run. Raises InvalidKnowledge for a missing
+    or empty folder, and changes nothing.
     """
     check_knowledge_folder(folder)
     specs = load_hardware(folder, registry) if specs is None else specs
@@ -101,7 +98,7 @@ def load_builtin(
 
 
 def load_hardware(folder: Path, registry: HardwareRegistry) -> int:
-    """Register the built-in chips; returns how many there are. Raises as `load_builtin`."""
+    """Register the built-in chips; returns their number. Raises as `load_builtin`."""
     check_knowledge_folder(folder)
     specs = builtin_hardware(folder)
     for spec in specs:
@@ -133,15 +130,15 @@ def builtin_hardware(folder: Path) -> list[HardwareSpec]:
 
 
 def builtin_documents(folder: Path) -> list[Upload]:
-    """Every document of the folder with the scope that its place and front matter give it, and one
-    for every whole kernel under samples/."""
+    """Every document of the folder, with the scope of its path and front matter, and one for every
+    kernel under samples/."""
     return [document.upload() for document in _documents(folder)]
 
 
 @dataclass(frozen=True)
-class _Document:
-    """A document of the folder. `upload` reads its front matter, which one that is stored already
-    does without.
+class _FolderDocument:
+    """A document of the folder. `upload` parses its front matter, which is not needed if the bytes
+    are stored already.
     """
 
     source_key: str
@@ -149,7 +146,7 @@ class _Document:
     upload: Callable[[], Upload]
 
 
-def _documents(folder: Path) -> Iterator[_Document]:
+def _documents(folder: Path) -> Iterator[_FolderDocument]:
     for name, category in _FOLDERS.items():
         for path in sorted((folder / name).glob("*.md")):
             yield _document(folder, path, category, ())
@@ -157,12 +154,14 @@ def _documents(folder: Path) -> Iterator[_Document]:
         yield _document(folder, path, "hardware", (path.parent.name,))
     for sample in shipped_samples(folder):
         upload = sample.upload()
-        yield _Document(str(upload.source_key), upload.data, partial(replace, upload))
+        yield _FolderDocument(str(upload.source_key), upload.data, partial(replace, upload))
 
 
-def _document(folder: Path, path: Path, category: str, hardware: tuple[str, ...]) -> _Document:
+def _document(
+    folder: Path, path: Path, category: str, hardware: tuple[str, ...]
+) -> _FolderDocument:
     key, data = f"builtin/{path.relative_to(folder).as_posix()}", path.read_bytes()
-    return _Document(key, data, partial(_upload, path, key, data, category, hardware))
+    return _FolderDocument(key, data, partial(_upload, path, key, data, category, hardware))
 
 
 def _upload(path: Path, key: str, data: bytes, category: str, hardware: tuple[str, ...]) -> Upload:
@@ -193,3 +192,20 @@ def front_matter(text: str, origin: str) -> Mapping[str, Any]:
     if not isinstance(loaded, dict):
         raise InvalidKnowledge(f"the front matter of {origin} is no mapping", hint="See FORMAT.md.")
     return loaded
+
+
+_DOCUMENTS = ("constraints/*.md", "guidance/*.md", "hardware/*/*.md", "samples/*/samples.toml")
+
+
+def check_knowledge_folder(folder: Path) -> None:
+    """Raise InvalidKnowledge if the folder does not exist or has no document."""
+    if any(any(folder.glob(pattern)) for pattern in _DOCUMENTS):
+        return
+    problem = "holds no document"
+    if not folder.is_dir():
+        problem = "is not a folder" if folder.exists() else "does not exist"
+    raise InvalidKnowledge(
+        f"the folder of the built-in knowledge, {folder.absolute()}, {problem}",
+        hint="Correct KERNLORE_KNOWLEDGE_DIR, or mount that folder; without the setting, the folder"
+        " that ships is loaded. Nothing was changed.",
+    )

@@ -10,18 +10,31 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pytest
 
 from ingestion.builtin import builtin_documents, builtin_hardware, load_builtin
+from ingestion.builtin.precomputed import (
+    READINGS_FILE,
+    VECTORS_FILE,
+    RecordingReader,
+    ShippedReadings,
+    embed_folder,
+    put_shipped,
+    read_vectors,
+    reading_to_json,
+    write_readings,
+    write_vectors,
+)
 from ingestion.formats import parse
-from ingestion.on_node import File
-from ingestion.read import ReadDocument, read_document
-from ingestion.shipped_documents import AT_ONCE
-from ingestion.shipped_readings import FILE, Recorder, ShippedReadings, as_stored, write_readings
-from ingestion.worker import Parts, Worker
+from ingestion.read import DocumentFile, LocalReader, ReadDocument
+from ingestion.worker import SHIPPED_AT_ONCE, Worker
 from kb.catalog import tables as t
-from tests.ingestion.test_builtin import DOCUMENT, folder, write  # noqa: F401  (a fixture)
-from tests.shared import BUILTIN
+from kb.catalog.knowledge import embeddings
+from kb.embedding import LocalEmbedder
+from tests.api.cli_process import kernlore
+from tests.ingestion.builtin.test_builtin import DOCUMENT, folder, write  # noqa: F401  (a fixture)
+from tests.shared import BUILTIN, once, read_builtin_knowledge
 
 pytestmark = pytest.mark.slow(seconds=5)
 
@@ -30,11 +43,9 @@ if TYPE_CHECKING:
     from tests.fixtures import Store
 
 
-def worker_of(store: Store, shipped: ShippedReadings | None, elsewhere: Any = None) -> Worker:
-    stores = (store.catalog, store.blobs, store.jobs, store.registry)
-    return Worker(
-        Parts(*stores, store.embedder, store.tagger, store.parsers, elsewhere, shipped), 60.0
-    )
+def worker_of(store: Store, shipped: ShippedReadings) -> Worker:
+    reader = LocalReader(store.embedder, store.tagger, store.parsers.parse_bytes)
+    return store.worker_with(reader, shipped=shipped)
 
 
 def shipped_in(store: Store, knowledge: Path) -> ShippedReadings:
@@ -45,13 +56,13 @@ def load(store: Store, knowledge: Path) -> None:
     load_builtin(knowledge, store.registry, store.uploads, store.documents)
 
 
-def ship(store: Store, knowledge: Path) -> Recorder:
+def ship(store: Store, knowledge: Path) -> RecordingReader:
     """Write the readings of a folder whose chips are registered."""
     load_builtin(knowledge, store.registry, store.uploads, store.documents)
-    recorder = Recorder(shipped_in(store, knowledge), store.embedder, store.tagger)
-    worker_of(store, None, recorder).drain()
-    write_readings(knowledge, recorder.readings)
-    return recorder
+    reader = RecordingReader(shipped_in(store, knowledge), store.embedder, store.tagger)
+    store.worker_with(reader).drain()
+    write_readings(knowledge, reader.readings)
+    return reader
 
 
 def stored(store: Store) -> list[tuple[Any, ...]]:
@@ -85,19 +96,12 @@ def test_every_reading_that_ships_is_what_reading_gives(store: Store) -> None:
     specs: dict[str, HardwareSpec] = {spec.id: spec for spec in builtin_hardware(BUILTIN)}
     shipped = ShippedReadings(BUILTIN, store.embedder, tagger)
     for upload in builtin_documents(BUILTIN):
-        file = File(upload.data, upload.name, upload.hardware, upload.languages, False)
+        hardware, languages = (tuple(sorted(of)) for of in (upload.hardware, upload.languages))
+        file = DocumentFile(upload.data, upload.name, hardware, languages, False)
         kept = shipped.find_file(file, specs)
         assert kept is not None, f"{upload.source_key} does not ship"
-        anew = read_document(
-            parse(file.data, file.name),
-            store.embedder,
-            tagger,
-            sorted(file.hardware),
-            specs,
-            sorted(file.languages),
-            with_facts=False,
-        )
-        assert as_stored(kept) == as_stored(anew), upload.source_key
+        anew = LocalReader(store.embedder, tagger, parse).read(file, specs)
+        assert reading_to_json(kept) == reading_to_json(anew), upload.source_key
 
 
 @pytest.mark.embedded
@@ -110,7 +114,7 @@ def test_what_ships_is_stored_as_if_it_had_been_read(
     expected = stored(store)
     assert len(expected) == 3
     forget_documents(store)
-    monkeypatch.setattr("ingestion.worker.read_document", None)  # nobody may call it
+    monkeypatch.setattr("ingestion.read.read_document", None)  # nobody may call it
     load(store, folder)
     worker_of(store, shipped_in(store, folder)).drain()
     assert stored(store) == expected
@@ -133,7 +137,7 @@ def test_a_reading_is_used_only_where_it_would_come_out_so(
     ship(store, folder)
     specs = store.registry.all()
     (upload,) = (u for u in builtin_documents(folder) if u.name == "banks.md")
-    file = File(upload.data, upload.name, upload.hardware, upload.languages, False)
+    file = DocumentFile(upload.data, upload.name, upload.hardware, upload.languages, False)
     shipped = shipped_in(store, folder)
     assert isinstance(shipped.find_file(file, specs), ReadDocument)
     assert shipped.find_file(replace(file, data=file.data + b"\n"), specs) is None
@@ -150,7 +154,7 @@ def test_documents_are_read_where_the_file_cannot_be(
     content: bytes | None,
 ) -> None:
     if content is not None:
-        (folder / FILE).write_bytes(content)
+        (folder / READINGS_FILE).write_bytes(content)
     load(store, folder)
     worker_of(store, shipped_in(store, folder)).drain()
     assert len(stored(store)) == 3
@@ -159,9 +163,9 @@ def test_documents_are_read_where_the_file_cannot_be(
 def test_a_damaged_reading_is_read_anew(store: Store, folder: Path) -> None:  # noqa: F811
     ship(store, folder)
     forget_documents(store)
-    data = bytearray((folder / FILE).read_bytes())
+    data = bytearray((folder / READINGS_FILE).read_bytes())
     data[60:90] = bytes(30)
-    (folder / FILE).write_bytes(data)
+    (folder / READINGS_FILE).write_bytes(data)
     load(store, folder)
     worker_of(store, shipped_in(store, folder)).drain()
     assert len(stored(store)) == 3
@@ -174,14 +178,14 @@ def many(folder: Path, count: int) -> None:  # noqa: F811
 
 
 def test_an_upload_goes_before_the_built_in_rest(store: Store, folder: Path) -> None:  # noqa: F811
-    many(folder, 2 * AT_ONCE)
+    many(folder, 2 * SHIPPED_AT_ONCE)
     ship(store, folder)
     forget_documents(store)
     load(store, folder)
     mine = store.submit("mine.md", "# Mine\n\nThe wombat has eight lanes.\n")
     worker_of(store, shipped_in(store, folder)).read_all(threading.Event(), until_upload=True)
     assert store.job(mine).passages == 1
-    assert store.jobs.counts()["queued"] == 3 + 2 * AT_ONCE  # nothing built in was begun
+    assert store.jobs.counts()["queued"] == 3 + 2 * SHIPPED_AT_ONCE  # nothing built in was begun
 
 
 def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
@@ -189,7 +193,7 @@ def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
     folder: Path,  # noqa: F811
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    many(folder, AT_ONCE)
+    many(folder, SHIPPED_AT_ONCE)
     ship(store, folder)
     forget_documents(store)
     load(store, folder)
@@ -203,9 +207,10 @@ def test_a_transaction_that_fails_leaves_the_documents_to_be_read(
             raise RuntimeError("the third document of a batch")
         return store_version(*arguments)
 
-    monkeypatch.setattr("ingestion.shipped_documents.store_version", fails_once_begun)
+    monkeypatch.setattr("ingestion.worker.store_version", fails_once_begun)
     worker_of(store, shipped_in(store, folder)).drain()
-    assert len(stored(store)) == 3 + AT_ONCE and len(calls) == 3
+    documents = 3 + SHIPPED_AT_ONCE
+    assert len(stored(store)) == documents and len(calls) == 3 + documents
     with store.catalog.read() as connection:
         versions = connection.execute(t.document_versions.select()).all()
     assert {row.state for row in versions} == {"current"}
@@ -220,4 +225,81 @@ def test_the_same_readings_are_the_same_file(
     again = tmp_path / "again"
     shutil.copytree(folder, again)
     write_readings(again, dict(reversed(recorder.readings.items())))
-    assert (again / FILE).read_bytes() == (folder / FILE).read_bytes()
+    assert (again / READINGS_FILE).read_bytes() == (folder / READINGS_FILE).read_bytes()
+
+
+# -- vectors
+
+MODEL = "model-384-abc"
+MANUAL = "# Manual\n\n## Clocks\n\nThe clock runs at 1.4 GHz.\n\n## Banks\n\nThere are 32 banks.\n"
+
+
+def unit_rows(count: int) -> dict[str, np.ndarray]:
+    rows = np.random.default_rng(1).normal(size=(count, 384)).astype(np.float32)
+    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
+    return {f"{n:064x}": row for n, row in enumerate(rows)}
+
+
+def test_what_is_written_is_read_back_as_unit_vectors(tmp_path: Path) -> None:
+    rows = unit_rows(20)
+    write_vectors(tmp_path / VECTORS_FILE, MODEL, rows)
+    back = read_vectors(tmp_path / VECTORS_FILE, MODEL)
+    assert set(back) == set(rows)
+    for name, row in rows.items():
+        assert abs(float(back[name] @ row) - 1) < 1e-4
+        assert abs(float(np.linalg.norm(back[name])) - 1) < 1e-6
+
+
+@pytest.mark.parametrize("content", [None, b"", b"no archive", b"PK\x03\x04 cut"])
+def test_a_file_that_cannot_be_read_gives_nothing(tmp_path: Path, content: bytes | None) -> None:
+    if content is not None:
+        (tmp_path / VECTORS_FILE).write_bytes(content)
+    assert read_vectors(tmp_path / VECTORS_FILE, MODEL) == {}
+
+
+def test_vectors_of_another_model_are_not_used(store: Store, tmp_path: Path) -> None:
+    write_vectors(tmp_path / VECTORS_FILE, MODEL, unit_rows(3))
+    assert read_vectors(tmp_path / VECTORS_FILE, "model-384-abd") == {}
+    assert put_shipped(store.catalog, tmp_path, store.embedder.fingerprint) == 0
+
+
+def test_a_new_directory_embeds_nothing_that_ships(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store.ingest("manual.md", MANUAL, hardware=("h100",))
+    model = store.embedder.fingerprint
+    embed_folder(store.catalog, tmp_path, model)
+    with store.catalog.write() as connection:
+        connection.exec_driver_sql("DELETE FROM embeddings")
+    assert put_shipped(store.catalog, tmp_path, model) == 2
+    assert put_shipped(store.catalog, tmp_path, model) == 0  # once is enough
+    with store.catalog.read() as connection:
+        assert embeddings.counts(connection, model) == (2, 2)
+    monkeypatch.setattr(LocalEmbedder, "encode", None)  # nobody may call it
+    store.ingest("again.md", MANUAL + "\n", hardware=("h200",))
+
+
+@pytest.mark.slow(seconds=15)
+def test_every_passage_that_ships_has_its_vector(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """After a change of hw_manuals or of how documents are cut: `kernlore knowledge vectors`."""
+    read = once(tmp_path_factory, "read-builtin", read_builtin_knowledge)
+    from kb.catalog import open_catalog
+
+    catalog = open_catalog(read)
+    with catalog.read() as connection:
+        model = str(np.load(BUILTIN / VECTORS_FILE)["model"])
+        embedded, passages = embeddings.counts(connection, model)
+    catalog.close()
+    assert passages > 3_000 and embedded == passages
+
+
+def test_the_command_writes_them_for_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "guidance").mkdir(parents=True)
+    (tmp_path / "guidance" / "a.md").write_text(
+        '---\ntitle: "A"\nsources:\n  - title: "T"\n    url: "https://example.org"\n---\n' + MANUAL
+    )
+    done = kernlore("knowledge", "vectors", tmp_path, "--json")
+    assert done.code == 0, done.err
+    path = tmp_path / VECTORS_FILE
+    assert done.json["passages"] == 2 and Path(done.json["path"]) == path
+    assert len(read_vectors(path, str(np.load(path)["model"]))) == 2

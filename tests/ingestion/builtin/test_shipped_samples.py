@@ -8,15 +8,10 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ingestion.builtin import builtin_documents, builtin_hardware, load_builtin
+from ingestion.builtin.samples import ROWS, sample_problems, shipped_samples, with_checks
 from ingestion.formats.markdown import parse_markdown
 from ingestion.passages import split_sections
 from ingestion.samples.kernels import kernels_of
-from ingestion.shipped_samples import (
-    ROWS,
-    sample_problems,
-    shipped_samples,
-    with_verdict,
-)
 from kb.catalog.knowledge import samples as stored
 from kb.errors import InvalidKnowledge
 from tests.fixtures import hardware_toml
@@ -26,7 +21,7 @@ pytestmark = pytest.mark.slow(seconds=3)
 if TYPE_CHECKING:
     from tests.fixtures import Store
 
-SHIPPED = Path(__file__).resolve().parents[2] / "hw_manuals"
+SHIPPED = Path(__file__).resolve().parents[3] / "hw_manuals"
 KERNEL = """\
 extern "C" __global__ void twice(const float* x, float* y, int n) {
   int i = blockIdx.x * blockDim.x + threadIdx.x;
@@ -127,7 +122,7 @@ def test_only_a_built_in_document_may_say_that_it_is_right(store: Store, folder:
         ('check = "nvcc"', 'check = "icc"', "check is 'icc'"),
         ('status = "right"', 'status = "runs"', "a check found more"),
         ('status = "right"', 'status = "fine"', "status is 'fine'"),
-        ('what = "right"', 'what = "compiles"', "no check says so"),
+        ('what = "right"', 'what = "compiles"', "no check found that"),
         ("word word", "w", "about has"),
         ('what = "compiles"', 'what = "compiles"\nroof = "0.7"', "are of a kernel that ran"),
         ('what = "right"', f'what = "right"\nlibrary = "{"x" * 60}"', "are cells of a table"),
@@ -162,7 +157,7 @@ def test_what_ships_is_seen_as_whole_kernels() -> None:
     assert {"hopper", "ampere", "nvidia"} <= {sample.hardware for sample in shipped}
     for sample in shipped:
         parsed = parse_markdown(sample.document())
-        (kernel,) = with_verdict(
+        (kernel,) = with_checks(
             kernels_of(split_sections(parsed.elements), (), {sample.language}),
             parsed.front_matter,
         )

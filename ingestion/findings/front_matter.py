@@ -1,5 +1,4 @@
-"""Moves as a document's front matter states them, checked: the predicate compiles, the vocabulary
-is known.
+"""The front matter of a document: its languages, tags for all of it, and moves, which are checked.
 
 Knows nothing about the catalog or about which signals exist.
 """
@@ -15,8 +14,24 @@ from kb.moves_vocabulary import DIRECTIONS, ROLES
 from kb.predicates import compile_predicate
 
 
+def stated_languages(front_matter: Mapping[str, Any]) -> tuple[str, ...]:
+    """The languages that a document says it is about."""
+    stated = front_matter.get("languages")
+    return tuple(map(str, stated)) if isinstance(stated, list) else ()
+
+
+def stated_tags(front_matter: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """The signals and topics of the whole document as (kind, value)."""
+    tags = []
+    for kind, key in (("signal", "signals"), ("topic", "topics")):
+        values = front_matter.get(key)
+        if isinstance(values, list):
+            tags += [(kind, value) for value in values if isinstance(value, str)]
+    return tags
+
+
 def moves_of(front_matter: Mapping[str, Any]) -> list[DocumentMove]:
-    """The moves of a document; an unusable one is an error that says which and why."""
+    """The moves of a document. Raises InvalidKnowledge for one that cannot be used."""
     listed = front_matter.get("moves") or []
     if not isinstance(listed, list):
         raise InvalidKnowledge(

@@ -1,8 +1,8 @@
-"""What is wrong with a folder of knowledge (hw_manuals, or a team's own in the same form), all at
-once: front matter, sections, moves, facts.
+"""All mistakes in a folder of knowledge (hw_manuals, or that of a team): front matter, sections,
+moves, facts, samples.
 
-The caller says which signals and metrics exist. Whether a number is true is not checked, only that
-it names its source.
+The caller gives the known signals and metrics. Numbers are not checked, only that they name their
+source.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ingestion.builtin import builtin_hardware, front_matter
-from ingestion.findings.moves import moves_of
-from ingestion.shipped_samples import ROWS, sample_problems, shipped_samples
+from ingestion.builtin.samples import ROWS, sample_problems, shipped_samples
+from ingestion.findings.front_matter import moves_of
 from kb.catalog.knowledge.moves import DocumentMove
 from kb.errors import KernloreError
 from kb.hardware.facts import fact_keys, formula_problem
@@ -36,7 +36,9 @@ _HEADING = re.compile(r"^## (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """The names that knowledge may refer to."""
+    """The names that knowledge may refer to. `signature_problem` returns the mistake in a pattern,
+    or None.
+    """
 
     signals: Collection[str]
     metrics: Collection[str]
@@ -44,8 +46,8 @@ class Vocabulary:
 
 
 @dataclass(frozen=True)
-class Finding:
-    """path: relative to the folder. message: what is wrong, then what to write."""
+class LintFinding:
+    """A mistake: its file relative to the folder, and a message that says what to write."""
 
     path: str
     message: str
@@ -54,51 +56,47 @@ class Finding:
         return f"{self.path}: {self.message}"
 
 
-def lint_folder(folder: Path, vocabulary: Vocabulary) -> list[Finding]:
-    """Everything that is wrong in `folder`, in the order of its files."""
+def lint_folder(folder: Path, vocabulary: Vocabulary) -> list[LintFinding]:
+    """All mistakes in `folder`, in the order of its files."""
     try:
         specs = {spec.id: spec for spec in builtin_hardware(folder)}
     except KernloreError as error:
-        return [Finding("hardware", error.message)]
+        return [LintFinding("hardware", error.message)]
     findings = [
-        Finding(f"hardware/{spec.id}/hardware.toml", message)
+        LintFinding(f"hardware/{spec.id}/hardware.toml", message)
         for spec in specs.values()
         for message in _hardware(spec, specs, vocabulary)
     ]
-    for path in _documents(folder):
-        relative = path.relative_to(folder).as_posix()
-        text = path.read_text(encoding="utf-8")
-        try:
-            messages = list(_document(text, relative, specs, vocabulary))
-        except KernloreError as error:
-            messages = [f"{error.message}. {error.hint}"]
-        findings += [Finding(relative, message) for message in messages]
+    for pattern in ("constraints/*.md", "guidance/*.md", "hardware/*/*.md"):
+        for path in folder.glob(pattern):
+            relative = path.relative_to(folder).as_posix()
+            text = path.read_text(encoding="utf-8")
+            try:
+                messages = list(_document(text, relative, specs, vocabulary))
+            except KernloreError as error:
+                messages = [f"{error.message}. {error.hint}"]
+            findings += (LintFinding(relative, message) for message in messages)
     findings += _samples(folder, specs)
     return sorted(findings, key=lambda finding: finding.path)
 
 
-def _samples(folder: Path, specs: Mapping[str, HardwareSpec]) -> list[Finding]:
+def _samples(folder: Path, specs: Mapping[str, HardwareSpec]) -> Iterator[LintFinding]:
     try:
         samples = shipped_samples(folder)
     except KernloreError as error:
-        return [Finding("samples", f"{error.message}. {error.hint}")]
-    findings = [Finding(s.path, message) for s in samples for message in sample_problems(s, specs)]
+        yield LintFinding("samples", f"{error.message}. {error.hint}")
+        return
     titles = [sample.title for sample in samples]
-    twice = [s for s in samples if titles.count(s.title) > 1]
-    findings += [Finding(s.path, f"the title {s.title!r} stands twice") for s in twice]
+    for sample in samples:
+        for message in sample_problems(sample, specs):
+            yield LintFinding(sample.path, message)
+        if titles.count(sample.title) > 1:
+            yield LintFinding(sample.path, f"the title {sample.title!r} is used twice")
     rows = {folder / sample.path for sample in samples}
-    files = (path for path in (folder / "samples").glob("*/*") if path.is_file())
-    findings += [
-        Finding(path.relative_to(folder).as_posix(), "no row of samples.toml names this file")
-        for path in files
-        if path.name != ROWS and path not in rows
-    ]
-    return findings
-
-
-def _documents(folder: Path) -> list[Path]:
-    places = ("constraints/*.md", "guidance/*.md", "hardware/*/*.md")
-    return sorted(path for place in places for path in folder.glob(place))
+    for path in (folder / "samples").glob("*/*"):
+        if path.is_file() and path.name != ROWS and path not in rows:
+            relative = path.relative_to(folder).as_posix()
+            yield LintFinding(relative, "no row of samples.toml names this file")
 
 
 def _document(
@@ -131,7 +129,7 @@ def _scope(
 
 
 def _signals_named(front: Mapping[str, Any], relative: str, body: str) -> Iterator[str]:
-    """A guide is searched for by its signals, so its text has to name each."""
+    """A guide is found by its signals, so its text has to contain each."""
     if not relative.startswith("guidance/"):
         return
     for signal in front.get("signals") or []:
@@ -159,12 +157,12 @@ def _sections(front: Mapping[str, Any], body: str) -> Iterator[str]:
     if not SECTIONS[0] <= len(headings) <= SECTIONS[1]:
         yield f"{len(headings)} sections; {SECTIONS[0]} to {SECTIONS[1]} read well"
     for heading in {h for h in headings if headings.count(h) > 1}:
-        yield f"heading {heading!r} stands twice"
+        yield f"heading {heading!r} is used twice"
     low, high = SECTION_WORDS
     for heading, text in zip(headings, texts, strict=True):
         words = len(text.split())
         if not low <= words <= high:
-            yield f"section {heading!r} has {words} words; {low} to {high} stand on their own"
+            yield f"section {heading!r} has {words} words; write {low} to {high}"
 
 
 def _moves(
@@ -172,7 +170,7 @@ def _moves(
 ) -> Iterator[str]:
     names = [move.name for move in moves]
     for name in {n for n in names if names.count(n) > 1}:
-        yield f"move {name} stands twice"
+        yield f"move {name} is used twice"
     for move in moves:
         for message in _move(move, headings, vocabulary):
             yield f"move {move.name}: {message}"
@@ -188,9 +186,9 @@ def _move(move: DocumentMove, headings: Collection[str], vocabulary: Vocabulary)
     if not names.signals and not names.metrics:
         yield "neither signal nor metric in `when`; it would be offered for what does not compile"
     if move.limit and not move.limit.startswith("x_") and move.limit not in fact_keys():
-        yield f"limit {move.limit} is no fact key"
+        yield f"limit {move.limit} is not a fact key"
     if move.section not in headings:
-        yield f"section {move.section!r} is no heading of the document"
+        yield f"section {move.section!r} is not a heading of the document"
     yield from _change(move.change)
 
 
@@ -208,7 +206,7 @@ def _change(change: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _terms(predicate: str) -> Iterator[str]:
-    """Operators and dtypes that a predicate compares with are canonical ids, or it never holds."""
+    """Operators and dtypes in a comparison that are not canonical ids, so that it never holds."""
     terms = problem_terms()
     known: Mapping[str, Collection[str]] = {"op": terms.ops, "dtype": terms.dtypes}
     for node in ast.walk(ast.parse(predicate, mode="eval")):
@@ -230,7 +228,7 @@ def _hardware(
     yield from _formulas(spec, specs)
     for fact in spec.facts:
         if fact.key not in fact_keys() and not fact.key.startswith("x_"):
-            yield f"fact {fact.key} is no key of FORMAT.md; write x_{fact.key}"
+            yield f"fact {fact.key} is not a key of FORMAT.md; write x_{fact.key}"
         source = {"title": fact.title, "publisher": fact.publisher, "locator": fact.locator}
         missing = [name for name, text in {**source, "date": fact.date}.items() if not text]
         if missing:
@@ -243,7 +241,7 @@ def _hardware(
 
 
 def _formulas(spec: HardwareSpec, specs: Mapping[str, HardwareSpec]) -> Iterator[str]:
-    """Derived facts that do not follow from their formula, or whose formula says nothing."""
+    """Derived facts that differ from their formula, or whose formula cannot be computed."""
     numbers = _numbers(spec, specs)
     for fact in spec.facts:
         if fact.kind == "derived":
@@ -253,7 +251,7 @@ def _formulas(spec: HardwareSpec, specs: Mapping[str, HardwareSpec]) -> Iterator
 
 
 def _numbers(spec: HardwareSpec, specs: Mapping[str, HardwareSpec]) -> dict[str, float]:
-    """What a formula may name: the chip's own numbers over those of the ids above it."""
+    """The names of a formula: the numbers of the chip, and of the hardware above it."""
     above = specs.get(spec.parent or "")
     numbers = _numbers(above, specs) if above else {}
     return numbers | {f.key: float(f.value) for f in spec.facts if isinstance(f.value, int | float)}

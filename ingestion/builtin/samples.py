@@ -1,9 +1,9 @@
-"""Whole kernels that ship with a folder of knowledge, as files that compilers and readers can take:
-`samples/<hardware id>/` with a `samples.toml` whose rows say what each computes and what was
-checked, where and when. Every one becomes a built-in document that holds the kernel in a fence.
+"""Whole kernels that ship with a folder of knowledge, as files that compile.
 
-Compiles nothing (`optimizer.evaluation.sample_checks` does) and believes the rows: they state what
-somebody has seen.
+`samples/<hardware id>/` has a `samples.toml`, whose rows give the operator of each file and the
+checks that were made. Each kernel becomes a built-in document with a fence.
+
+Compiles nothing (`optimizer.evaluation.sample_checks` does); the checks are stated by the rows.
 """
 
 from __future__ import annotations
@@ -15,31 +15,29 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-import sqlalchemy as sa
 import yaml
 
 from ingestion.samples.kernels import MAX_KERNEL, entry_of
 from ingestion.uploads import Upload
-from kb.catalog import tables as t
 from kb.catalog.knowledge.samples import STATUSES, KernelSample, Status
 from kb.errors import InvalidKnowledge
 from kb.problem_terms import problem_terms
 
 ROWS = "samples.toml"
 CHECKS = ("nvcc", "triton", "cute-dsl", "g++", "hipcc", "parse")
-SEEN = ("parses", *STATUSES[2:])  # what a check may have found, in rising order
+SEEN = ("parses", *STATUSES[2:])  # results of checks, in rising order
 MAX_LINE = 100
 ABOUT_WORDS = (40, 260)
 RAN = ("runs", "right")
 MAX_CELL = 48  # characters of a figure in a table
-FRONT = "sample"  # the key of the front matter that carries a row's verdict
+FRONT = "sample"  # the key of the front matter for the operator and checks of the row
 
 
 @dataclass(frozen=True)
 class CheckMade:
-    """One check that was really made. `what` is one of SEEN, `where` a device or a target, `note`
-    measured figures. `roof` and `library` are two of them for tables: the share of the peak that
-    bounds the kernel, and its speed against a library's, such as "1.02 of cuBLAS"."""
+    """One check that was made. `what` is one of SEEN, `where` a device or a target, `note` measured
+    figures. `roof` and `library` are figures for tables: the share of the peak that bounds the
+    kernel, and its speed relative to a library, such as "1.02 of cuBLAS"."""
 
     what: str
     toolchain: str
@@ -57,8 +55,8 @@ class CheckMade:
 
 @dataclass(frozen=True)
 class KernelCall:
-    """How a kernel of a Python file is compiled without a device: types of its arguments by name,
-    constants by name, options of the compiler; or `arguments` in order."""
+    """The arguments to compile a kernel of a Python file without a device: types and constants by
+    name, options of the compiler, or `arguments` in order."""
 
     kernel: str
     signature: Mapping[str, str] = field(default_factory=dict)
@@ -69,9 +67,9 @@ class KernelCall:
 
 @dataclass(frozen=True)
 class ShippedSample:
-    """A row with its file. `hardware` is the id whose folder it lies in, `check` the tool that
-    compiles it, `arch` that tool's name of the target where the hardware has no
-    compute_capability, `flags` more of its options."""
+    """A row with its file. `hardware` is the id of its folder, `check` the tool that compiles it,
+    `arch` the target of that tool if the hardware has no compute_capability, `flags` more options.
+    """
 
     hardware: str
     file: str
@@ -97,7 +95,7 @@ class ShippedSample:
 
     @property
     def evidence(self) -> str:
-        """What was checked, in words; empty where nothing was."""
+        """The checks in words; empty if there are none."""
         return "; ".join(check.sentence() for check in self.checked)
 
     def document(self) -> str:
@@ -137,8 +135,8 @@ class ShippedSample:
 
 
 def shipped_samples(folder: Path, hardware: str | None = None) -> list[ShippedSample]:
-    """The samples of a folder of knowledge, of one hardware id or of all. Raises InvalidKnowledge
-    for a row that cannot be read."""
+    """The samples of a folder of knowledge, for one hardware id or all. Raises InvalidKnowledge for
+    a row that cannot be read."""
     return [
         _sample(path, row)
         for path in sorted((folder / "samples").glob(f"*/{ROWS}"))
@@ -164,7 +162,7 @@ def _sample(path: Path, row: Mapping[str, Any]) -> ShippedSample:
         raise InvalidKnowledge(f"{where}: unknown {', '.join(sorted(odd))}", hint=hint)
     source = path.parent / str(row.get("file", ""))
     if not source.is_file():
-        raise InvalidKnowledge(f"{where}: no such file", hint="Put the kernel beside the row.")
+        raise InvalidKnowledge(f"{where}: no such file", hint="Put the kernel next to the row.")
     values: dict[str, Any] = {
         name: tuple(value) if isinstance(value, list) else value for name, value in row.items()
     }
@@ -181,51 +179,32 @@ def _call(call: Mapping[str, Any]) -> KernelCall:
     return KernelCall(**{**call, "arguments": tuple(call.get("arguments", ()))})
 
 
-def believed(
-    connection: sa.Connection,
-    document_id: str,
-    kernels: Sequence[KernelSample],
-    front_matter: Mapping[str, Any],
-) -> Sequence[KernelSample]:
-    """The kernels of a document. Only a built-in one is believed what was checked of its own."""
-    query = sa.select(t.documents.c.origin).where(t.documents.c.id == document_id)
-    if connection.execute(query).scalar_one() != "builtin":
-        return kernels
-    return with_verdict(kernels, front_matter)
-
-
-def with_verdict(
+def with_checks(
     kernels: Sequence[KernelSample], front_matter: Mapping[str, Any]
-) -> list[KernelSample]:
-    """The kernels of a built-in document with what its row says of them."""
+) -> Sequence[KernelSample]:
+    """The kernels of a built-in document with the operator and checks in its front matter."""
     row = front_matter.get(FRONT)
     if not isinstance(row, Mapping):
-        return list(kernels)
-    stated = {
-        "operator": row["operator"],
-        "language": row["language"],
-        "shapes": tuple(row["shapes"]),
-        "status": row["status"],
-        "evidence": row["evidence"],
-    }
-    return [replace(kernel, **stated) for kernel in kernels]
+        return kernels
+    stated = {name: row[name] for name in ("operator", "language", "status", "evidence")}
+    return [replace(kernel, **stated, shapes=tuple(row["shapes"])) for kernel in kernels]
 
 
-# -- what is wrong with rows
+# -- problems of rows
 
 
 def sample_problems(sample: ShippedSample, known: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with one sample; `known` are the hardware specs by id."""
+    """The mistakes in one sample; `known` are the hardware specs by id."""
     if sample.hardware not in known:
         yield f"no hardware {sample.hardware!r}"
     if sample.operator not in problem_terms().ops:
-        yield f"operator {sample.operator!r} is none of kb/problem_terms.toml"
+        yield f"operator {sample.operator!r} is not in kb/problem_terms.toml"
     if sample.check not in CHECKS:
         yield f"check is {sample.check!r}; one of {', '.join(CHECKS)}"
     low, high = ABOUT_WORDS
     words = len(sample.about.split())
     if not low <= words <= high:
-        yield f"about has {words} words; {low} to {high} are read"
+        yield f"about has {words} words; write {low} to {high}"
     if not sample.topics:
         yield "names no topics"
     if not sample.sources:
@@ -238,13 +217,13 @@ def _code_problems(sample: ShippedSample) -> Iterator[str]:
     if len(sample.code) > MAX_KERNEL:
         yield f"has {len(sample.code)} characters; at most {MAX_KERNEL}"
     if "```" in sample.code:
-        yield "contains the fence that will hold it"
+        yield "contains ```, the mark of the fence around it"
     lines = enumerate(sample.code.split("\n"), start=1)
     long = [str(number) for number, line in lines if len(line) > MAX_LINE]
     if long:
         yield f"lines over {MAX_LINE} characters: {', '.join(long)}"
     if entry_of(sample.code) is None:
-        yield "has no entry that is recognised as a kernel"
+        yield "has no recognised entry of a kernel"
 
 
 def _status_problems(sample: ShippedSample) -> Iterator[str]:
@@ -254,7 +233,7 @@ def _status_problems(sample: ShippedSample) -> Iterator[str]:
     for what in found - set(SEEN):
         yield f"checked.what is {what!r}; one of {', '.join(SEEN)}"
     if sample.status in SEEN and sample.status not in found:
-        yield f"status is {sample.status} and no check says so"
+        yield f"status is {sample.status}, but no check found that"
     higher = SEEN[SEEN.index(sample.status) + 1 :] if sample.status in SEEN else SEEN[1:]
     if found & set(higher):
         yield f"status is {sample.status} and a check found more"
