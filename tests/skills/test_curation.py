@@ -1,4 +1,4 @@
-"""The curator wired: a real small run distilled, tuned recipes, trials kept as evidence, lift."""
+"""The curator end to end: a small real run distilled, tuned recipes, trials as evidence, lift."""
 
 from __future__ import annotations
 
@@ -340,7 +340,7 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
         Verifier(services, tmp_path / "nowhere").try_out(skill.name, 1)
 
 
-# -- what is learned takes part
+# -- learned skills in later searches
 
 
 def measured_and_active(services: Services, name: str) -> SkillEvent:
