@@ -204,7 +204,7 @@ def _migrate(staging: Path, before: str, now: Path) -> tuple[str, int]:
         with catalog.write() as connection:
             meta.remove(connection, meta.STORE_ID)
         with catalog.read() as connection:
-            schema = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+            schema = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
     finally:
         catalog.close()
     return str(schema), requeued
@@ -214,7 +214,7 @@ def _requeue_running(catalog: Catalog) -> int:
     """Queue the jobs of the workers of the backed-up store, which this store does not have."""
     with catalog.read() as connection:
         running = sa.select(work.c.lease_owner).where(work.c.state == "running").distinct()
-        owners = connection.execute(running).scalars().all()
+        owners = connection.scalars(running).all()
     return sum(Jobs(catalog).give_back(owner) for owner in owners if owner)
 
 

@@ -26,9 +26,9 @@ from sqlalchemy import Connection
 from sqlalchemy.exc import OperationalError, SQLAlchemyError, StatementError
 
 from kb import clock
-from kb.catalog import skills
 from kb.catalog.engine import Catalog
-from kb.catalog.skills import NewUse, Role
+from kb.catalog.skills.reading import NewUse, UseRole
+from kb.catalog.skills.writing import record_uses
 from kb.catalog.tables import evaluations, nodes, outcomes, retrievals
 from kb.errors import InvalidRequest, NotFound, Unavailable
 from kb.ids import derived_id, new_id
@@ -256,7 +256,7 @@ class Journal:
                     created_at=clock.now(),
                 )
             )
-            skills.record_uses(
+            record_uses(
                 connection,
                 list(_used(row, used, effect, outcome_id)),
                 AccessScope(row.access_scope),
@@ -315,12 +315,12 @@ def _write(connection: Connection, rows: Sequence[Mapping[str, Any]]) -> None:
     for row in rows:
         by_scope.setdefault(row["access_scope"], []).extend(_shown(row))
     for access_scope, uses in by_scope.items():
-        skills.record_uses(connection, uses, AccessScope(access_scope))
+        record_uses(connection, uses, AccessScope(access_scope))
 
 
 def _shown(row: Mapping[str, Any]) -> Iterator[NewUse]:
     situation = situation_of(row["request"], row["hardware_id"])
-    listed: tuple[tuple[Role, Sequence[str]], ...] = (
+    listed: tuple[tuple[UseRole, Sequence[str]], ...] = (
         ("shown", row["skill_ids"]),
         ("withheld", row["skills_withheld"]),
     )

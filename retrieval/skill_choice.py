@@ -33,9 +33,23 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.facts import Fact
-from kb.catalog.skills import EvidenceRow, SkillHead
+from kb.catalog.skills.evidence import (
+    evidence_for,
+    evidence_line,
+    present_toolchains,
+    toolchain_name,
+    trial_counts,
+    wilson,
+)
+from kb.catalog.skills.reading import (
+    EvidenceRow,
+    SkillHead,
+    as_warning,
+    candidate_skills,
+    error_words,
+    shared_languages,
+)
 from kb.predicates import Bindings, Value, compile_predicate
 from kb.problem_terms import canonical_op
 from kb.prompt_tokens import count_tokens
@@ -119,8 +133,8 @@ def choose_skills(
     bindings = Bindings(
         signals=set(signals), metrics=metrics, facts=values, problem=request.problem_values
     )
-    tested = store.tested(connection, [row.id for row in rows])
-    toolchains = _in_use(store.present_toolchains(connection), scope.hardware)
+    tested = trial_counts(connection, [row.id for row in rows])
+    toolchains = _in_use(present_toolchains(connection), scope.hardware)
     scored = []
     for row in rows:
         relevance = 1.0 if row.name in mending else _relevance(row, signals, bindings)
@@ -152,12 +166,12 @@ def _candidates(
     if not signals and not request.op and not request.log:
         return [], frozenset()  # no condition to remedy, no operator to begin with, no message
     states = request.skill_states or DEFAULT_STATES
-    errors = store.error_words(connection, states, scope.access_scope)
+    errors = error_words(connection, states, scope.access_scope)
     mending = saying(request.log or "", errors)
     languages = _admitted_languages(connection, scope)
 
     def fitting(given: Sequence[str], op: str | None, *, begins: bool) -> list[SkillHead]:
-        return store.candidate_skills(
+        return candidate_skills(
             connection,
             given,
             scope.hardware,
@@ -187,7 +201,7 @@ def _admitted_languages(connection: Connection, scope: ScopeFilter) -> Sequence[
     """The languages of the request; where it wants what is true of any chip, those of any."""
     if scope.languages is not None or scope.hardware is None or {*scope.hardware} - {ANY}:
         return scope.languages
-    return (*store.shared_languages(connection), *RUN_EVERYWHERE)
+    return (*shared_languages(connection), *RUN_EVERYWHERE)
 
 
 def _says_when(row: SkillHead) -> bool:
@@ -220,7 +234,7 @@ def evidence_part(skill: SkillHead, tested: tuple[int, int] = (0, 0)) -> float:
     trials, wins = skill.trials + tested[0], skill.wins + tested[1]
     if trials == 0:
         return UNMEASURED
-    bound = max(store.wilson(wins, trials).low, min(UNMEASURED, wins / trials))
+    bound = max(wilson(wins, trials).low, min(UNMEASURED, wins / trials))
     return round(UNMEASURED + trials / (trials + SHRINKAGE) * (bound - UNMEASURED), 4)
 
 
@@ -263,7 +277,7 @@ def _freshness(row: SkillHead, in_use: Mapping[str, frozenset[str]]) -> float:
     if row.state == "suspect":
         return SUSPECT
     if row.toolchain_id:
-        known = in_use.get(store.toolchain_name(row.toolchain_id))
+        known = in_use.get(toolchain_name(row.toolchain_id))
         if known and row.toolchain_id not in known:
             return OTHER_TOOLCHAIN
     return 1.0
@@ -342,7 +356,7 @@ def _answers(
     access_scope: AccessScope,
 ) -> tuple[SkillAnswer, ...]:
     ids = [entry.skill.id for entry in chosen]
-    evidence = store.evidence_for(connection, ids, access_scope, details=False)
+    evidence = evidence_for(connection, ids, access_scope, details=False)
     return tuple(
         SkillAnswer(
             name=entry.skill.name,
@@ -367,7 +381,7 @@ def _summary(skill: SkillHead, opposed: Sequence[str]) -> str:
     """What it says, and the names of the skills that say the opposite."""
     names = ", ".join(opposed)
     if skill.polarity == "avoid":
-        return store.as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
+        return as_warning(skill.description) + (f" (Advised by {names}.)" if names else "")
     return skill.description + (f" (Warned of by {names}.)" if names else "")
 
 
@@ -377,7 +391,7 @@ def _evidence(skill: SkillHead, rows: Sequence[EvidenceRow]) -> dict[str, Any] |
         return None
     newest = [asdict(row) for row in reversed(rows[-MAX_ROWS:])]
     return {
-        "line": store.evidence_line(rows),
+        "line": evidence_line(rows),
         "trials": skill.trials,
         "wins": skill.wins,
         "rows": [{name: row[name] for name in _SHOWN} for row in newest],

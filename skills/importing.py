@@ -17,10 +17,19 @@ from typing import Any, Literal
 from sqlalchemy import Connection
 
 from ingestion.findings.front_matter import moves_of
-from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import SkillDraft, SkillRow, Tier
+from kb.catalog.skills.reading import (
+    SkillDraft,
+    SkillRow,
+    SkillTier,
+    events_of,
+    find_skill,
+    get_skill,
+    list_skills,
+    skill_names,
+)
+from kb.catalog.skills.writing import set_state, store_skill
 from kb.errors import InvalidKnowledge, InvalidPredicate, KernloreError, UnknownHardware
 from kb.predicates import compile_predicate
 from retrieval.diagnose.metrics import load_metrics
@@ -38,7 +47,7 @@ from skills.format.skillfile import parse_skill, read_skill, skill_folders, with
 
 def draft_of(
     skill: SkillFile,
-    tier: Tier,
+    tier: SkillTier,
     origin: Literal["shipped", "import", "person"],
     registry: HardwareRegistry,
 ) -> SkillDraft:
@@ -202,8 +211,8 @@ def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> 
             drafts.append(draft_of(read_skill(path), "curated", "shipped", registry))
     changed = 0
     with catalog.write() as connection:
-        shipped = {row.name: row for row in store.listed(connection, origin="shipped")}
-        stored = set(store.names(connection))
+        shipped = {row.name: row for row in list_skills(connection, origin="shipped")}
+        stored = set(skill_names(connection))
         for draft in drafts:
             if _is_current(shipped.get(draft.name), draft):
                 continue
@@ -218,27 +227,27 @@ def sync_shipped(catalog: Catalog, registry: HardwareRegistry, folder: Path) -> 
         in_use = [row for row in gone if row.state != "retired"]
         for row in in_use:
             reason = "no longer ships"
-            store.set_state(connection, row.name, "retired", actor=BUILTIN_ACTOR, reason=reason)
+            set_state(connection, row.name, "retired", actor=BUILTIN_ACTOR, reason=reason)
     return ShippedSync(len(drafts), changed, len(in_use))
 
 
 def _sync_one(connection: Connection, draft: SkillDraft, *, stored: bool) -> bool:
     """Bring one skill up to its folder; whether it changed. `stored`: there is one of its name."""
-    before = store.find(connection, draft.name) if stored else None
-    put = store.put(
+    before = find_skill(connection, draft.name) if stored else None
+    put = store_skill(
         connection, draft, state="active", actor=BUILTIN_ACTOR, reason="ships with the product"
     )
     if before is None:
         return True
-    row = store.get(connection, draft.name)
+    row = get_skill(connection, draft.name)
     if before.origin != "shipped" and row.state != "active":
         # An imported skill of this name does not hold back the shipped one.
         reason = "ships with the product, in place of what was imported"
-        store.set_state(connection, draft.name, "active", actor=BUILTIN_ACTOR, reason=reason)
+        set_state(connection, draft.name, "active", actor=BUILTIN_ACTOR, reason=reason)
         return True
-    last = store.events(connection, row.id)[-1]
+    last = events_of(connection, row.id)[-1]
     if row.state == "retired" and last.event == "state" and last.actor == BUILTIN_ACTOR:
-        store.set_state(connection, draft.name, "active", actor=BUILTIN_ACTOR, reason="ships again")
+        set_state(connection, draft.name, "active", actor=BUILTIN_ACTOR, reason="ships again")
     return put.outcome != "unchanged"
 
 

@@ -14,17 +14,28 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import (
+from kb.catalog.skills.evidence import evidence_for, is_measured, toolchain_name
+from kb.catalog.skills.reading import (
     EvidenceRow,
     SkillEvent,
     SkillHead,
     SkillRow,
     SkillScopes,
-    State,
-    Stored,
+    SkillState,
+    StoredSkill,
+    events_of,
+    find_skill,
+    get_skill,
+    skill_heads,
+)
+from kb.catalog.skills.writing import (
+    narrow_skill,
+    nth_last_retrieval,
+    record_toolchain,
+    set_state,
+    uses_of,
 )
 from kb.errors import Conflict, InvalidRequest
 from kb.problem_terms import op_family, problem_terms
@@ -85,19 +96,19 @@ def change_state(
             f"`force` has no meaning for {wanted}", hint="It approves; leave it out here."
         )
     with catalog.write() as connection:
-        skill = store.get(connection, name, access_scope)
+        skill = get_skill(connection, name, access_scope)
         if skill.state not in FROM[wanted]:
             raise _impossible(skill, wanted)
-        state: State
+        state: SkillState
         if wanted == "restored":
             measured = skill.tier == "curated" or (
-                skill.state == "retired" and store.measured(connection, skill)
+                skill.state == "retired" and is_measured(connection, skill)
             )
             was_active = _state_before(connection, skill, access_scope) == "active"
             state = "active" if was_active and measured else "candidate"
         else:
             state = wanted
-        return store.set_state(
+        return set_state(
             connection,
             name,
             state,
@@ -111,7 +122,7 @@ def change_state(
 def _state_before(
     connection: Connection, skill: SkillHead, access_scope: AccessScope
 ) -> str | None:
-    events = store.events(connection, skill.id, access_scope)
+    events = events_of(connection, skill.id, access_scope)
     moves = [e for e in events if e.event == "state" and e.to_state == skill.state]
     return moves[-1].from_state if moves else None
 
@@ -170,11 +181,11 @@ def note_toolchain(catalog: Catalog, hardware: str, toolchain: str) -> list[str]
     versions of it become suspect; returns their names.
     """
     with catalog.write() as connection:
-        if store.note_toolchain(connection, hardware, toolchain) == toolchain:
+        if record_toolchain(connection, hardware, toolchain) == toolchain:
             return []
         outdated = _outdated(connection, hardware, toolchain)
         for name, was in outdated.items():
-            store.set_state(
+            set_state(
                 connection,
                 name,
                 "suspect",
@@ -187,13 +198,11 @@ def note_toolchain(catalog: Catalog, hardware: str, toolchain: str) -> list[str]
 
 def _outdated(connection: Connection, hardware: str, toolchain: str) -> dict[str, str]:
     """Skill -> the toolchain of its newest measurement, if that is another version."""
-    skills = store.heads(connection, states=("active",), tier="learned", access_scope=ALL_ACCESS)
-    evidence = store.evidence_for(
-        connection, [skill.id for skill in skills], ALL_ACCESS, details=False
-    )
+    skills = skill_heads(connection, states=("active",), tier="learned", access_scope=ALL_ACCESS)
+    evidence = evidence_for(connection, [skill.id for skill in skills], ALL_ACCESS, details=False)
     outdated = {}
     for skill in skills:
-        was = _newest(evidence.get(skill.id, []), hardware, store.toolchain_name(toolchain))
+        was = _newest(evidence.get(skill.id, []), hardware, toolchain_name(toolchain))
         if was is not None and was != toolchain:
             outdated[skill.name] = was
     return outdated
@@ -202,7 +211,7 @@ def _outdated(connection: Connection, hardware: str, toolchain: str) -> dict[str
 def _newest(rows: list[EvidenceRow], hardware: str, name: str) -> str | None:
     for row in reversed(rows):
         known = row.toolchain_id
-        if known and row.hardware_id == hardware and store.toolchain_name(known) == name:
+        if known and row.hardware_id == hardware and toolchain_name(known) == name:
             return known
     return None
 
@@ -211,8 +220,8 @@ def queue(catalog: Catalog) -> list[str]:
     """Names of the suspect skills, which are to be measured again, the longest waiting first."""
     waiting = []
     with catalog.read() as connection:
-        for skill in store.heads(connection, states=("suspect",), access_scope=ALL_ACCESS):
-            events = store.events(connection, skill.id)
+        for skill in skill_heads(connection, states=("suspect",), access_scope=ALL_ACCESS):
+            events = events_of(connection, skill.id)
             since = [e.created_at for e in events if e.to_state == "suspect"][-1]
             waiting.append((since, skill.name))
     return [name for _, name in sorted(waiting)]
@@ -239,14 +248,14 @@ def observe(catalog: Catalog, names: Iterable[str]) -> dict[str, UseVerdict]:
 
 
 def _judged(connection: Connection, name: str) -> UseVerdict | None:
-    skill = store.find(connection, name)
+    skill = find_skill(connection, name)
     if skill is None or skill.state not in IN_USE:
         return None
     return assess_uses(known_uses(connection, skill))
 
 
 def _apply(connection: Connection, name: str, verdict: UseVerdict) -> None:
-    skill = store.get(connection, name)
+    skill = get_skill(connection, name)
     uses = known_uses(connection, skill)
     details = {
         "record": asdict(verdict.record),
@@ -256,7 +265,7 @@ def _apply(connection: Connection, name: str, verdict: UseVerdict) -> None:
     }
     signed: dict[str, Any] = {"actor": OBSERVER, "reason": verdict.reason, "details": details}
     if verdict.action == "retire":
-        store.set_state(connection, skill.name, "retired", **signed)
+        set_state(connection, skill.name, "retired", **signed)
     elif verdict.action == "narrow" and verdict.part is not None:
         narrow(connection, skill, verdict.part, **signed)
 
@@ -264,12 +273,12 @@ def _apply(connection: Connection, name: str, verdict: UseVerdict) -> None:
 def known_uses(connection: Connection, skill: SkillHead) -> list[SkillUse]:
     """Uses with a known effect since the present text was written or the skill was restored,
     without the parts of its scope that it has lost since."""
-    events = store.events(connection, skill.id)
+    events = events_of(connection, skill.id)
     restored = [e.created_at for e in events if e.from_state in ("retired", "quarantined")]
     since = max([skill.written_at, *restored])
     uses = [
         SkillUse(bool(row.helped), row.situation, row.retrieval_id)
-        for row in store.uses_of(connection, skill.id, role="used", since=since)
+        for row in uses_of(connection, skill.id, role="used", since=since)
         if row.helped is not None
     ]
     for event in events:
@@ -288,14 +297,14 @@ def retire_unused(catalog: Catalog, retrievals: int = UNUSED_RETRIEVALS) -> list
     retired = []
     with catalog.write() as connection:
         oldest = _oldest(connection, chips, retrievals)
-        skills = store.heads(
+        skills = skill_heads(
             connection, states=("active", "suspect"), tier="learned", access_scope=ALL_ACCESS
         )
         for skill in (head for head in skills if head.polarity == "use"):
             since = oldest(skill.scopes.hardware)
             if since is None or _last_support(connection, skill) >= since:
                 continue
-            store.set_state(
+            set_state(
                 connection,
                 skill.name,
                 "retired",
@@ -316,7 +325,7 @@ def _oldest(
     def find(hardware: tuple[str, ...]) -> str | None:
         if hardware not in known:
             own = [chip for chip, line in chips.items() if set(line) & set(hardware)]
-            known[hardware] = store.nth_last_retrieval(
+            known[hardware] = nth_last_retrieval(
                 connection, retrievals, own if hardware else None, ALL_ACCESS
             )
         return known[hardware]
@@ -327,7 +336,7 @@ def _oldest(
 def _last_support(connection: Connection, skill: SkillHead) -> str:
     """The last time that the skill was used, written or activated."""
     moments = [skill.written_at, skill.last_used_at or ""]
-    events = store.events(connection, skill.id)
+    events = events_of(connection, skill.id)
     moments += [event.created_at for event in events if event.to_state == "active"]
     return max(moments)
 
@@ -366,14 +375,14 @@ def store_narrowed(
     actor: str,
     reason: str,
     details: Mapping[str, Any],
-) -> Stored:
+) -> StoredSkill:
     """Store a skill with narrower scopes or precondition, which left out the `lost` parts. Its
     text, state and evidence stay, and its uses in the rest."""
     uses = known_uses(connection, skill)
     for part in lost:
         uses = outside(uses, part)
     record = record_of(uses)
-    return store.narrow(
+    return narrow_skill(
         connection,
         skill.name,
         scopes=skill.scopes,

@@ -17,20 +17,42 @@ from typing import Any, TypedDict, Unpack
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import (
+from kb.catalog.skills.evidence import (
+    NOT_MEASURED,
+    evidence_for,
+    evidence_line,
+    evidence_lines,
+    evidence_of,
+)
+from kb.catalog.skills.reading import (
+    REVISES,
+    REVISES_SHA256,
+    REVISES_VERSION,
+    STATES,
+    TIERS,
     EvidenceRow,
-    Link,
-    Outcome,
     SkillDraft,
     SkillEvent,
     SkillHead,
+    SkillLink,
     SkillRow,
     SkillScopes,
-    Tier,
+    SkillTier,
+    StoreOutcome,
+    count_skills,
+    events_of,
+    find_skill,
+    get_skill,
+    list_skills,
+    named_languages,
+    revision_of,
+    search_skills,
+    skill_heads,
+    skill_names,
 )
+from kb.catalog.skills.writing import links_of, set_state, store_skill
 from kb.errors import Conflict, InvalidRequest, nearest
 from kb.hardware.table_reader import Problems
 from kb.problem_terms import problem_terms
@@ -53,7 +75,7 @@ AUTHORS_FIGURES = "measured by the skill's author: see Expected effect; not repe
 _CLAIM = re.compile(r"^## Expected effect$.*?\bMeasured on\b", re.MULTILINE | re.DOTALL)
 REVISABLE = ("candidate", "retired")  # states of skills that are not shown, so text may change
 IN_USE = ("active", "suspect")
-CARRIED = (store.REVISES, store.REVISES_VERSION, store.REVISES_SHA256)
+CARRIED = (REVISES, REVISES_VERSION, REVISES_SHA256)
 
 
 class SkillFilter(TypedDict, total=False):
@@ -76,7 +98,7 @@ class Imported:
     are sentences about its scopes. `revises` is the skill in use that it is a revision of."""
 
     name: str
-    outcome: Outcome
+    outcome: StoreOutcome
     state: str
     dropped: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
@@ -142,7 +164,7 @@ class SkillDetail:
     origin: str
     events: tuple[SkillEvent, ...]
     evidence: tuple[EvidenceRow, ...]
-    links: tuple[Link, ...]
+    links: tuple[SkillLink, ...]
     transformation: str
     warnings: tuple[str, ...] = ()
     conflicts: tuple[Contradiction, ...] = ()
@@ -176,9 +198,9 @@ class SkillLibrary:
         wanted = self._narrowing(narrowed, access_scope)
         with self._catalog.read() as connection:
             if words is None:
-                rows = store.heads(connection, **wanted)
+                rows = skill_heads(connection, **wanted)
             else:
-                rows = store.search(connection, words, **wanted)
+                rows = search_skills(connection, words, **wanted)
             return _summaries(connection, rows, access_scope)
 
     def page(
@@ -192,16 +214,16 @@ class SkillLibrary:
         """At most `limit` skills of `list` after the first `offset`, and the number of all."""
         wanted = self._narrowing(narrowed, access_scope)
         with self._catalog.read() as connection:
-            rows = store.heads(connection, limit, offset, **wanted)
-            return _summaries(connection, rows, access_scope), store.count(connection, **wanted)
+            rows = skill_heads(connection, limit, offset, **wanted)
+            return _summaries(connection, rows, access_scope), count_skills(connection, **wanted)
 
     def _narrowing(self, narrowed: SkillFilter, access_scope: AccessScope) -> dict[str, Any]:
         states, tier = narrowed.get("states"), narrowed.get("tier")
-        odd = sorted({*(states or ())} - {*store.STATES})
-        if odd or (tier is not None and tier not in store.TIERS):
+        odd = sorted({*(states or ())} - {*STATES})
+        if odd or (tier is not None and tier not in TIERS):
             raise InvalidRequest(
                 f"no such state or tier: {', '.join(odd) or tier}",
-                hint=f"States: {', '.join(store.STATES)}. Tiers: {', '.join(store.TIERS)}.",
+                hint=f"States: {', '.join(STATES)}. Tiers: {', '.join(TIERS)}.",
             )
         hardware, signal = narrowed.get("hardware"), narrowed.get("signal")
         registry = self._registry.seen_by(access_scope)
@@ -251,22 +273,22 @@ class SkillLibrary:
 
     def languages(self, *, access_scope: AccessScope = ALL_ACCESS) -> Sequence[str]:
         with self._catalog.read() as connection:
-            heads = store.heads(connection, access_scope=access_scope)
+            heads = skill_heads(connection, access_scope=access_scope)
         return sorted({language for head in heads for language in head.scopes.languages})
 
     def show(self, name: str, *, access_scope: AccessScope = ALL_ACCESS) -> SkillDetail:
         """One skill with its evidence and history. Raises NotFound, which names the nearest."""
         with self._catalog.read() as connection:
-            row = store.get(connection, name, access_scope)
-            evidence = store.evidence_of(connection, row.id, access_scope)
-            events = store.events(connection, row.id, access_scope)
-            links = store.links_of(connection, name, access_scope)
+            row = get_skill(connection, name, access_scope)
+            evidence = evidence_of(connection, row.id, access_scope)
+            events = events_of(connection, row.id, access_scope)
+            links = links_of(connection, name, access_scope)
             warnings = _scope_warnings(connection, row)
             conflicts = self._conflicts(connection, row, access_scope)
-            revision = store.revision_of(connection, name, access_scope)
-            revised = store.find(connection, row.revises, access_scope) if row.revises else None
-        line = store.evidence_line(evidence)
-        if line == store.NOT_MEASURED and row.tier == "curated" and _CLAIM.search(row.body):
+            revision = revision_of(connection, name, access_scope)
+            revised = find_skill(connection, row.revises, access_scope) if row.revises else None
+        line = evidence_line(evidence)
+        if line == NOT_MEASURED and row.tier == "curated" and _CLAIM.search(row.body):
             line = AUTHORS_FIGURES
         return SkillDetail(
             summary=_summary(row, line),
@@ -298,7 +320,7 @@ class SkillLibrary:
         if event.to_state != "active":
             return ()
         with self._catalog.read() as connection:
-            row = store.get(connection, name, access_scope)
+            row = get_skill(connection, name, access_scope)
             return self._warnings(connection, row, access_scope)
 
     def _warnings(
@@ -313,7 +335,7 @@ class SkillLibrary:
         """The skills of the other polarity about the same transformation, by name, where both can
         hold for one kernel. They need no evidence for that."""
         lineages = self._registry.lineages()
-        others = store.heads(
+        others = skill_heads(
             connection,
             states=("candidate", *IN_USE),
             transformation=skill.transformation,
@@ -336,7 +358,7 @@ class SkillLibrary:
         folder: Path,
         *,
         actor: str,
-        tier: Tier = "learned",
+        tier: SkillTier = "learned",
         access_scope: AccessScope = ALL_ACCESS,
     ) -> Imported:
         """Import a skill folder as a candidate, without its evidence and scripts. A candidate or
@@ -371,8 +393,8 @@ class SkillLibrary:
         shipped or quarantined."""
         registry = self._registry.seen_by(access_scope)
         with self._catalog.write() as connection:
-            row = store.get(connection, name, access_scope)
-            present = store.revision_of(connection, name, access_scope) or row
+            row = get_skill(connection, name, access_scope)
+            present = revision_of(connection, name, access_scope) or row
             draft = draft_of(_revised(advice(present), row, change), "learned", "person", registry)
             warnings = self._warnings(connection, draft, access_scope)
             signed = {"actor": actor, "reason": reason, "details": {}}
@@ -397,17 +419,17 @@ class SkillLibrary:
         """Skills as they are exported: the named ones, else all active ones."""
         with self._catalog.read() as connection:
             if names is not None:
-                rows = [store.get(connection, name, access_scope) for name in names]
+                rows = [get_skill(connection, name, access_scope) for name in names]
             else:
-                rows = store.listed(connection, states=("active",), access_scope=access_scope)
-            evidence = store.evidence_for(connection, [row.id for row in rows], access_scope)
+                rows = list_skills(connection, states=("active",), access_scope=access_scope)
+            evidence = evidence_for(connection, [row.id for row in rows], access_scope)
         return [marked(skill_file(row, evidence.get(row.id, []))) for row in rows]
 
 
 def _summaries(
     connection: Connection, rows: Sequence[SkillHead], access_scope: AccessScope
 ) -> list[SkillSummary]:
-    evidence = store.evidence_lines(connection, [row.id for row in rows], access_scope)
+    evidence = evidence_lines(connection, [row.id for row in rows], access_scope)
     return [_summary(row, evidence[row.id]) for row in rows]
 
 
@@ -454,7 +476,7 @@ def known_languages(connection: Connection) -> frozenset[str]:
     # Imported here: loading the layout takes as long as listing the skills.
     from retrieval.layout import load_layout
 
-    return store.named_languages(connection) | load_layout().known_languages
+    return named_languages(connection) | load_layout().known_languages
 
 
 def _scope_warnings(connection: Connection, skill: SkillDraft | SkillHead) -> tuple[str, ...]:
@@ -538,20 +560,20 @@ def _store_text(
     """Store a draft under its name as a candidate, or as the revision of a skill in use. `signed`
     has actor, reason and details. Raises Conflict if the skill of its name is quarantined or
     shipped, and Forbidden if the caller may not change it."""
-    known = store.find(connection, draft.name, access_scope)
+    known = find_skill(connection, draft.name, access_scope)
     if known is not None and known.tier == draft.tier and known.state in IN_USE:
         return _store_revision(connection, known, draft, signed, access_scope)
     if known is not None and known.revises is not None:  # imported under the revision's own name
         carried = {key: known.metadata[key] for key in CARRIED}
-        carried[store.REVISES_SHA256] = _digest(replace(draft, name=known.revises))
+        carried[REVISES_SHA256] = _digest(replace(draft, name=known.revises))
         draft = replace(draft, metadata={**draft.metadata, **carried})
     if known is not None and known.content_sha256 == draft.content_sha256:
         return Imported(draft.name, "unchanged", known.state, revises=known.revises)
     if known is not None and (known.state not in REVISABLE or known.tier != draft.tier):
         raise _not_revisable(known, draft)
-    stored = store.put(connection, draft, state="candidate", access_scope=access_scope, **signed)
+    stored = store_skill(connection, draft, state="candidate", access_scope=access_scope, **signed)
     if known is not None and known.state == "retired":  # its new text is judged anew
-        store.set_state(
+        set_state(
             connection,
             draft.name,
             "candidate",
@@ -573,21 +595,23 @@ def _store_revision(
     access_scope.check_change(skill.scopes.hardware, f"the skill {skill.name}")
     if skill.content_sha256 == draft.content_sha256:
         return Imported(skill.name, "unchanged", skill.state)
-    pending = store.revision_of(connection, skill.name, access_scope)
+    pending = revision_of(connection, skill.name, access_scope)
     if pending is not None:
         name = pending.name
     else:  # a name that no skill has, including those that the caller may not see
-        name = numbered_name(skill.name, "-r", skill.version + 1, store.names(connection))
+        name = numbered_name(skill.name, "-r", skill.version + 1, skill_names(connection))
     metadata = {
         **draft.metadata,
-        store.REVISES: skill.name,
-        store.REVISES_VERSION: skill.version,
-        store.REVISES_SHA256: draft.content_sha256,
+        REVISES: skill.name,
+        REVISES_VERSION: skill.version,
+        REVISES_SHA256: draft.content_sha256,
     }
     revision = replace(draft, name=name, version=1, metadata=metadata)
     revision = replace(revision, content_sha256=_digest(revision))
-    signed = {**signed, "details": {**signed["details"], store.REVISES: skill.name}}
-    stored = store.put(connection, revision, state="candidate", access_scope=access_scope, **signed)
+    signed = {**signed, "details": {**signed["details"], REVISES: skill.name}}
+    stored = store_skill(
+        connection, revision, state="candidate", access_scope=access_scope, **signed
+    )
     return Imported(name, stored.outcome, "candidate", revises=skill.name)
 
 

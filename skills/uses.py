@@ -30,8 +30,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from kb.catalog import skills as store
-from kb.catalog.skills import Lift, wilson
+from kb.catalog.skills.evidence import wilson
+from kb.catalog.skills.reading import SkillLift, get_skill
+from kb.catalog.skills.writing import lift_of
 from kb.scope import ALL_ACCESS
 from retrieval.knowledge_base import KnowledgeBase
 
@@ -217,8 +218,8 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     """The lift of a skill as JSON; `lift` is None without outcomes of answers that showed it, or
     that withheld it. Raises NotFound."""
     with base.catalog.read() as connection:
-        skill = store.get(connection, name, ALL_ACCESS)
-        counts = store.lift_of(connection, skill.id)
+        skill = get_skill(connection, name, ALL_ACCESS)
+        counts = lift_of(connection, skill.id)
     report: dict[str, Any] = {
         "skill": name,
         "shown": f"helped in {counts.shown_wins} of {counts.shown} with a known effect",
@@ -241,7 +242,7 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     }
 
 
-def lift_interval(counts: Lift) -> tuple[float, float, float]:
+def lift_interval(counts: SkillLift) -> tuple[float, float, float]:
     """Rate shown minus rate withheld, and its 95 % interval, for counts above 0."""
     shown, withheld = counts.shown_wins / counts.shown, counts.withheld_wins / counts.withheld
     with_it = wilson(counts.shown_wins, counts.shown)

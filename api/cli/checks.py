@@ -24,7 +24,7 @@ from kb.catalog.meta import revision
 from kb.data_dir import ServiceLock, access_of_others, running_service
 from kb.errors import Conflict, KernloreError, NotFound, StoreAway
 from kb.ids import sha256
-from kb.index.chroma import Server
+from kb.index.chroma import ServedChroma
 from kb.scope import ALL_ACCESS
 from kb.settings import MIB, Settings, unknown_settings
 
@@ -146,7 +146,7 @@ def _stores(services: Services) -> Check:
     settings, away = services.settings, []
     vectors = "Chroma in the data directory"
     if settings.chroma_url:
-        server = Server(settings.chroma_url)
+        server = ServedChroma(settings.chroma_url)
         vectors = f"Chroma at {server.address.name}"
         away += _not_answering(server.check)
     away += _not_answering(services.blobs.check)

@@ -29,7 +29,7 @@ from kb.catalog.jobs import JobState
 from kb.catalog.knowledge.documents import Section
 from kb.catalog.knowledge.moves import StoredMove
 from kb.catalog.knowledge.samples import StoredRecipe
-from kb.catalog.skills import SkillEvent
+from kb.catalog.skills.reading import SkillEvent
 from kb.hardware.facts import SubjectKind
 from kb.scope import Category
 from optimizer.evaluation.queue import EvaluationJob

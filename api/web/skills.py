@@ -24,7 +24,7 @@ from api.web.pages import (
     see_other,
 )
 from ingestion import hardware as chips
-from kb.catalog.skills import STATES, TIERS
+from kb.catalog.skills.reading import STATES, TIERS
 from kb.errors import KernloreError
 from kb.scope import AccessScope
 from retrieval.diagnose.signals import load_signals

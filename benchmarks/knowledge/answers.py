@@ -25,7 +25,7 @@ from benchmarks.report import ended, say, table, write_result
 from benchmarks.search.model_writes.chips import FAMILIES, READABLE, draw
 from benchmarks.service import CHIPS, builtin_services
 from ingestion.uploads import Upload
-from kb.catalog.skills import heads_of
+from kb.catalog.skills.reading import heads_by_name
 from kb.hardware.schema import parse_hardware
 from kb.scope import CATEGORIES
 from retrieval.answer import Answer, Excerpt, Move
@@ -111,7 +111,7 @@ def row_of(services: Services, signal: str, hardware: str) -> tuple[Row, Answer]
     if "cuda" in languages:
         languages.add("cute")  # the CuTe DSL runs wherever CUDA C++ does
     with services.catalog.read() as connection:
-        heads = heads_of(connection, [skill.name for skill in answer.skills])
+        heads = heads_by_name(connection, [skill.name for skill in answer.skills])
     skills = {name: set(head.scopes.languages) for name, head in heads.items()}
     row = Row(
         signal=signal,

@@ -300,11 +300,11 @@ class Reviews:
         reviews = t.evaluation_reviews
         with self._catalog.write() as connection:
             evaluation_id = self._reviewable(connection, key)
-            last = connection.execute(
+            last = connection.scalar(
                 sa.select(sa.func.max(reviews.c.sequence)).where(
                     reviews.c.evaluation_id == evaluation_id
                 )
-            ).scalar()
+            )
             review = Review(key, known, actor.strip(), reason.strip(), clock.now())
             values = {name: value for name, value in vars(review).items() if name != "evaluation"}
             connection.execute(
@@ -432,7 +432,7 @@ class SentEvaluations(Work):
         work = t.work.c
         ended = sa.select(work.id).where(self._mine, work.state.in_(ENDED))
         old = ended.order_by(work.finished_at.desc(), work.id).offset(MOST_ENDED)
-        ids = list(connection.execute(old).scalars())
+        ids = list(connection.scalars(old))
         if ids:
             connection.execute(t.work.delete().where(work.id.in_(ids)))
 

@@ -130,7 +130,7 @@ def _stays(connection: Connection, row: Mapping[str, Any]) -> bool:
     names = ("title", "locator", "version_id", "cell", "page_index", "page_label")
     values = {name: row[name] for name in names}
     here = facts.c.id == row["id"]
-    cell = connection.execute(sa.select(facts.c.cell).where(here)).scalar()
+    cell = connection.scalar(sa.select(facts.c.cell).where(here))
     if cell and _READ in cell:
         values["cell"] = {**(row["cell"] or {}), _READ: cell[_READ]}
     return bool(connection.execute(facts.update().where(here).values(**values)).rowcount)
@@ -206,7 +206,7 @@ def documents_gone(connection: Connection) -> list[str]:
     """The ids of deleted documents that still have facts."""
     gone = ~sa.exists().where(documents.c.id == facts.c.document_id)
     ids = sa.select(facts.c.document_id).distinct()
-    return list(connection.execute(ids.where(facts.c.document_id.is_not(None), gone)).scalars())
+    return list(connection.scalars(ids.where(facts.c.document_id.is_not(None), gone)))
 
 
 # -- a person's correction of a value
@@ -246,7 +246,7 @@ def replace_outdated(connection: Connection, fact_ids: Sequence[str]) -> None:
         if new is None or new.document_id is None or new.version_id is None:
             continue
         current = sa.select(documents.c.current_version_id).where(documents.c.id == new.document_id)
-        if connection.execute(current).scalar() != new.version_id:
+        if connection.scalar(current) != new.version_id:
             continue
         connection.execute(
             facts.update()

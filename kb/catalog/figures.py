@@ -37,12 +37,12 @@ def figures_of(catalog: Catalog) -> Figures:
     with catalog.read() as connection:
         # A job that is queued again waits since its last heartbeat.
         queued_at = sa.func.coalesce(work.c.heartbeat_at, work.c.created_at)
-        oldest = connection.execute(
+        oldest = connection.scalar(
             sa.select(sa.func.min(queued_at)).where(
                 work.c.kind == "ingest", work.c.state == "queued"
             )
-        ).scalar()
-        cost = connection.execute(sa.select(sa.func.sum(runs.c.cost_usd))).scalar()
+        )
+        cost = connection.scalar(sa.select(sa.func.sum(runs.c.cost_usd)))
         return Figures(
             oldest_queued_seconds=_seconds_since(oldest) if oldest else 0.0,
             evaluations=_counts(connection, evaluations.c.state),

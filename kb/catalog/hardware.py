@@ -352,7 +352,7 @@ class HardwareRegistry:
             return
         for fact_id in fact_ids:
             seen = facts.c.id == fact_id, visible.facts(self._access)
-            owner = connection.execute(sa.select(facts.c.hardware_id).where(*seen)).scalar()
+            owner = connection.scalar(sa.select(facts.c.hardware_id).where(*seen))
             if owner is None:
                 raise _no_fact(fact_id)
             self._access.check_change([owner], f"the fact {fact_id}")
@@ -401,7 +401,7 @@ def _replace_spec_facts(connection: Connection, spec: HardwareSpec) -> None:
     of_spec = facts.c.hardware_id == spec.id
     connection.execute(facts.delete().where(of_spec, facts.c.origin == "spec"))
     # Those with an id of the spec were corrected by a person, whose value is valid.
-    corrected = set(connection.execute(sa.select(facts.c.id).where(of_spec)).scalars())
+    corrected = set(connection.scalars(sa.select(facts.c.id).where(of_spec)))
     stated = (_fact_row(spec.id, number, fact) for number, fact in enumerate(spec.facts))
     rows = [row for row in stated if row["id"] not in corrected]
     if rows:
@@ -476,13 +476,13 @@ def use_of_hardware(connection: Connection, hardware_id: str) -> HardwareUse:
         t.runs.c.state == "running",
     )
     return HardwareUse(
-        tuple(connection.execute(children.order_by(hardware.c.id)).scalars()),
+        tuple(connection.scalars(children.order_by(hardware.c.id))),
         tuple(sorted(document for document, alone in about.items() if alone)),
         tuple(sorted(document for document, alone in about.items() if not alone)),
-        tuple(sorted(about.keys() & set(connection.execute(unfinished).scalars()))),
+        tuple(sorted(about.keys() & set(connection.scalars(unfinished)))),
         tuple(_skills(connection, hardware_id)),
         tuple(_keys(connection, hardware_id)),
-        tuple(connection.execute(running.order_by(t.runs.c.id)).scalars()),
+        tuple(connection.scalars(running.order_by(t.runs.c.id))),
     )
 
 

@@ -198,7 +198,7 @@ class Jobs(Work):
             t.c.lease_expires_at >= clock.now(),
         )
         with self._catalog.read() as connection:
-            return {document for document in connection.execute(query).scalars() if document}
+            return {document for document in connection.scalars(query) if document}
 
     def finish(
         self,

@@ -18,7 +18,7 @@ STORE_ID = "store_id"  # see `Catalog.store_id`
 
 def get(connection: Connection, key: str) -> Any:
     """The value, or None."""
-    return connection.execute(sa.select(meta.c.value).where(meta.c.key == key)).scalar()
+    return connection.scalar(sa.select(meta.c.value).where(meta.c.key == key))
 
 
 def put(connection: Connection, key: str, value: Any) -> None:

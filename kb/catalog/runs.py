@@ -93,7 +93,7 @@ def is_measuring(connection: Connection) -> bool:
     """Whether a run or a sent evaluation is going on, according to the rows."""
     evaluating = (t.work.c.kind == "evaluation", t.work.c.state == "running")
     running = sa.or_(sa.exists().where(t.runs.c.state == "running"), sa.exists().where(*evaluating))
-    return bool(connection.execute(sa.select(running)).scalar())
+    return bool(connection.scalar(sa.select(running)))
 
 
 class Runs:
@@ -236,7 +236,7 @@ class Runs:
         """Records of the run's nodes, by number."""
         query = sa.select(t.nodes.c.record).where(t.nodes.c.run_id == run_id)
         with self._catalog.read() as connection:
-            return list(connection.execute(query.order_by(t.nodes.c.number)).scalars())
+            return list(connection.scalars(query.order_by(t.nodes.c.number)))
 
     def winners(
         self,
@@ -297,7 +297,7 @@ class Runs:
             .order_by(t.nodes.c.created_at.desc(), t.nodes.c.number.desc())
         )
         with self._catalog.read() as connection:
-            return list(connection.execute(query.limit(limit)).scalars())
+            return list(connection.scalars(query.limit(limit)))
 
 
 def _evaluated(select: sa.Select[Any]) -> sa.Select[Any]:
@@ -428,7 +428,7 @@ class RunMail:
         """The candidate for this step; None while there is none."""
         query = sa.select(run_mail.c.candidate).where(self._mine, run_mail.c.step == step)
         with self._catalog.read() as connection:
-            candidate = connection.execute(query).scalar()
+            candidate = connection.scalar(query)
         return None if candidate is None else dict(candidate)
 
     def withdraw(self, step: int) -> None:

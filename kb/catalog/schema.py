@@ -109,12 +109,13 @@ def revision_of(connection: Connection) -> str | None:
     """The revision of a catalog; None without tables."""
     if not sa.inspect(connection).has_table("alembic_version"):
         return None
-    return connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    version: str | None = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
+    return version
 
 
 def state_of(connection: Connection) -> SchemaState:
     """Whether this code may write to a catalog with tables."""
-    revision = connection.execute(sa.text("SELECT version_num FROM alembic_version")).scalar()
+    revision = connection.scalar(sa.text("SELECT version_num FROM alembic_version"))
     needed = get(connection, OLDEST_CODE)
     if needed is not None and needed > newest():
         return SchemaState(TOO_NEW, revision, needed)

@@ -46,9 +46,10 @@ def id_column() -> Column[str]:
     return Column("id", String, primary_key=True)
 
 
-def ref(name: str, target: str, *, index: bool = True) -> Column[str]:
+def ref(name: str, target: str, *, nullable: bool = False, index: bool = True) -> Column[str]:
     """A foreign key; the row is deleted with the one it points to."""
-    return Column(name, String, ForeignKey(target, ondelete="CASCADE"), nullable=False, index=index)
+    key = ForeignKey(target, ondelete="CASCADE")
+    return Column(name, String, key, nullable=nullable, index=index)
 
 
 def when(name: str = "created_at", *, nullable: bool = False) -> Column[str]:
@@ -215,13 +216,7 @@ moves = Table(
     metadata,
     id_column(),
     Column("name", String, nullable=False),
-    Column(
-        "document_id",
-        String,
-        ForeignKey("documents.id", ondelete="CASCADE"),
-        nullable=True,
-        index=True,
-    ),
+    ref("document_id", "documents.id", nullable=True),
     Column("section_id", String, nullable=True),
     Column("passage_id", String, nullable=True),
     json("hardware", default="[]"),
@@ -243,13 +238,7 @@ recipes = Table(
     id_column(),
     Column("name", String, nullable=False),
     Column("language", String, nullable=False),
-    Column(
-        "document_id",
-        String,
-        ForeignKey("documents.id", ondelete="CASCADE"),
-        nullable=True,
-        index=True,
-    ),
+    ref("document_id", "documents.id", nullable=True),
     Column("passage_id", String, nullable=True),
     Column("skill_id", String, nullable=True, index=True),
     json("hardware", default="[]"),
@@ -287,8 +276,8 @@ samples = Table(
     metadata,
     id_column(),
     # of a manual; null for a kernel that a run has written
-    Column("document_id", String, ForeignKey("documents.id", ondelete="CASCADE"), index=True),
-    Column("version_id", String, ForeignKey("document_versions.id", ondelete="CASCADE")),
+    ref("document_id", "documents.id", nullable=True),
+    ref("version_id", "document_versions.id", nullable=True, index=False),
     Column("section_id", String, nullable=True),
     Column("run_id", String, nullable=True, index=True),
     Column("title", String, nullable=False),

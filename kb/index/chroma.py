@@ -1,13 +1,11 @@
-"""Nearest passages through Chroma, filled from the catalog with llama-index's vector-store and node
-types.
+"""The vector index in Chroma, embedded in this process or on a server, filled from the catalog.
 
-One collection per hardware scope and embedding model: Chroma's metadata filters cost 20-40 times an
-unfiltered query. Everything in it is derived: `sync` makes it equal to the catalog without
-embedding anything, `probe` finds a directory that can no longer be read and `rebuild` makes a new
-one. An entry's id is the passage's id and a digest of its vector, so a corrected text is another
-entry. Two processes on one directory serve deleted vectors, so only the service opens it
-(`kb.data_dir`). On a server, services of one catalog share its collections, and those of
-another catalog are left alone. `kb.index.chroma` connects.
+One collection per hardware scope and embedding model: metadata filters make a query 20-40 times
+slower. The index is derived: `sync` makes it equal to the catalog, `probe` detects an unreadable
+one, `rebuild` replaces it; none of them computes embeddings. The id of an entry is the passage's id
+and a digest of its vector, so a corrected text is another entry. Two processes on one directory
+would return deleted vectors, so only the service opens it. On a server, services of one catalog
+share collections, and those of another catalog have names with another prefix.
 """
 
 from __future__ import annotations
@@ -38,19 +36,24 @@ from kb.ids import new_id
 from kb.memory import return_freed_memory
 from kb.scope import ALL_ACCESS, AccessScope
 
-BATCH = 5_000  # Chroma takes at most 5,461 rows a call
-SERVER_BATCH = 1_000  # and a server at most 40 MB
-SCOPES_AT_ONCE = 64  # whose graphs are in memory while all are looked through
-PAGE, COLLECTIONS = 50_000, 500  # ids, and collections, that are listed at once
-SEARCH_BREADTH = 200  # of the HNSW graph: no less than the rows that ranking asks for
-PROBED = 100  # passages of a scope among which the probe looks for one that is indexed
+BATCH = 5_000  # Chroma accepts at most 5,461 rows per call
+SERVER_BATCH = 1_000  # a server accepts at most 40 MB
+OPEN_SCOPES = 64  # whose graphs are in memory while all scopes are visited
+PAGE, COLLECTIONS = 50_000, 500  # entries, and collections, per listing
+SEARCH_BREADTH = 200  # of the HNSW graph: at least the limit of a query
+PROBED = 100  # passages of a scope among which the probe looks for an indexed one
+PORT = 8000
+# Timeouts in seconds. Writing takes longest where a server builds the graph of new entries.
+CONNECT_SECONDS, READ_SECONDS, WRITE_SECONDS = 3.0, 5.0, 120.0
+MAX_REASON = 200  # characters
+_EXAMPLE = "http://HOST:8000, https://USER:PASSWORD@HOST/?tenant=T&database=D"
 
 log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
-class SyncReport:
-    """What a synchronisation did: scopes looked at, entries added and removed."""
+class IndexSyncReport:
+    """Result of a synchronisation: visited collections, added and removed entries."""
 
     collections: int
     added: int
@@ -58,11 +61,11 @@ class SyncReport:
 
 
 class ChromaIndex:
-    """The service's vector index. `url` names a Chroma server, which other services may use too;
-    without it the directory is opened in this process.
+    """The vector index on the server at `url`, which other services may use too, or else in a
+    directory.
 
-    Connects when it is first used; `open_or_rebuild` is how a service starts it. On a server,
-    everything here raises StoreAway where that does not answer.
+    Connects at the first use; a service starts with `open_or_rebuild`. Every method raises
+    StoreAway where a server does not respond.
     """
 
     def __init__(
@@ -70,23 +73,21 @@ class ChromaIndex:
     ) -> None:
         self._catalog = catalog
         self._model = model
-        self._server = Server(url) if url else None
-        self._directory = Directory(directory)
-        self._chroma: Chroma = self._server or self._directory
-        self._collections: dict[
-            tuple[str, bool], Any
-        ] = {}  # by collection and whether it is written to
+        self._server = ServedChroma(url) if url else None
+        self._directory = EmbeddedChroma(directory)
+        self._chroma: ChromaConnection = self._server or self._directory
+        self._collections: dict[tuple[str, bool], Any] = {}  # by name and whether for writing
         self._prefix = ""
 
-    def open_or_rebuild(self) -> SyncReport:
-        """Make the index readable and equal to the catalog; an unreadable directory is replaced."""
+    def open_or_rebuild(self) -> IndexSyncReport:
+        """Make the index equal to the catalog; an unreadable one is replaced."""
         if self._server is not None:
-            self._collections.clear()  # somebody may have made the collections anew
+            self._collections.clear()  # another service may have replaced them
             return self.sync() if self.probe() else self.rebuild()
         try:
             with self._chroma.faults():
                 return self.sync() if self.probe() else self.rebuild()
-        except Unreadable as error:
+        except UnreadableIndex as error:
             log.warning("vector index cannot be opened, rebuilding it", error=str(error))
             return self.rebuild()
 
@@ -94,8 +95,6 @@ class ChromaIndex:
         """Raise StoreAway where a server does not answer."""
         if self._server is not None:
             self._server.check()
-
-    # -- asking
 
     def query(
         self,
@@ -105,19 +104,21 @@ class ChromaIndex:
         access_scope: AccessScope = ALL_ACCESS,
         transaction: Connection | None = None,
     ) -> dict[int, float]:
-        """The nearest passages of the scopes (None: all), best first: seq -> cosine."""
+        """The nearest passages of the scopes (None: all) by sequence number, with cosines, best
+        first.
+        """
         with self._catalog.within(transaction) as connection:
             wanted = scopes if scopes is not None else embeddings.hardware_scopes(connection)
         try:
             with self._chroma.faults():
                 scores = self._nearest(wanted, vector, limit, access_scope)
-        except Unreadable as error:
+        except UnreadableIndex as error:
             log.warning("vector index cannot be read, rebuilding it", error=str(error))
             self.rebuild()
             scores = self._nearest(wanted, vector, limit, access_scope)
         live, stale = self._live(scores, limit)
         if stale:
-            # Entries of deleted passages stand where live ones belong.
+            # Entries of deleted passages take the places of live ones.
             self.sync(wanted)
             live, _ = self._live(self._nearest(wanted, vector, limit, access_scope), limit)
         ranked = sorted(live.items(), key=lambda item: (-item[1][0], item[0]))
@@ -126,14 +127,14 @@ class ChromaIndex:
     def _live(
         self, entries: dict[str, float], limit: int
     ) -> tuple[dict[int, tuple[float, float]], int]:
-        """Of the `limit` best entries and those as good as the last of them, the live ones: seq ->
-        cosine, rounded and as it is; and how many are not live.
+        """The live passages among the `limit` best entries and those equal to the last: sequence
+        number -> cosine, rounded and exact. Also the number of entries without a live passage.
         """
         scores: dict[str, float] = {}
         for entry, score in entries.items():
             passage_id = entry.partition(".")[0]
             scores[passage_id] = max(score, scores.get(passage_id, -1.0))
-        # Rounded as in exact search, so that equal texts come in the same order.
+        # Rounded like in exact search, so that equal texts have the same order.
         rounded = {passage_id: round(score, 5) for passage_id, score in scores.items()}
         if len(rounded) > limit:
             least = sorted(rounded.values(), reverse=True)[limit - 1]
@@ -151,10 +152,10 @@ class ChromaIndex:
         access_scope: AccessScope,
         writing: bool = False,
     ) -> dict[str, float]:
-        """The nearest entries of the scopes, their passages live or not: entry id -> cosine.
+        """The nearest entries of the scopes, also of deleted passages: entry id -> cosine.
 
-        The collection is asked itself: llama-index's store would fetch and parse a node for each
-        hit, which takes as long as finding them, and only ids and distances are wanted.
+        Queries the collection directly: llama-index's store would also parse a node for each hit,
+        which doubles the time.
         """
         ids: dict[str, float] = {}
         with self._chroma.guard, self._served_faults():
@@ -171,20 +172,16 @@ class ChromaIndex:
         return ids
 
     def _check_unknown(self, scope: str) -> None:
-        """Raise StoreAway where a server has lost what it was given: nothing found there would be
-        taken for nothing there.
-        """
+        """Raise StoreAway where a server has lost a collection, instead of finding nothing."""
         if self._server is None:
             return
         with self._catalog.read() as connection:
-            held = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
-        if held.ids:
+            stored = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
+        if stored.ids:
             raise self._server.away(f"it has no collection for {scope}")
 
-    # -- keeping it equal to the catalog
-
-    def sync(self, scopes: Iterable[str] | None = None) -> SyncReport:
-        """Add what the catalog has and the index lacks, remove what only the index has."""
+    def sync(self, scopes: Iterable[str] | None = None) -> IndexSyncReport:
+        """Add the entries that the index lacks, and remove those that the catalog lacks."""
         with self._catalog.read() as connection:
             live = embeddings.hardware_scopes(connection)
         if scopes is None:
@@ -192,19 +189,19 @@ class ChromaIndex:
         added = removed = 0
         wanted = live if scopes is None else sorted(set(scopes))
         for done, scope in enumerate(wanted, 1):
-            # What is there is looked at before the catalog: of an entry that another service has
-            # added, the passage is then seen too, and the entry stays.
+            # Entries are listed before passages, so that an entry that another service adds
+            # meanwhile is not removed.
             present = self._present(scope)
             with self._catalog.read() as connection:
                 vectors = embeddings.of_scope(connection, self._model, scope, ALL_ACCESS)
             with self._chroma.guard, self._served_faults():
                 new, gone = self._sync_scope(scope, vectors, present)
             added, removed = added + new, removed + gone
-            self._let_go(done)
-        return SyncReport(len(wanted), added, removed)
+            self._release_graphs(done)
+        return IndexSyncReport(len(wanted), added, removed)
 
     def _present(self, scope: str) -> set[str]:
-        """The entries of a scope's collection."""
+        """The entries in the collection of a scope."""
         entries: set[str] = set()
         with self._chroma.guard, self._served_faults():
             collection = self._collection(scope, ALL_ACCESS)
@@ -228,20 +225,19 @@ class ChromaIndex:
         for start in range(0, len(new), batch):
             _add(collection, scope, entries, vectors, new[start : start + batch])
         if new and self._chroma.served:
-            # The graph of what was added is made by the first who asks, which may take longer than
-            # a request waits.
+            # The first query builds the graph of new entries, which a request should not wait for.
             collection.query(query_embeddings=[vectors.matrix[new[0]]], n_results=1, include=[])
         return len(new), len(gone)
 
     def _drop_unknown(self, live: Sequence[str]) -> None:
-        """Collections of scopes, models or dimensions that nothing refers to any more."""
+        """Delete the collections of former scopes, models and dimensions."""
         keep = {self._name(scope, ALL_ACCESS) for scope in live}
         for name in self._own_collections():
             if name not in keep:
                 self._delete(name)
 
     def _own_collections(self) -> list[str]:
-        """The names of what this index has made, on a server that others may use too."""
+        """The names of the collections of this catalog."""
         names: list[str] = []
         with self._chroma.guard, self._served_faults():
             client = self._chroma.client(writing=True)
@@ -253,15 +249,14 @@ class ChromaIndex:
 
     def _delete(self, name: str) -> None:
         with self._chroma.guard, self._served_faults():
-            with suppress(not_found()):  # another service did
+            with suppress(not_found()):  # another service deleted it
                 self._chroma.client(writing=True).delete_collection(name)
             for writing in (False, True):
                 self._collections.pop((name, writing), None)
 
     def probe(self) -> bool:
-        """Whether every collection can be read and finds a passage it holds by its vector.
-
-        What a collection does not hold yet is not a damage: `sync` adds it.
+        """Whether every collection can be read and finds one of its passages by the vector. Missing
+        entries are no damage: `sync` adds them.
         """
         with self._catalog.read() as connection:
             scopes = embeddings.hardware_scopes(connection)
@@ -271,39 +266,37 @@ class ChromaIndex:
             try:
                 with self._chroma.faults():
                     nearest = self._probe_scope(scope, vectors)
-            except Unreadable as error:
+            except UnreadableIndex as error:
                 log.warning("vector index cannot be read", scope=scope, error=str(error))
                 return False
             if nearest is not None and nearest < 0.99:
                 log.warning("vector index lost a passage", scope=scope, nearest=nearest)
                 return False
-            self._let_go(done)
+            self._release_graphs(done)
         return True
 
-    def _let_go(self, done: int) -> None:
-        """After so many scopes, release the graphs that are in memory by now: a graph stays with
-        the client that has opened it, and those of a thousand chips take as much as all else.
-        """
-        if done % SCOPES_AT_ONCE == 0 and not self._chroma.served:
+    def _release_graphs(self, done: int) -> None:
+        """Close the client after some scopes, because it retains every graph it has opened."""
+        if done % OPEN_SCOPES == 0 and not self._chroma.served:
             self.close()
             return_freed_memory()
 
     def _probe_scope(self, scope: str, vectors: ScopeVectors) -> float | None:
-        """How near the scope's collection finds an entry it holds; None when it holds none."""
+        """The cosine at which a collection finds one of its entries; None for an empty one."""
         with self._chroma.guard:
             collection = self._existing(scope, ALL_ACCESS, writing=True)
             if collection is None or not vectors.ids:
                 return None
             entries = _entries(vectors, PROBED)
-            held = set(collection.get(ids=entries, include=[])["ids"])
+            present = set(collection.get(ids=entries, include=[])["ids"])
         for entry, vector in zip(entries, vectors.matrix, strict=False):
-            if entry in held:
+            if entry in present:
                 scores = self._nearest([scope], vector, 5, ALL_ACCESS, writing=True)
                 return max(scores.values(), default=0.0)
         return None
 
-    def rebuild(self) -> SyncReport:
-        """A fresh index from the catalog's vectors; nothing is embedded again."""
+    def rebuild(self) -> IndexSyncReport:
+        """Replace the index by one made from the catalog's vectors."""
         with self._chroma.guard:
             self._collections.clear()
             if self._chroma.served:
@@ -314,25 +307,23 @@ class ChromaIndex:
         return self.sync()
 
     def close(self) -> None:
-        """Release the index; the next use opens it again."""
+        """Close the index; the next use opens it again."""
         with self._chroma.guard:
             self._collections.clear()
             self._chroma.disconnect()
 
     def _served_faults(self) -> AbstractContextManager[None]:
-        """What a server raises, as StoreAway. Of a directory, its callers see to it."""
+        """Convert errors of a server. Callers handle those of a directory."""
         return self._chroma.faults() if self._chroma.served else nullcontext()
 
-    # -- collections
-
     def _own_prefix(self) -> str:
-        """What the names on a server begin with: several catalogs may have collections there."""
+        """Prefix of the names of this catalog's collections on a server, "" in a directory."""
         if self._chroma.served and not self._prefix:
             self._prefix = f"{self._catalog.store_id()}-"
         return self._prefix
 
     def _name(self, scope: str, access_scope: AccessScope) -> str:
-        """Letters and digits of the scope for people, a hash of all three parts for identity."""
+        """The name of a collection: a readable part and a hash of scope, model and owner."""
         key = hashlib.sha256(
             f"{scope}\x1f{self._model}\x1f{access_scope.owner}".encode()
         ).hexdigest()
@@ -365,7 +356,7 @@ class ChromaIndex:
 
 
 def _entries(vectors: ScopeVectors, most: int | None = None) -> list[str]:
-    """Entry ids of the passages, in order; of the first `most` alone."""
+    """The entry ids of the (first `most`) passages, in order."""
     return [
         f"{passage_id}.{hashlib.blake2b(vector.tobytes(), digest_size=6).hexdigest()}"
         for passage_id, vector in zip(vectors.ids[:most], vectors.matrix[:most], strict=True)
@@ -379,16 +370,15 @@ def _add(
     vectors: ScopeVectors,
     places: Sequence[int],
 ) -> None:
-    """Add the entries in these places. llama-index takes seconds to load, and an index that has
-    all of its entries, which is the usual start, does without it.
-    """
+    """Add the entries at these places."""
+    # llama-index takes seconds to import, which a start without new entries avoids.
     from llama_index.core.schema import BaseNode, TextNode
     from llama_index.vector_stores.chroma import ChromaVectorStore
 
     nodes: list[BaseNode] = [
         TextNode(
             id_=entries[n],
-            text=vectors.ids[n],  # the text itself is the catalog's
+            text=vectors.ids[n],  # the text is in the catalog
             embedding=vectors.matrix[n].tolist(),
             metadata={"hardware": scope},
         )
@@ -397,29 +387,19 @@ def _add(
     ChromaVectorStore(chroma_collection=collection).add(nodes)
 
 
-# -- chroma client: How Chroma is reached: in this process, over a directory that nobody else open
-
-# Seconds that a server is waited for: by who asks, and by who adds entries, of which a graph is
-# made when they are first looked for.
-CONNECT_SECONDS, ASKING_SECONDS, WRITING_SECONDS = 3.0, 5.0, 120.0
-PORT = 8000
-MOST_REASON = 200  # characters
-_EXAMPLE = "http://HOST:8000, https://USER:PASSWORD@HOST/?tenant=T&database=D"
+class UnreadableIndex(Exception):
+    """The index is damaged."""
 
 
-class Unreadable(Exception):
-    """Chroma cannot read what it wrote."""
-
-
-class Chroma(ABC):
-    """Where the collections are. `guard` is held around every use of a client."""
+class ChromaConnection(ABC):
+    """A connection to Chroma. `guard` must be held during every use of a client."""
 
     served: bool
     guard: AbstractContextManager[Any]
 
     @abstractmethod
     def client(self, writing: bool = False) -> Any:
-        """Chroma's client, connected when it is first asked for."""
+        """Chroma's client, connected at the first call."""
 
     @abstractmethod
     def faults(self) -> AbstractContextManager[None]:
@@ -427,10 +407,10 @@ class Chroma(ABC):
 
     @abstractmethod
     def disconnect(self) -> None:
-        """Release it; the next use connects again."""
+        """Disconnect; the next use connects again."""
 
 
-class Directory(Chroma):
+class EmbeddedChroma(ChromaConnection):
     """Chroma in this process."""
 
     served = False
@@ -438,7 +418,7 @@ class Directory(Chroma):
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._connected: Any = None
-        # Chroma's embedded client is not safe against a collection deleted under a query.
+        # The embedded client does not support deleting a collection during a query.
         self.guard = threading.RLock()
 
     def client(self, writing: bool = False) -> Any:
@@ -456,14 +436,14 @@ class Directory(Chroma):
 
         try:
             yield
-        # A missing table or a half-started system surfaces as any of these.
+        # A missing table or an incomplete start can raise any of these.
         except (ChromaError, AttributeError, KeyError, ValueError, OSError, RuntimeError) as error:
-            raise Unreadable(f"{type(error).__name__}: {error}") from error
+            raise UnreadableIndex(f"{type(error).__name__}: {error}") from error
         except BaseException as error:
-            # A panic in Chroma's Rust part is no Exception and its class cannot be imported.
+            # A panic of Chroma's Rust code is no Exception, and its class cannot be imported.
             if type(error).__name__ != "PanicException":
                 raise
-            raise Unreadable(f"panic: {error}") from error
+            raise UnreadableIndex(f"panic: {error}") from error
 
     def disconnect(self) -> None:
         from chromadb.api.shared_system_client import SharedSystemClient
@@ -471,11 +451,11 @@ class Directory(Chroma):
         if self._connected is not None:
             self._connected.close()
             self._connected = None
-        # A client that failed to start stays in Chroma's cache and would be handed out again.
+        # Chroma would return a client that failed to start again from its cache.
         SharedSystemClient.clear_system_cache()
 
     def discard(self) -> None:
-        """Move the directory away first: whatever of it is still open cannot touch the new one."""
+        """Delete the directory. It is renamed first, so that open files cannot affect a new one."""
         self.disconnect()
         if self._folder.exists():
             broken = self._folder.with_name(f"{self._folder.name}.{new_id('old')}")
@@ -484,8 +464,8 @@ class Directory(Chroma):
 
 
 @dataclass(frozen=True)
-class Address:
-    """Of a server. `name` is for messages, without a password."""
+class ChromaAddress:
+    """The address of a server. `name` is for messages, without a password."""
 
     name: str
     host: str
@@ -496,8 +476,8 @@ class Address:
     headers: dict[str, str] = field(repr=False)
 
 
-def parse_address(url: str) -> Address:
-    """The address in a URL. Raises InvalidRequest, which does not repeat it: it may hold a
+def parse_address(url: str) -> ChromaAddress:
+    """The address in a URL. Raises InvalidRequest, which does not quote the URL: it may contain a
     password.
     """
     try:
@@ -505,15 +485,15 @@ def parse_address(url: str) -> Address:
         port = parts.port
         options = parse_qs(parts.query, strict_parsing=bool(parts.query))
     except ValueError:
-        raise _refused("cannot be read") from None
+        raise _invalid_url("cannot be parsed") from None
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise _refused("names no server")
+        raise _invalid_url("has no host")
     if parts.path not in ("", "/") or options.keys() - {"tenant", "database"}:
-        raise _refused("has parts that say nothing about a server")
+        raise _invalid_url("has a path or unknown parameters")
     host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
     ssl = parts.scheme == "https"
     port = port or (443 if ssl else PORT)
-    return Address(
+    return ChromaAddress(
         name=f"{parts.scheme}://{host}:{port}",
         host=host,
         port=port,
@@ -531,32 +511,30 @@ def _credentials(parts: SplitResult) -> dict[str, str]:
     return {"Authorization": f"Basic {base64.b64encode(pair.encode()).decode()}"}
 
 
-def _refused(why: str) -> InvalidRequest:
+def _invalid_url(reason: str) -> InvalidRequest:
     return InvalidRequest(
-        f"the URL of the Chroma server {why}",
+        f"the URL of the Chroma server {reason}",
         hint=f"Give KERNLORE_CHROMA_URL as one of: {_EXAMPLE}. Characters such as @ and / in a"
         " password are written as %40 and %2F.",
     )
 
 
-class Server(Chroma):
-    """Chroma on a server. Who asks and who adds have connections with limits of their own."""
+class ServedChroma(ChromaConnection):
+    """Chroma on a server. Clients for reading and for writing have different timeouts."""
 
     served = True
 
     def __init__(self, url: str) -> None:
-        """Connects to nothing yet. Raises InvalidRequest for a URL that names no server."""
+        """Does not connect yet. Raises InvalidRequest for a malformed URL."""
         self.address = parse_address(url)
         self._connected: dict[bool, Any] = {}
         self._connecting = threading.Lock()  # protects _connected
-        self.guard = nullcontext()  # its clients may be shared between threads
+        self.guard = nullcontext()  # its clients are thread-safe
 
     def client(self, writing: bool = False) -> Any:
         with self._connecting:
             if writing not in self._connected:
-                self._connected[writing] = self._connect(
-                    WRITING_SECONDS if writing else ASKING_SECONDS
-                )
+                self._connected[writing] = self._connect(WRITE_SECONDS if writing else READ_SECONDS)
             return self._connected[writing]
 
     def check(self) -> None:
@@ -571,8 +549,8 @@ class Server(Chroma):
         limits = httpx.Timeout(seconds, connect=CONNECT_SECONDS)
 
         class Limited(Client):
-            """Chroma's own client for HTTP, which would wait for ever: it has no setting for it.
-            This is the first that a new one asks.
+            """Chroma's HTTP client, which has no setting for timeouts. This method makes the first
+            request of a new one.
             """
 
             def get_user_identity(self) -> Any:
@@ -597,22 +575,22 @@ class Server(Chroma):
             yield
         except KernloreError:
             raise
-        # Its client raises ValueError where it cannot connect.
+        # The client raises ValueError where it cannot connect.
         except (ChromaError, httpx.HTTPError, ValueError, OSError) as error:
             raise self.away(f"{type(error).__name__}: {error}") from error
         except Exception as error:
-            # And a bare Exception for an answer that it does not know, such as a proxy's.
+            # It raises a bare Exception for an unexpected response, such as that of a proxy.
             if type(error) is not Exception:
                 raise
             raise self.away(str(error)) from error
 
     def away(self, reason: str) -> StoreAway:
-        """The error that says so."""
-        shown = " ".join(reason.split())[:MOST_REASON]
+        """The error for a server that does not respond."""
+        shown = " ".join(reason.split())[:MAX_REASON]
         return StoreAway(
             f"the Chroma server {self.address.name} does not answer ({shown})",
             hint="Start it, or correct KERNLORE_CHROMA_URL; without that the index is in the data"
-            " directory. The index catches up by itself when the server answers.",
+            " directory. The index is updated when the server answers again.",
         )
 
     def disconnect(self) -> None:
@@ -623,16 +601,14 @@ class Server(Chroma):
 
 
 def _close(client: Any) -> None:
-    """Close a client for HTTP. Its own `close` leaves open the connections of its two parts, until
-    they are collected as garbage.
-    """
+    """Close an HTTP client and the connections of its two parts, which `close` leaves open."""
     for part in (client, client._admin_client):
         part._server._session.close()
     client.close()
 
 
 def not_found() -> type[Exception]:
-    """What Chroma raises for a collection that is not there."""
+    """The exception that Chroma raises for a missing collection."""
     from chromadb.errors import NotFoundError
 
     return NotFoundError

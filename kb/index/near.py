@@ -28,7 +28,7 @@ from kb.catalog.knowledge import candidates
 from kb.catalog.knowledge.candidates import Columns
 from kb.catalog.knowledge.embeddings import Vector
 from kb.errors import StoreAway
-from kb.index.chroma import ChromaIndex, SyncReport
+from kb.index.chroma import ChromaIndex, IndexSyncReport
 from kb.index.exact import ExactIndex, largest, merged, nearest
 from kb.scope import ALL_ACCESS, AccessScope
 
@@ -146,7 +146,7 @@ class NearIndex:
         """Why Chroma is not asked; None where it is."""
         return self._away
 
-    def catch_up(self) -> SyncReport:
+    def catch_up(self) -> IndexSyncReport:
         """Make Chroma equal to the catalog and ask it from now on. Raises StoreAway."""
         assert self._chroma is not None
         lost, followed = self._lost, state_of(self._catalog)
@@ -225,7 +225,7 @@ class NearIndex:
             return True
         return any(scope_rows.count([key]) > self._exact_up_to for key in scope_rows.ranges)
 
-    def sync(self, scopes: Iterable[str] | None = None) -> SyncReport | None:
+    def sync(self, scopes: Iterable[str] | None = None) -> IndexSyncReport | None:
         """Bring Chroma up to the catalog; None where it does not answer: `catch_up` does it then.
         The vectors are in the catalog.
         """

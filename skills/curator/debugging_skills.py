@@ -20,10 +20,10 @@ from typing import Any, Literal
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.knowledge import symbols
 from kb.catalog.knowledge.symbols import Symbol
-from kb.catalog.skills import FAILURES, MEND, EvidenceRow, SkillDraft, SkillScopes
+from kb.catalog.skills.evidence import FAILURES, evidence_of
+from kb.catalog.skills.reading import MEND, EvidenceRow, SkillDraft, SkillScopes, find_skill
 from kb.errors import KernloreError
 from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
@@ -242,11 +242,11 @@ def _delta(
     def measurement(row: EvidenceRow) -> tuple[Any, ...]:
         return tuple(row.details.get(name) for name in ("run", "parent", "draft", "node"))
 
-    known = store.find(connection, draft.name)
+    known = find_skill(connection, draft.name)
     if known is not None and known.state in REMOVED:
         return None, decided(False, f"{draft.name} says this, and a person took it out")
     if known is not None:
-        present = {measurement(row) for row in store.evidence_of(connection, known.id)}
+        present = {measurement(row) for row in evidence_of(connection, known.id)}
         added = tuple(row for row in rows if measurement(row) not in present)
         if not added:
             return None, decided(False, f"{draft.name} has these mends already")
@@ -659,8 +659,7 @@ def _findings(lesson: Lesson, draft: SkillDraft, names: NameIndex) -> list[str]:
 
 
 def _evidence_row(mend: Mend) -> EvidenceRow:
-    """The row of a mend: it has no figure, the error went. created_at is empty until it is
-    stored."""
+    """The row of a mend, which has no figure: the error went."""
     result, subject = mend.result, mend.search.subject
     return EvidenceRow(
         id=derived_id("ev", mend.search.id, mend.failed, mend.draft, mend.node),
@@ -668,15 +667,9 @@ def _evidence_row(mend: Mend) -> EvidenceRow:
         device_id=result.device or None,
         toolchain_id=result.toolchain or None,
         problem_id=subject.sha256 or None,
-        case_id=None,
         evaluation_id=mend.evaluations[-1] if mend.evaluations else None,
         kind="simulator" if result.timing == "simulator" else "pair",
         n=1,
-        baseline_us=None,
-        measured_us=None,
-        speedup=None,
-        speedup_low=None,
-        speedup_high=None,
         details={
             "run": mend.search.id,
             "parent": mend.failed,
@@ -690,7 +683,6 @@ def _evidence_row(mend: Mend) -> EvidenceRow:
             "language": mend.language,
             "polarity": "use",
         },
-        created_at="",
     )
 
 

@@ -12,16 +12,21 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import Any, cast
+from typing import Any
 
 from sqlalchemy import Connection
 
 from kb.blobs import Blobs
-from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
 from kb.catalog.hardware import HardwareRegistry
 from kb.catalog.knowledge import embeddings, passages
-from kb.catalog.skills import EvidenceKind
+from kb.catalog.skills.evidence import evidence_for
+from kb.catalog.skills.reading import (
+    find_skill,
+    skill_names,
+    skills_about,
+)
+from kb.catalog.skills.writing import add_evidence, link_skills, store_skill
 from kb.embedding import Embedder, Vectors
 from kb.errors import Conflict, InvalidKnowledge, KernloreError, NotFound
 from kb.hardware.lineage import lineage
@@ -240,9 +245,9 @@ def snapshot(
     named = {skill_of(id_) for step in trajectory.steps for id_ in step.proposal.attributed}
     named |= {id_ for step in trajectory.steps for id_ in step.shown.get("skills", ())}
     with catalog.read() as connection:
-        rows = store.about(connection, trajectory.subject.family, named)
-        evidence = store.evidence_for(connection, [row.id for row in rows])
-        taken = set(store.names(connection))
+        rows = skills_about(connection, trajectory.subject.family, named)
+        evidence = evidence_for(connection, [row.id for row in rows])
+        taken = set(skill_names(connection))
     known = {row.name: KnownSkill(row, tuple(evidence.get(row.id, ()))) for row in rows}
     if before is not None:
         known |= {skill.row.name: skill for skill in before.known}
@@ -322,7 +327,7 @@ def store_delta(
 ) -> StoredDelta:
     """Store one delta of the trajectory with this id, with its event. Raises Conflict if the skill
     is no longer the one that was judged."""
-    known = store.find(connection, delta.skill)
+    known = find_skill(connection, delta.skill)
     version = known.version if known is not None else 0
     if version != delta.version:
         raise Conflict(
@@ -334,7 +339,7 @@ def store_delta(
     signed: dict[str, Any] = {"actor": ACTOR, "reason": delta.reason}
     outcome = "unchanged"
     if delta.draft is not None:
-        put = store.put(connection, delta.draft, state="candidate", details=details, **signed)
+        put = store_skill(connection, delta.draft, state="candidate", details=details, **signed)
         outcome, version = put.outcome, put.version
     if delta.narrowing is not None and known is not None:
         narrowed = replace(known, predicate=delta.narrowing.predicate)
@@ -343,27 +348,9 @@ def store_delta(
         version = store_narrowed(connection, narrowed, parts, details=noted, **signed).version
         outcome = "updated"
     for row in delta.evidence:
-        store.add_evidence(
-            connection,
-            delta.skill,
-            kind=cast(EvidenceKind, row.kind),
-            hardware=row.hardware_id,
-            n=row.n,
-            device=row.device_id,
-            toolchain=row.toolchain_id,
-            problem=row.problem_id,
-            case=row.case_id,
-            evaluation=row.evaluation_id,
-            baseline_us=row.baseline_us,
-            measured_us=row.measured_us,
-            speedup=row.speedup,
-            low=row.speedup_low,
-            high=row.speedup_high,
-            details=row.details,
-            **signed,
-        )
+        add_evidence(connection, delta.skill, row, **signed)
     if delta.evidence and outcome == "unchanged":
         outcome = "updated"
     if delta.conflicts_with:
-        store.link(connection, delta.skill, "conflicts_with", delta.conflicts_with, **signed)
+        link_skills(connection, delta.skill, "conflicts_with", delta.conflicts_with, **signed)
     return StoredDelta(delta.skill, delta.operation, outcome, version, len(delta.evidence))

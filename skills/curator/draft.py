@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
-from kb.catalog.skills import EvidenceRow, SkillDraft, SkillScopes
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes
 from kb.errors import InvalidKnowledge
 from kb.ids import derived_id
 from kb.moves_vocabulary import direction_of
@@ -629,7 +629,6 @@ def _evidence_row(
         speedup_low=gain.low if gain is not None else None,
         speedup_high=gain.high if gain is not None else None,
         details=details,
-        created_at="",
     )
 
 

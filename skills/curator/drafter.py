@@ -12,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Protocol, cast
 
-from kb.catalog.skills import EvidenceRow, SkillRow
+from kb.catalog.skills.reading import EvidenceRow, SkillRow
 from kb.errors import Unavailable
 from optimizer.search.synthesizers.llm.asker import (
     CallFailed,

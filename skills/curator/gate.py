@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from kb.catalog.skills import FAILURES
+from kb.catalog.skills.evidence import FAILURES
 from optimizer.evaluation.records import Interval
 from optimizer.evaluation.timing.statistics import bounded, independent_ratio
 from skills.curator.comparison import kernel_key

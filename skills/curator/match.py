@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from kb.catalog.skills import EvidenceRow, SkillRow
+from kb.catalog.skills.reading import EvidenceRow, SkillRow
 from kb.embedding import Embedder
 from kb.moves_vocabulary import changes_named
 from kb.problem_terms import op_family

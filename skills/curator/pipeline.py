@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillRow, SkillScopes, structured_key
 from kb.embedding import Embedder
 from kb.hardware.lineage import NameIndex
 from kb.ids import SkillId, derived_id

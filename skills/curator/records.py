@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from kb.catalog.skills import EvidenceRow, SkillDraft, SkillRow, SkillScopes
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillRow, SkillScopes
 from kb.embedding import Embedder
 from kb.errors import InvalidKnowledge
 from optimizer.evaluation.records import Interval

@@ -15,7 +15,8 @@ from itertools import count
 from typing import Any
 from unicodedata import category
 
-from kb.catalog.skills import (
+from kb.catalog.skills.evidence import evidence_line
+from kb.catalog.skills.reading import (
     AVOIDING,
     STATES,
     TIERS,
@@ -24,7 +25,6 @@ from kb.catalog.skills import (
     SkillRow,
     SkillScopes,
     as_warning,
-    evidence_line,
 )
 from kb.errors import InvalidPredicate, nearest
 from kb.hardware.table_reader import Problems

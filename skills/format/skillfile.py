@@ -22,7 +22,7 @@ from typing import Any
 
 import yaml
 
-from kb.catalog.skills import SkillDraft
+from kb.catalog.skills.reading import SkillDraft
 from kb.errors import InvalidKnowledge, KernloreError, NotFound, PayloadTooLarge
 from kb.hardware.table_reader import Problems
 from kb.ids import sha256

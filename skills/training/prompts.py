@@ -20,9 +20,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog import tables as t
 from kb.catalog.knowledge import passages
+from kb.catalog.skills.reading import find_skill
 from kb.errors import NotFound
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.bundle import Bundle, default_entry
@@ -170,7 +170,7 @@ class ShownKnowledge:
             return True
         if identity not in self._may_show:
             with self.base.catalog.read() as connection:
-                skill = store.find(connection, skill_of(identity), ALL_ACCESS)
+                skill = find_skill(connection, skill_of(identity), ALL_ACCESS)
                 self._may_show[identity] = (
                     _document_origin(connection, t.passages, identity) == BUILTIN
                     or _document_origin(connection, t.moves, identity) == BUILTIN
@@ -215,7 +215,7 @@ class ShownKnowledge:
         return replace(move, name=name, why=LEFT_OUT)
 
     def _move_of_skill(self, connection: Connection, name: str, left_out: list[str]) -> Move | None:
-        row = store.find(connection, skill_of(name), ALL_ACCESS)
+        row = find_skill(connection, skill_of(name), ALL_ACCESS)
         moves = remedies_of(row) if row is not None else ()
         move = next((move for move in moves if move.id == name), None)
         shipped = row is not None and row.origin == SHIPPED_SKILL
@@ -225,7 +225,7 @@ class ShownKnowledge:
         return None if move is None else replace(move, name=name, why=LEFT_OUT, when="")
 
     def _skill(self, connection: Connection, name: str, left_out: list[str]) -> ShownSkill | None:
-        row = store.find(connection, name, ALL_ACCESS)
+        row = find_skill(connection, name, ALL_ACCESS)
         if row is None:
             left_out.append(name)
             return None

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from kb.catalog import skills as store
+from kb.catalog.skills.reading import find_skill
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.load import SHIPPED, load_problem, shipped_problems
 from optimizer.evaluation.problem.spec import Problem
@@ -251,7 +251,7 @@ class LicenceBook:
 
     def _recipe(self, name: str | None) -> str | None:
         with self._base.catalog.read() as connection:
-            skill = store.find(connection, name or "", ALL_ACCESS)
+            skill = find_skill(connection, name or "", ALL_ACCESS)
         if skill is None:
             return None
         return OWN if skill.origin == SHIPPED_SKILL else skill.license

@@ -25,8 +25,8 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-from kb.catalog.skills import FAILURES, SkillRow
-from kb.catalog.skills.evidence import AVOID
+from kb.catalog.skills.evidence import AVOID, FAILURES
+from kb.catalog.skills.reading import SkillRow
 from kb.errors import KernloreError, Unavailable
 from kb.problem_terms import canonical_dtype, op_family
 from optimizer.evaluation.problem.spec import Case, Problem

@@ -12,8 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from kb.catalog.skills import SkillHead
 from kb.catalog.skills.evidence import AVOID
+from kb.catalog.skills.reading import SkillHead
 from kb.errors import KernloreError
 from kb.predicates import Bindings, compile_predicate
 from kb.problem_terms import canonical_dtype, canonical_op

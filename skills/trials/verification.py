@@ -18,11 +18,17 @@ from typing import Any
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
 from kb.catalog.engine import Catalog
-from kb.catalog.skills import SkillRow, State
-from kb.catalog.skills.evidence import AVOID
-from kb.catalog.skills.writing import append_event
+from kb.catalog.skills.evidence import AVOID, evidence_of
+from kb.catalog.skills.reading import (
+    EvidenceRow,
+    SkillRow,
+    SkillState,
+    find_skill,
+    get_skill,
+    skill_heads,
+)
+from kb.catalog.skills.writing import add_evidence, append_event, set_state
 from kb.errors import Conflict, InvalidRequest, NotFound, Unavailable
 from kb.scope import ALL_ACCESS
 from optimizer.evaluation.problem.load import SHIPPED, SOURCE_NAME, load_problem, shipped_problems
@@ -69,7 +75,7 @@ def verify(
     and Unavailable if nothing can be measured here, which its history records.
     """
     with catalog.read() as connection:
-        skill = store.get(connection, name)
+        skill = get_skill(connection, name)
     if skill.state not in VERIFIABLE:
         raise Conflict(
             f"{name} is {skill.state}", hint="Restore it first, or verify one that is in use."
@@ -88,7 +94,7 @@ def verify(
         with catalog.write() as connection:
             _check_unchanged(connection, skill)
             narrow(connection, skill, part, actor=actor, reason=reason)
-            skill = store.get(connection, name)
+            skill = get_skill(connection, name)
         known = {(trial.problem_sha256, trial.case) for trial in trials}
         try:
             further = _stored(catalog, skill, ablation.trials(skill, budget, known), actor)
@@ -118,7 +124,7 @@ def _stored(catalog: Catalog, skill: SkillRow, running: Iterable[Trial], actor: 
 
 
 def _check_unchanged(connection: Connection, measured: SkillRow) -> None:
-    present = store.get(connection, measured.name)
+    present = get_skill(connection, measured.name)
     if (present.version, present.state) != (measured.version, measured.state):
         raise Conflict(f"{present.name} changed while it was measured", hint="Verify it again.")
 
@@ -126,34 +132,36 @@ def _check_unchanged(connection: Connection, measured: SkillRow) -> None:
 def _add_evidence(connection: Connection, skill: SkillRow, trial: Trial, actor: str) -> None:
     figure, arm = _figure_of_claim(skill, trial)
     tried = "the avoided change" if skill.polarity == AVOID else "it"
-    store.add_evidence(
+    add_evidence(
         connection,
         skill.name,
-        kind="ablation",
-        hardware=trial.hardware,
-        n=figure.n if figure is not None else max(1, arm.tried),
+        EvidenceRow(
+            kind="ablation",
+            hardware_id=trial.hardware,
+            n=figure.n if figure is not None else max(1, arm.tried),
+            device_id=trial.device or None,
+            toolchain_id=trial.toolchain or None,
+            problem_id=trial.problem_sha256,
+            case_id=trial.case,
+            evaluation_id=arm.best_key or None,
+            speedup=figure.value if figure is not None else None,
+            speedup_low=figure.low if figure is not None else None,
+            speedup_high=figure.high if figure is not None else None,
+            details={
+                "problem": trial.problem,
+                "sizes": dict(trial.sizes),
+                "unseen": trial.unseen,
+                "seed": trial.seed,
+                "without": asdict(trial.without),
+                "with": asdict(trial.with_skill),
+                "wrong": trial.wrong,
+                "end": asdict(trial.end) if trial.end is not None else None,
+                "note": trial.note,
+                **({"validity": trial.failed} if trial.failed else {}),
+            },
+        ),
         actor=actor,
         reason=f"with and without {tried} on {trial.problem}, {trial.case} ({trial.unseen})",
-        device=trial.device or None,
-        toolchain=trial.toolchain or None,
-        problem=trial.problem_sha256,
-        case=trial.case,
-        evaluation=arm.best_key or None,
-        speedup=figure.value if figure is not None else None,
-        low=figure.low if figure is not None else None,
-        high=figure.high if figure is not None else None,
-        details={
-            "problem": trial.problem,
-            "sizes": dict(trial.sizes),
-            "unseen": trial.unseen,
-            "seed": trial.seed,
-            "without": asdict(trial.without),
-            "with": asdict(trial.with_skill),
-            "wrong": trial.wrong,
-            "end": asdict(trial.end) if trial.end is not None else None,
-            "note": trial.note,
-            **({"validity": trial.failed} if trial.failed else {}),
-        },
     )
 
 
@@ -172,7 +180,7 @@ def _moved(
     connection: Connection, skill: SkillRow, verdict: TrialVerdict, budget: int, actor: str
 ) -> str:
     details = {"budget": budget, "gain": _interval(verdict.gain)}
-    to: State | None = None
+    to: SkillState | None = None
     if verdict.effect == "helps" and skill.state != "active":
         to = "active"
     elif verdict.effect == "harms" and skill.state == "active":
@@ -181,7 +189,7 @@ def _moved(
         to = "candidate"
     if to is not None:
         signed: dict[str, Any] = {"actor": actor, "reason": verdict.reason, "details": details}
-        store.set_state(connection, skill.name, to, **signed)
+        set_state(connection, skill.name, to, **signed)
         return to
     change = (skill.state, skill.state)
     append_event(connection, skill.id, "verified", change, actor, verdict.reason, details)
@@ -234,7 +242,7 @@ def waiting(base: KnowledgeBase, *, queued: bool) -> list[str]:
     if queued:
         return queue(base.catalog)
     with base.catalog.read() as connection:
-        rows = store.heads(
+        rows = skill_heads(
             connection, states=("candidate",), tier="learned", access_scope=ALL_ACCESS
         )
     return [row.name for row in rows]
@@ -272,7 +280,7 @@ class Verifier:
 
     def _skill(self, name: str) -> SkillRow:
         with self._base.catalog.read() as connection:
-            return store.get(connection, name)
+            return get_skill(connection, name)
 
     def _ablation(self, skill: SkillRow) -> Ablation:
         base, places = self._base, self._places
@@ -323,9 +331,9 @@ class Verifier:
         """The (sha256 of a problem, case) pairs of its evidence except trials, with the searched
         cases of those problems, which the search that it comes from saw too."""
         with self._base.catalog.read() as connection:
-            rows = store.evidence_of(connection, skill.id)
-            if skill.revises and (revised := store.find(connection, skill.revises)) is not None:
-                rows = [*rows, *store.evidence_of(connection, revised.id)]
+            rows = evidence_of(connection, skill.id)
+            if skill.revises and (revised := find_skill(connection, skill.revises)) is not None:
+                rows = [*rows, *evidence_of(connection, revised.id)]
         made_of = [row for row in rows if row.kind != "ablation" and row.problem_id is not None]
         pairs = {(str(row.problem_id), row.case_id or "") for row in made_of}
         own = {sha256 for sha256, _ in pairs}

@@ -11,7 +11,8 @@ import pytest
 
 from api.cli.backends.local import LocalTarget
 from api.services import Services
-from kb.catalog import skills as store
+from kb.catalog.skills.reading import EvidenceRow
+from kb.catalog.skills.writing import add_evidence
 from kb.hardware.detection import detect_devices
 from kb.settings import Settings
 from optimizer.evaluation.collectors.probe import identify
@@ -56,12 +57,10 @@ def measured_skill(services: Services, folder: Path) -> None:
     told = {"kb.signals": "memory_bound", "kb.hardware": "x86-64", "kb.languages": "cpp"}
     told["kb.ops"] = "softmax"
     skill = skill_in(services.catalog, folder, "", name="unroll-rows", files=files, metadata=told)
-    figures: dict[str, Any] = {"n": 6, "speedup": 1.5, "low": 1.4, "high": 1.6}
+    measured = EvidenceRow("x86-64", "ablation", 6, speedup=1.5, speedup_low=1.4, speedup_high=1.6)
     signed: dict[str, Any] = {"actor": "ann", "reason": "a test"}
     with services.catalog.write() as connection:
-        store.add_evidence(
-            connection, skill.name, kind="ablation", hardware="x86-64", **figures, **signed
-        )
+        add_evidence(connection, skill.name, measured, **signed)
     change_state(services.catalog, skill.name, "active", **signed)
 
 

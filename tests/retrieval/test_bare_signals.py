@@ -10,7 +10,7 @@ import sqlalchemy as sa
 
 from ingestion.read import REFERENCE
 from kb.catalog import tables as t
-from kb.catalog.skills import SkillHead
+from kb.catalog.skills.reading import SkillHead
 from retrieval.answer import Answer
 from retrieval.diagnose.signals import load_signals
 from retrieval.language_words import foreign_words, is_foreign_heading

@@ -10,10 +10,10 @@ import pytest
 import sqlalchemy as sa
 
 from kb import clock
-from kb.catalog import skills as skill_rows
 from kb.catalog import tables as t
 from kb.catalog.keys import Keys
-from kb.catalog.skills import SkillScopes
+from kb.catalog.skills.reading import SkillScopes
+from kb.catalog.skills.writing import set_state
 from kb.errors import Conflict, Forbidden, UnknownHardware
 from kb.hardware.schema import parse_hardware
 from kb.scope import AccessScope
@@ -112,7 +112,7 @@ def test_a_skill_in_use_for_it_alone_is_in_the_way(base: KnowledgeBase) -> None:
             put(connection, named(name, scopes=scopes, tier="curated"))
     assert refused(base).details["in_the_way"] == ["alone"]
     with base.catalog.write() as connection:
-        skill_rows.set_state(connection, "alone", "retired", actor="ana", reason="test")
+        set_state(connection, "alone", "retired", actor="ana", reason="test")
     remove_hardware(base, "orbis-3")
 
 

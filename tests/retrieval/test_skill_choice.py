@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog import skills as store
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import SkillDraft, SkillHead, SkillScopes
+from kb.catalog.skills.evidence import RateInterval, wilson
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillHead, SkillScopes
+from kb.catalog.skills.writing import add_evidence, record_toolchain, set_state, store_skill
 from kb.hardware.schema import parse_hardware
 from kb.ids import SkillId
 from kb.scope import ANY, ScopeFilter
@@ -74,21 +75,23 @@ def put(catalog: Catalog, name: str, **given: Any) -> None:
         }
     )
     with catalog.write() as connection:
-        store.put(connection, draft, state="active", actor="ann", reason="test")
+        store_skill(connection, draft, state="active", actor="ann", reason="test")
 
 
 def measure(catalog: Catalog, name: str, toolchain: str | None = None, low: float = 1.1) -> None:
     with catalog.write() as connection:
-        store.add_evidence(
+        add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware="h100",
-            n=12,
-            speedup=low + 0.1,
-            low=low,
-            high=low + 0.2,
-            toolchain=toolchain,
+            EvidenceRow(
+                kind="ablation",
+                hardware_id="h100",
+                n=12,
+                speedup=low + 0.1,
+                speedup_low=low,
+                speedup_high=low + 0.2,
+                toolchain_id=toolchain,
+            ),
             actor="ann",
             reason="test",
         )
@@ -107,10 +110,10 @@ def names(choice: Choice) -> list[str]:
 
 
 def test_wilson_is_the_published_interval() -> None:
-    assert store.wilson(8, 10).low == pytest.approx(0.4902, abs=1e-4)
-    assert store.wilson(20, 20).low == pytest.approx(0.8389, abs=1e-4)
-    assert store.wilson(0, 5).low == 0.0 and store.wilson(5, 5).high == 1.0
-    assert store.wilson(0, 0) == store.Bounds(0.0, 1.0)
+    assert wilson(8, 10).low == pytest.approx(0.4902, abs=1e-4)
+    assert wilson(20, 20).low == pytest.approx(0.8389, abs=1e-4)
+    assert wilson(0, 5).low == 0.0 and wilson(5, 5).high == 1.0
+    assert wilson(0, 0) == RateInterval(0.0, 1.0)
 
 
 def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
@@ -122,7 +125,7 @@ def test_the_evidence_part_starts_at_a_half_and_follows_the_record() -> None:
     for trials in range(1, 40):
         scores = [part(trials, wins) for wins in range(trials + 1)]
         assert scores == sorted(scores)
-        assert part(trials, trials) <= max(0.5, store.wilson(trials, trials).low)
+        assert part(trials, trials) <= max(0.5, wilson(trials, trials).low)
     assert part(8, 0) == 0.25 and part(40, 40) > 0.8
     assert evidence_part(HEAD, (4, 4)) == evidence_part(replace(HEAD, trials=4, wins=4))
 
@@ -185,14 +188,14 @@ def test_evidence_of_another_toolchain_counts_less(catalog: Catalog) -> None:
     put(catalog, "measured")
     measure(catalog, "measured", toolchain="triton-nvidia triton 3.4.0")
     with catalog.write() as connection:
-        store.note_toolchain(connection, "a100", "triton-nvidia triton 3.4.0")
-        store.note_toolchain(connection, "h100", "cpp g++ 14")
+        record_toolchain(connection, "a100", "triton-nvidia triton 3.4.0")
+        record_toolchain(connection, "h100", "cpp g++ 14")
     assert choose(catalog).answers[0].score["freshness"] == 1.0
     with catalog.write() as connection:
-        store.note_toolchain(connection, "h100", "triton-nvidia triton 3.5.0")
+        record_toolchain(connection, "h100", "triton-nvidia triton 3.5.0")
     assert choose(catalog).answers[0].score["freshness"] == 0.8
     with catalog.write() as connection:
-        store.set_state(connection, "measured", "suspect", actor="ann", reason="old")
+        set_state(connection, "measured", "suspect", actor="ann", reason="old")
     changed = replace(REQUEST, skill_states=("suspect",))
     assert choose(catalog, changed).answers[0].score["freshness"] == 0.5
     assert choose(catalog).answers == ()
@@ -317,7 +320,7 @@ def test_a_skill_without_a_scope_is_shown_for_its_words_alone(catalog: Catalog) 
         origin="person",
     )
     with catalog.write() as connection:
-        store.put(connection, draft, state="active", actor="ann", reason="test")
+        store_skill(connection, draft, state="active", actor="ann", reason="test")
     assert choose_for(catalog, SCOPE) == []
     assert choose_for(catalog, SCOPE, query="the kernel is slow, how do I make it run faster") == []
     assert choose_for(catalog, SCOPE, query="why does it wait for the talon?") == ["talon-wait"]

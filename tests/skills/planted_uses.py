@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillScopes
+from kb.catalog.skills.reading import EvidenceRow, SkillDraft, SkillScopes
+from kb.catalog.skills.writing import add_evidence, set_state, store_skill
 from kb.ids import new_id
 from kb.scope import ANY, ScopeFilter
 from retrieval.journal import Journal
@@ -39,21 +39,23 @@ def learned(
     )
     gain = 1.2 if polarity == "use" else 0.8
     with catalog.write() as connection:
-        store.put(connection, draft, state="candidate", actor="curator", reason="drafted")
-        store.add_evidence(
+        store_skill(connection, draft, state="candidate", actor="curator", reason="drafted")
+        add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware="h100",
-            n=12,
-            speedup=gain,
-            low=gain - 0.1,
-            high=gain + 0.1,
-            toolchain="cpp g++ 13.2",
+            EvidenceRow(
+                kind="ablation",
+                hardware_id="h100",
+                n=12,
+                speedup=gain,
+                speedup_low=gain - 0.1,
+                speedup_high=gain + 0.1,
+                toolchain_id="cpp g++ 13.2",
+            ),
             actor="curator",
             reason="held-out shapes",
         )
-        store.set_state(connection, name, "active", actor="curator", reason="measured")
+        set_state(connection, name, "active", actor="curator", reason="measured")
 
 
 @dataclass

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillEvent, State
+from kb.catalog.skills import writing
+from kb.catalog.skills.reading import SkillEvent, SkillState
 from skills.skill_library import SkillLibrary
 
 
 def set_state(
-    library: SkillLibrary, name: str, state: State, *, actor: str, reason: str
+    library: SkillLibrary, name: str, state: SkillState, *, actor: str, reason: str
 ) -> SkillEvent:
     with library._catalog.write() as connection:
-        return store.set_state(connection, name, state, actor=actor, reason=reason)
+        return writing.set_state(connection, name, state, actor=actor, reason=reason)

@@ -62,13 +62,13 @@ def test_each_names_the_other_without_any_evidence(catalog: Catalog, tmp_path: P
 
 
 def test_approval_names_what_a_skill_conflicts_with(catalog: Catalog, tmp_path: Path) -> None:
-    from kb.catalog import skills as store
+    from kb.catalog.skills.writing import set_state
 
     library = SkillLibrary(catalog)
     bring(catalog, tmp_path, ADVICE)
     bring(catalog, tmp_path, WARNING)
     with catalog.write() as connection:
-        event = store.set_state(
+        event = set_state(
             connection, "no-double-buffer", "active", actor="ann", reason="known", force=True
         )
     (said,) = library.warnings("no-double-buffer", event)

@@ -12,8 +12,8 @@ import pytest
 
 from api.cli.commands.optimize import _target
 from api.services import Services, open_services
-from kb.catalog import skills as store
-from kb.catalog.skills import Lift, SkillEvent, SkillRow
+from kb.catalog.skills.reading import EvidenceRow, SkillEvent, SkillLift, SkillRow, list_skills
+from kb.catalog.skills.writing import add_evidence, uses_of
 from kb.errors import InvalidRequest, NotFound
 from kb.hardware.table_reader import Problems
 from kb.settings import Settings
@@ -308,7 +308,7 @@ def _change(tuned: TunedRecipe) -> KernelChange:
 
 def rows(catalog: Any) -> list[SkillRow]:
     with catalog.read() as connection:
-        return store.listed(connection)
+        return list_skills(connection)
 
 
 # -- trials
@@ -345,17 +345,19 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
 
 def measured_and_active(services: Services, name: str) -> SkillEvent:
     with services.catalog.write() as connection:
-        store.add_evidence(
+        add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware="x86-64",
-            n=6,
+            EvidenceRow(
+                kind="ablation",
+                hardware_id="x86-64",
+                n=6,
+                speedup=1.5,
+                speedup_low=1.4,
+                speedup_high=1.6,
+            ),
             actor="ann",
             reason="a test",
-            speedup=1.5,
-            low=1.4,
-            high=1.6,
         )
     return change_state(services.catalog, name, "active", actor="ann", reason="it was measured")
 
@@ -399,7 +401,7 @@ def test_the_moves_of_a_shown_skill_are_remedies_and_count_as_its_use(
     node = Node(1, 0, "evaluated", None, None, knowledge_here.shown())
     knowledge.report(knowledge_here.retrieval_id, (own.id, skill.name, "foreign"), node)
     with services.catalog.read() as connection:
-        uses = store.uses_of(connection, skill.id, role="used")
+        uses = uses_of(connection, skill.id, role="used")
     assert [use.retrieval_id for use in uses] == [knowledge_here.retrieval_id]
     change_state(services.catalog, skill.name, "retired", actor="ann", reason="a test")
     later = ServiceKnowledge(services).consult(query)
@@ -419,8 +421,8 @@ def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> N
 
 def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:
     """Newcombe 1998, table II, row (a), method 10: 56/70 and 48/80."""
-    value, *bounds = lift_interval(Lift(70, 56, 80, 48))
+    value, *bounds = lift_interval(SkillLift(70, 56, 80, 48))
     assert value == pytest.approx(0.2)
     assert bounds == pytest.approx([0.0524, 0.3339], abs=5e-5)
-    value, low, high = lift_interval(Lift(5, 5, 5, 0))
+    value, low, high = lift_interval(SkillLift(5, 5, 5, 0))
     assert value == 1.0 and high == 1.0 and low > 0

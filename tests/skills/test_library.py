@@ -21,8 +21,8 @@ from skills_ref import validate
 from ingestion.builtin import load_hardware
 from kb import clock
 from kb.catalog import Catalog, open_catalog
-from kb.catalog import skills as store
 from kb.catalog.hardware import HardwareRegistry
+from kb.catalog.skills.reading import candidate_skills, events_of, get_skill
 from kb.catalog.tables import evidence as evidence_table
 from kb.errors import (
     Conflict,
@@ -109,7 +109,7 @@ def written(skill: SkillFile, parent: Path) -> Path:
 
 def measure(catalog: Catalog, name: str) -> None:
     with catalog.write() as connection:
-        skill = store.get(connection, name, ALL_ACCESS)
+        skill = get_skill(connection, name, ALL_ACCESS)
         connection.execute(
             evidence_table.insert().values(
                 id=f"ev_{name}_{skill.version}",
@@ -526,7 +526,7 @@ def test_candidates_leave_out_what_cannot_apply(
         **asked,
     }
     with catalog.read() as connection:
-        rows = store.candidate_skills(connection, **request)  # type: ignore[arg-type]
+        rows = candidate_skills(connection, **request)  # type: ignore[arg-type]
     assert [row.name for row in rows] == ([LEARNED.name] if found else [])
 
 
@@ -535,7 +535,7 @@ def test_history_cannot_be_read_from_outside_its_scope(
 ) -> None:
     bring(library, tmp_path)
     with catalog.read() as connection:
-        skill = store.get(connection, LEARNED.name, ALL_ACCESS)
+        skill = get_skill(connection, LEARNED.name, ALL_ACCESS)
         assert skill.id.startswith("sk_")
-        assert store.events(connection, skill.id, AccessScope("team-a")) == []
+        assert events_of(connection, skill.id, AccessScope("team-a")) == []
         assert connection.execute(sa.text("SELECT count(*) FROM skill_events")).scalar() == 1

@@ -9,8 +9,17 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillEvent, SkillScopes, Tier
+from kb.catalog.skills.reading import (
+    EvidenceRow,
+    SkillDraft,
+    SkillEvent,
+    SkillScopes,
+    SkillTier,
+    events_of,
+    get_skill,
+    skill_names,
+)
+from kb.catalog.skills.writing import add_evidence, store_skill
 from kb.errors import Conflict, InvalidRequest
 from skills import lifecycle
 from skills.lifecycle import Wanted, change_state
@@ -39,7 +48,7 @@ approve, quarantine = step("active"), step("quarantined")
 retire, restore = step("retired"), step("restored")
 
 
-def put(catalog: Catalog, name: str, tier: Tier = "learned") -> None:
+def put(catalog: Catalog, name: str, tier: SkillTier = "learned") -> None:
     draft = SkillDraft(
         name=name,
         tier=tier,
@@ -51,21 +60,23 @@ def put(catalog: Catalog, name: str, tier: Tier = "learned") -> None:
         origin="run",
     )
     with catalog.write() as connection:
-        store.put(connection, draft, state="candidate", actor="curator", reason="drafted")
+        store_skill(connection, draft, state="candidate", actor="curator", reason="drafted")
 
 
 def measure(catalog: Catalog, name: str, toolchain: str = OLD, hardware: str = "h100") -> None:
     with catalog.write() as connection:
-        store.add_evidence(
+        add_evidence(
             connection,
             name,
-            kind="ablation",
-            hardware=hardware,
-            n=8,
-            speedup=1.2,
-            low=1.1,
-            high=1.3,
-            toolchain=toolchain,
+            EvidenceRow(
+                kind="ablation",
+                hardware_id=hardware,
+                n=8,
+                speedup=1.2,
+                speedup_low=1.1,
+                speedup_high=1.3,
+                toolchain_id=toolchain,
+            ),
             actor="curator",
             reason="held-out shapes",
         )
@@ -73,7 +84,7 @@ def measure(catalog: Catalog, name: str, toolchain: str = OLD, hardware: str = "
 
 def state(catalog: Catalog, name: str) -> str:
     with catalog.read() as connection:
-        return store.get(connection, name).state
+        return get_skill(connection, name).state
 
 
 def test_a_learned_skill_is_approved_only_when_measured(catalog: Catalog) -> None:
@@ -147,7 +158,7 @@ def test_unmeasured_it_comes_back_as_a_candidate(catalog: Catalog) -> None:
 
 
 @pytest.mark.parametrize("tier", ["learned", "curated"])
-def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: Tier) -> None:
+def test_nothing_comes_back_as_more_than_it_was(catalog: Catalog, tier: SkillTier) -> None:
     put(catalog, "narrow-loads", tier)
     measure(catalog, "narrow-loads")
     retire(catalog, "narrow-loads", actor="ann", reason="no")
@@ -164,7 +175,7 @@ def test_what_was_just_distilled_is_a_candidate_until_it_is_measured(tmp_path: P
     catalog = planted.catalog_in(tmp_path / "planted")
     distil(planted.trajectory(planted.tuned()), catalog, roles=planted.ROLES)
     with catalog.read() as connection:
-        (name,) = store.names(connection)
+        (name,) = skill_names(connection)
     retire(catalog, name, actor="ann", reason="no")
     restore(catalog, name, actor="ann", reason="yes")
     assert state(catalog, name) == "candidate"
@@ -206,7 +217,7 @@ def test_another_toolchain_makes_its_skills_suspect_and_queues_them(catalog: Cat
     assert lifecycle.note_toolchain(catalog, "h100", NEW) == []
     assert lifecycle.queue(catalog) == ["on-h100"]
     with catalog.read() as connection:
-        last = store.events(connection, store.get(connection, "on-h100").id)[-1]
+        last = events_of(connection, get_skill(connection, "on-h100").id)[-1]
     assert last.details == {"hardware": "h100", "was": OLD, "now": NEW} and OLD in last.reason
 
     measure(catalog, "on-h100", NEW)

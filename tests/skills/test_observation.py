@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog, open_catalog
-from kb.catalog import skills as store
 from kb.catalog.hardware import HardwareRegistry
-from kb.catalog.skills import SkillScopes
+from kb.catalog.skills.evidence import evidence_of
+from kb.catalog.skills.reading import SkillRow, SkillScopes, events_of, get_skill
+from kb.catalog.skills.writing import set_state, uses_of
 from kb.hardware.schema import parse_hardware
 from kb.ids import new_id
 from kb.predicates import Bindings, compile_predicate
@@ -50,12 +51,12 @@ def catalog(tmp_path: Path) -> Iterator[Catalog]:
     opened.close()
 
 
-def skill_of(catalog: Catalog, name: str) -> store.SkillRow:
+def skill_of(catalog: Catalog, name: str) -> SkillRow:
     with catalog.read() as connection:
-        return store.get(connection, name)
+        return get_skill(connection, name)
 
 
-def after(catalog: Catalog, seed: int, gain: Gain, uses: int) -> store.SkillRow:
+def after(catalog: Catalog, seed: int, gain: Gain, uses: int) -> SkillRow:
     """The skill after so many uses, or as it was first narrowed or retired."""
     name = f"planted-{seed}"
     learned(catalog, name)
@@ -81,13 +82,13 @@ def test_slower_on_half_of_its_scope_is_narrowed_or_retired_within_20_uses(
         )
         assert skill.version > 1 or skill.state == "retired", seed
         with catalog.read() as connection:
-            last = store.events(connection, skill.id)[-1]
-            uses = store.uses_of(connection, skill.id, role="used")
+            last = events_of(connection, skill.id)[-1]
+            uses = uses_of(connection, skill.id, role="used")
         assert last.actor == "observer" and last.event in ("narrowed", "state")
         assert set(last.details["retrievals"]) <= {use.retrieval_id for use in uses}
         with catalog.write() as connection:  # out of the way of the next one
             if skill.state == "active":
-                store.set_state(connection, skill.name, "retired", actor="t", reason="t")
+                set_state(connection, skill.name, "retired", actor="t", reason="t")
 
 
 def test_a_narrowed_skill_is_shown_only_where_it_wins(catalog: Catalog) -> None:
@@ -110,7 +111,7 @@ def test_a_good_skill_survives(catalog: Catalog, gain: float) -> None:
         survivors += (skill.version, skill.state) == (1, "active")
         with catalog.write() as connection:
             if skill.state == "active":
-                store.set_state(connection, skill.name, "retired", actor="t", reason="t")
+                set_state(connection, skill.name, "retired", actor="t", reason="t")
     assert survivors >= 9
 
 
@@ -118,15 +119,15 @@ def test_slower_everywhere_is_retired_and_stays_readable(catalog: Catalog) -> No
     skill = after(catalog, 0, lambda situation: 0.85, 20)
     assert skill.state == "retired" and skill.trials == 8
     with catalog.read() as connection:
-        last = store.events(connection, skill.id)[-1]
-        assert store.evidence_of(connection, skill.id)
+        last = events_of(connection, skill.id)[-1]
+        assert evidence_of(connection, skill.id)
     assert last.reason == "helped in 0 of 8 uses" and len(last.details["retrievals"]) == 8
 
 
 def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
     skill = after(catalog, 0, lambda situation: 0.85, 20)
     with catalog.write() as connection:
-        store.set_state(connection, skill.name, "active", actor="ann", reason="it was the driver")
+        set_state(connection, skill.name, "active", actor="ann", reason="it was the driver")
     assert observe(catalog, [skill.name])[skill.name].record.uses == 0
     assert skill_of(catalog, skill.name).trials == 0
 
@@ -134,7 +135,7 @@ def test_brought_back_it_is_counted_anew(catalog: Catalog) -> None:
 # -- judging
 
 
-def uses_of(wins: int, losses: int, **situation: Any) -> list[SkillUse]:
+def outcomes_of_uses(wins: int, losses: int, **situation: Any) -> list[SkillUse]:
     return [SkillUse(n < wins, situation) for n in range(wins + losses)]
 
 
@@ -160,8 +161,8 @@ def test_the_e_value_is_no_gain_on_average_for_a_skill_that_wins_half() -> None:
 
 
 def test_fewer_than_eight_uses_say_nothing() -> None:
-    assert assess_uses(uses_of(0, 7)).action == "keep"
-    assert assess_uses(uses_of(0, 8)).action == "retire"
+    assert assess_uses(outcomes_of_uses(0, 7)).action == "keep"
+    assert assess_uses(outcomes_of_uses(0, 8)).action == "retire"
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_fewer_than_eight_uses_say_nothing() -> None:
 def test_losses_in_one_part_narrow_to_the_other(
     losing: dict[str, Any], winning: dict[str, Any], part: ScopePart
 ) -> None:
-    trials = [*uses_of(0, 9, **losing), *uses_of(8, 1, **winning)]
+    trials = [*outcomes_of_uses(0, 9, **losing), *outcomes_of_uses(8, 1, **winning)]
     finding = assess_uses(trials)
     assert (finding.action, finding.part) == ("narrow", part)
     assert record_of(outside(trials, part)) == UseRecord(8, 1)
@@ -184,9 +185,9 @@ def test_losses_in_one_part_narrow_to_the_other(
 
 def test_several_operators_of_a_family_go_together() -> None:
     trials = [
-        *uses_of(0, 4, op="layernorm", op_family="norm"),
-        *uses_of(0, 4, op="rmsnorm", op_family="norm"),
-        *uses_of(9, 0, op="matmul", op_family="matmul"),
+        *outcomes_of_uses(0, 4, op="layernorm", op_family="norm"),
+        *outcomes_of_uses(0, 4, op="rmsnorm", op_family="norm"),
+        *outcomes_of_uses(9, 0, op="matmul", op_family="matmul"),
     ]
     finding = assess_uses(trials)
     assert finding.part == ScopePart("op_family", "norm")
@@ -221,13 +222,13 @@ def test_every_clause_is_a_predicate_that_excludes_the_part() -> None:
 
 
 def test_a_name_that_no_predicate_can_say_is_no_part() -> None:
-    kept = [*uses_of(5, 0, op="matmul"), *uses_of(5, 0, op="softmax")]
-    parts = parts_of([*uses_of(0, 9, op='odd" or "name'), *kept])
+    kept = [*outcomes_of_uses(5, 0, op="matmul"), *outcomes_of_uses(5, 0, op="softmax")]
+    parts = parts_of([*outcomes_of_uses(0, 9, op='odd" or "name'), *kept])
     assert [part.value for part in parts] == ["matmul", "softmax"]
 
 
 def test_a_family_of_chips_keeps_those_it_wins_on() -> None:
-    trials = [*uses_of(0, 9, hardware="a100"), *uses_of(5, 0, hardware="h100")]
+    trials = [*outcomes_of_uses(0, 9, hardware="a100"), *outcomes_of_uses(5, 0, hardware="h100")]
     finding = assess_uses(trials)
     assert finding.part is not None
     scopes, _ = without(SkillScopes(hardware=("nvidia",)), None, finding.part, trials[9:])

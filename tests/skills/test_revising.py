@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
+from kb.catalog.skills.evidence import is_measured
+from kb.catalog.skills.reading import get_skill
 from kb.errors import Conflict, Forbidden, InvalidKnowledge, UnknownSignal
 from kb.scope import AccessScope
 from skills.format.skillfile import write_skill
@@ -77,7 +78,7 @@ def test_a_measured_revision_takes_the_place(
     assert len(new.evidence) == len(old.evidence) + 1
     assert new.evidence[-1].details["measured_as"] == REVISION
     with catalog.read() as connection:
-        assert store.measured(connection, store.get(connection, NAME))
+        assert is_measured(connection, get_skill(connection, NAME))
     assert library.show(REVISION).summary.state == "retired"
     assert library.import_folder(tmp_path / "in" / NAME, actor="ann").outcome == "unchanged"
     third = bring(library, tmp_path, replace(LEARNED, body="Yet another."))
@@ -94,7 +95,7 @@ def test_a_revision_approved_by_force_needs_a_measurement_later(
     assert library.show(NAME).predicate == "problem.product_rows >= 32"
     assert library.show(NAME).origin == "person"
     with catalog.read() as connection:
-        assert not store.measured(connection, store.get(connection, NAME))
+        assert not is_measured(connection, get_skill(connection, NAME))
 
 
 def test_a_second_change_builds_on_the_first(library: SkillLibrary) -> None:

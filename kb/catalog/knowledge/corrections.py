@@ -188,9 +188,9 @@ def _unfit(connection: Connection, row: sa.Row[Any], access: AccessScope) -> Unf
     passage_id: str | None = None
     if row.target == "section":
         path = tuple(json.loads(row.anchor))
-        paths = connection.execute(
+        paths = connection.scalars(
             sa.select(t.sections.c.path).where(t.sections.c.version_id == row.current_version_id)
-        ).scalars()
+        )
         if access.restricted or list(path) in list(paths):
             return None
     elif row.target == "symbol":

@@ -209,7 +209,7 @@ class Documents:
         query = sa.select(versions.c.id).where(versions.c.document_id == document_id)
         if number is not None:
             query = query.where(versions.c.number == number)
-        version_id = connection.execute(query.order_by(versions.c.number.desc()).limit(1)).scalar()
+        version_id = connection.scalar(query.order_by(versions.c.number.desc()).limit(1))
         if version_id is None:
             raise NotFound(
                 f"document {document_id} has no version {number}",
@@ -224,17 +224,17 @@ class Documents:
         with self._catalog.write() as connection:
             self._row(connection, document_id, access_scope)
             check_document(connection, document_id, access_scope)
-            keys = connection.execute(
+            keys = connection.scalars(
                 sa.select(t.document_versions.c.blob_key).where(
                     t.document_versions.c.document_id == document_id
                 )
-            ).scalars()
+            )
             owe_erasure(connection, set(keys))
-            texts = connection.execute(
+            texts = connection.scalars(
                 sa.select(t.passages.c.embed_sha256)
                 .distinct()
                 .where(t.passages.c.document_id == document_id)
-            ).scalars()
+            )
             embedded = list(texts)
             deactivate(connection, document_id)
             withdrawn = withdraw_facts(connection, document_id)

@@ -54,11 +54,11 @@ def delete_unused(connection: Connection, text_sha256s: Sequence[str]) -> None:
 
 def of_text(connection: Connection, model: str, sha256: str) -> Vector | None:
     """The vector of one text, by its SHA-256; None where this model has not embedded it."""
-    vector = connection.execute(
+    vector = connection.scalar(
         sa.select(t.embeddings.c.vector).where(
             t.embeddings.c.text_sha256 == sha256, t.embeddings.c.model_fingerprint == model
         )
-    ).scalar()
+    )
     return None if vector is None else np.frombuffer(vector, "<f4")
 
 
@@ -209,7 +209,7 @@ def hardware_scopes(connection: Connection, access_scope: AccessScope = ALL_ACCE
     """Every scope that has active passages."""
     mine = _scopes().where(t.passages.c.access_scope == access_scope.owner)
     ordered = mine.order_by(t.passage_hardware.c.hardware_id)
-    return list(connection.execute(ordered).scalars())
+    return list(connection.scalars(ordered))
 
 
 def text_scopes(connection: Connection, text_sha256s: Sequence[str]) -> set[str]:

@@ -21,7 +21,7 @@ from kb import clock
 from kb.catalog import tables as t
 from kb.catalog import visible
 from kb.catalog.kept import look_up
-from kb.catalog.knowledge.versions import document_hardware, document_of, section_scopes
+from kb.catalog.knowledge.versions import VersionRows, document_of
 from kb.catalog.meta import bump_revision
 from kb.catalog.rows import record_of
 from kb.errors import NotFound
@@ -151,38 +151,19 @@ def replace_version_samples(
     """Store the kernels of a version in place of those that it had; where it is `current`, those of
     the document's other versions leave every answer. Returns their number.
     """
-    document = document_of(connection, version_id)
-    tried: dict[str, tuple[Status, str]] = _tried(connection, document.id)
-    if current:
-        connection.execute(
-            t.samples.update().where(t.samples.c.document_id == document.id).values(active=False)
-        )
-        bump_revision(connection)  # cached lists are outdated
-    connection.execute(t.samples.delete().where(t.samples.c.version_id == version_id))
-    sections = section_scopes(connection, version_id)
-    scope = document_hardware(connection, document.id)
+    version = VersionRows(connection, version_id, current)
+    tried = _tried(connection, version.document.id)
+    version.remove(t.samples)
     rows = []
     for n, sample in enumerate(samples):
         digest = sha256(sample.code)
         status, evidence = sample.status, sample.evidence
         if status == "untried":
             status, evidence = tried.get(digest, (status, evidence))
-        section = sections[sample.section]
-        rows.append(
-            {
-                **_values(sample, digest),
-                "id": derived_id("smp", version_id, n),
-                "document_id": document.id,
-                "version_id": version_id,
-                "section_id": section.id,
-                "run_id": None,
-                "hardware": section.hardware_scope or scope,
-                "status": status,
-                "evidence": evidence,
-                "active": current,
-                "access_scope": document.access_scope,
-            }
-        )
+        columns = version.columns(version.sections[sample.section])
+        judged = {"status": status, "evidence": evidence}
+        identity = derived_id("smp", version_id, n)
+        rows.append({**_values(sample, digest), **columns, **judged, "id": identity})
     if rows:
         connection.execute(t.samples.insert(), rows)
     return len(rows)
@@ -389,7 +370,7 @@ def decide_recipe(
 ) -> None:
     """Store a person's decision on a proposal. Raises NotFound."""
     mine = t.recipes.c.id == recipe_id, visible.read_from(t.recipes, access_scope)
-    about = connection.execute(sa.select(t.recipes.c.hardware).where(*mine)).scalar()
+    about = connection.scalar(sa.select(t.recipes.c.hardware).where(*mine))
     if about is not None and access_scope.sees(about):
         access_scope.check_change(about, f"the recipe {recipe_id}")
     changed = connection.execute(

@@ -25,12 +25,7 @@ from kb.catalog.engine import Catalog
 from kb.catalog.kept import look_up
 from kb.catalog.knowledge import corrections
 from kb.catalog.knowledge.verbatim import Source
-from kb.catalog.knowledge.versions import (
-    check_document,
-    document_hardware,
-    document_of,
-    section_scopes,
-)
+from kb.catalog.knowledge.versions import VersionRows, check_document
 from kb.catalog.meta import bump_revision
 from kb.catalog.rows import record_of, select_in
 from kb.errors import Conflict, InvalidRequest, NotFound
@@ -236,69 +231,58 @@ def replace_version_symbols(
     still contains; where it is `current`, those of the document's other versions leave every
     answer. Returns their number.
     """
-    document = document_of(connection, version_id)
-    if current:
-        connection.execute(
-            t.symbols.update().where(t.symbols.c.document_id == document.id).values(active=False)
-        )
-        bump_revision(connection)  # cached lists are outdated
-    connection.execute(t.symbols.delete().where(t.symbols.c.version_id == version_id))
-    version = _VersionRows(connection, document, version_id, current)
-    sections = section_scopes(connection, version_id)
-    rows = [version.row(card, sections[card.section], n) for n, card in enumerate(cards)]
-    names = {card.name for card in cards}
-    for placed in _placed_proposals(connection, document.id, version_id, names):
-        rows.append(version.row(placed.card, sections[placed.section], len(rows)))
+    version = VersionRows(connection, version_id, current)
+    version.remove(t.symbols)
+    fixes = corrections.of_symbols(connection, version.document.id, "card")
+    placed: list[tuple[Card | ProposedCard, sa.Row[Any]]] = [
+        (card, version.sections[card.section]) for card in cards
+    ]
+    for proposal in _placed_proposals(connection, version, {card.name for card in cards}):
+        placed.append((proposal.card, version.sections[proposal.section]))
+    rows = [
+        _row(version, card, section, n, fixes.get(card.name, {}))
+        for n, (card, section) in enumerate(placed)
+    ]
     if rows:
         connection.execute(t.symbols.insert(), rows)
     return len(rows)
 
 
-class _VersionRows:
-    """Makes the rows of one version's cards, with corrections of people applied."""
-
-    def __init__(
-        self, connection: Connection, document: sa.Row[Any], version_id: str, current: bool
-    ) -> None:
-        self._fixes = corrections.of_symbols(connection, document.id, "card")
-        self._scope = document_hardware(connection, document.id)
-        self._shared = {
-            "document_id": document.id,
-            "version_id": version_id,
-            "active": current,
-            "access_scope": document.access_scope,
-        }
-
-    def row(self, card: Card | ProposedCard, section: sa.Row[Any], ordinal: int) -> dict[str, Any]:
-        """The id of a proposal holds its name: proposals come and go."""
-        if isinstance(card, ProposedCard):
-            named: tuple[object, ...] = ("proposed", card.name)
-            further, origin, status = [], card.origin, card.status
-        else:
-            named, further, origin, status = (ordinal,), list(card.further), STRUCTURE, "accepted"
-        fix = self._fixes.get(card.name, {})
-        texts = {
-            "signature": card.signature,
-            "operands": [list(pair) for pair in card.operands],
-            "meaning": card.meaning,
-            "limits": list(card.limits),
-            "example": card.example,
-            "further": further,
-        }
-        return {
-            **self._shared,
-            "id": derived_id("sym", self._shared["version_id"], *named),
-            "section_id": section.id,
-            "ordinal": ordinal,
-            "name": card.name,
-            "kind": card.kind,
-            "language": card.language,
-            "hardware": section.hardware_scope or self._scope,
-            "card": {**texts, **fix},
-            "corrected": bool(fix),
-            "origin": origin,
-            "status": status,
-        }
+def _row(
+    version: VersionRows,
+    card: Card | ProposedCard,
+    section: sa.Row[Any],
+    ordinal: int,
+    fix: Mapping[str, Any],
+) -> dict[str, Any]:
+    """The row of a card, with the corrections of people in `fix`."""
+    identity: tuple[object, ...] = (ordinal,)
+    further, origin, status = [], STRUCTURE, "accepted"
+    if isinstance(card, ProposedCard):
+        identity = ("proposed", card.name)  # not its ordinal, which changes with other proposals
+        origin, status = card.origin, card.status
+    else:
+        further = list(card.further)
+    texts = {
+        "signature": card.signature,
+        "operands": [list(pair) for pair in card.operands],
+        "meaning": card.meaning,
+        "limits": list(card.limits),
+        "example": card.example,
+        "further": further,
+    }
+    return {
+        **version.columns(section),
+        "id": derived_id("sym", version.version_id, *identity),
+        "ordinal": ordinal,
+        "name": card.name,
+        "kind": card.kind,
+        "language": card.language,
+        "card": {**texts, **fix},
+        "corrected": bool(fix),
+        "origin": origin,
+        "status": status,
+    }
 
 
 def propose(
@@ -323,8 +307,9 @@ def propose(
                 hint="Run the same command again; stored answers are used where the text is the"
                 " same.",
             )
-        document = document_of(connection, section.version_id)
-        version = _VersionRows(connection, document, section.version_id, True)
+        version = VersionRows(connection, section.version_id)
+        document_id = version.document.id
+        fixes = corrections.of_symbols(connection, document_id, "card")
         known = connection.execute(
             sa.select(t.symbols.c.name, t.symbols.c.ordinal).where(
                 t.symbols.c.version_id == section.version_id
@@ -336,8 +321,9 @@ def propose(
             if card.name not in {row.name for row in known}:
                 new.setdefault(card.name, card)
         for n, card in enumerate(new.values(), ordinal + 1):
-            _record_proposal(connection, document.id, card, card.origin)
-            connection.execute(t.symbols.insert().values(version.row(card, section, n)))
+            _record_proposal(connection, document_id, card, card.origin)
+            row = _row(version, card, section, n, fixes.get(card.name, {}))
+            connection.execute(t.symbols.insert().values(row))
         return [*new]
 
 
@@ -531,16 +517,17 @@ class _PlacedProposal:
 
 
 def _placed_proposals(
-    connection: Connection, document_id: str, version_id: str, taken: Collection[str]
+    connection: Connection, version: VersionRows, taken: Collection[str]
 ) -> list[_PlacedProposal]:
     """The proposals that a version contains, except those whose names are `taken` by cards of its
     structure. A card is looked for in the section of its headings first, then in all others, where
     it must be complete.
     """
-    cards = [c for name, c in _proposals(connection, document_id).items() if name not in taken]
+    proposals = _proposals(connection, version.document.id)
+    cards = [card for name, card in proposals.items() if name not in taken]
     if not cards:
         return []
-    sections = _section_sources(connection, version_id)
+    sections = _section_sources(connection, version.version_id)
     places = (_place(card, sections) for card in cards)
     return [place for place in places if place is not None]
 

@@ -71,12 +71,12 @@ def with_own_key(connection: Connection, source: DocumentSource) -> DocumentSour
     access = source.access_scope
     if not access.restricted:
         return source
-    known = connection.execute(
+    known = connection.scalar(
         sa.select(t.documents.c.id).where(
             t.documents.c.source_key == source.source_key,
             t.documents.c.access_scope == access.owner,
         )
-    ).scalar()
+    )
     if known is None:
         return source
     about = {value for kind, value in scopes_of(connection, known) if kind == "hardware"}
@@ -146,7 +146,7 @@ def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
     """Another live document of the same scope and category with the same bytes. An upload is never
     a duplicate of a built-in document: its sender may delete it.
     """
-    rows = connection.execute(
+    rows = connection.scalars(
         sa.select(t.documents.c.id)
         .join(t.document_versions, t.document_versions.c.document_id == t.documents.c.id)
         .where(
@@ -157,7 +157,7 @@ def _duplicate_of(connection: Connection, source: DocumentSource) -> str | None:
             t.documents.c.origin == "builtin" if source.origin == "builtin" else sa.true(),
         )
         .order_by(t.documents.c.created_at, t.documents.c.id)
-    ).scalars()
+    )
     scopes = {("hardware", h) for h in source.hardware}
     scopes |= {("language", language) for language in source.languages}
     return next((str(id_) for id_ in rows if scopes_of(connection, id_) == scopes), None)
@@ -181,7 +181,7 @@ def _stage(connection: Connection, document_id: str, source: DocumentSource) -> 
         versions.insert().values(
             id=version_id,
             document_id=document_id,
-            number=1 + (connection.execute(last).scalar() or 0),
+            number=1 + (connection.scalar(last) or 0),
             sha256=source.sha256,
             pipeline=source.pipeline,
             state="staged",
@@ -258,13 +258,39 @@ def document_of(connection: Connection, version_id: str) -> sa.Row[Any]:
     ).one()
 
 
-def section_scopes(connection: Connection, version_id: str) -> Sequence[Any]:
-    """`id` and `hardware_scope` of a version's sections, in order."""
-    return connection.execute(
-        sa.select(t.sections.c.id, t.sections.c.hardware_scope)
-        .where(t.sections.c.version_id == version_id)
-        .order_by(t.sections.c.ordinal)
-    ).all()
+class VersionRows:
+    """Common columns of the rows of a version in a table such as `symbols` or `samples`."""
+
+    def __init__(self, connection: Connection, version_id: str, active: bool = True) -> None:
+        self._connection = connection
+        self.version_id = version_id
+        self.document = document_of(connection, version_id)
+        self._hardware = document_hardware(connection, self.document.id)
+        self._active = active
+        self.sections: Sequence[Any] = connection.execute(
+            sa.select(t.sections.c.id, t.sections.c.hardware_scope)
+            .where(t.sections.c.version_id == version_id)
+            .order_by(t.sections.c.ordinal)
+        ).all()
+
+    def remove(self, table: sa.Table) -> None:
+        """Remove the version's rows; where it is active, deactivate those of other versions."""
+        if self._active:
+            of_document = table.c.document_id == self.document.id
+            self._connection.execute(table.update().where(of_document).values(active=False))
+            bump_revision(self._connection)  # cached lists are outdated
+        self._connection.execute(table.delete().where(table.c.version_id == self.version_id))
+
+    def columns(self, section: sa.Row[Any]) -> dict[str, Any]:
+        """The columns of a row that belongs to one of `sections`."""
+        return {
+            "document_id": self.document.id,
+            "version_id": self.version_id,
+            "section_id": section.id,
+            "hardware": section.hardware_scope or self._hardware,
+            "active": self._active,
+            "access_scope": self.document.access_scope,
+        }
 
 
 # -- content
@@ -382,12 +408,12 @@ def activate(connection: Connection, version_id: str, content: VersionContent) -
 
 
 def _is_newest(connection: Connection, version: sa.Row[Any]) -> bool:
-    current = connection.execute(
+    current = connection.scalar(
         sa.select(sa.func.max(t.document_versions.c.number)).where(
             t.document_versions.c.document_id == version.document_id,
             t.document_versions.c.state == "current",
         )
-    ).scalar()
+    )
     return current is None or version.number >= current
 
 
@@ -412,8 +438,8 @@ def deactivate(connection: Connection, document_id: str) -> None:
         .join(t.passages, t.passages.c.section_id == t.sections.c.id)
         .where(*active)
     )
-    lexical.delete(connection, "passage", list(connection.execute(passages).scalars()))
-    lexical.delete(connection, "section", list(connection.execute(sections).scalars()))
+    lexical.delete(connection, "passage", list(connection.scalars(passages)))
+    lexical.delete(connection, "section", list(connection.scalars(sections)))
     connection.execute(
         t.passages.update().where(t.passages.c.document_id == document_id).values(active=False)
     )
@@ -449,7 +475,7 @@ def _insert_sections(
 
 def _numbers(connection: Connection, table: sa.Table, version_id: str) -> Iterable[int]:
     query = sa.select(table.c.seq).where(table.c.version_id == version_id)
-    return connection.execute(query.order_by(table.c.ordinal)).scalars()
+    return connection.scalars(query.order_by(table.c.ordinal))
 
 
 @dataclass(frozen=True)
@@ -530,13 +556,13 @@ def is_first(connection: Connection, version_id: str) -> bool:
     """Whether nothing was ever stored of the document of this version."""
     number = sa.select(t.document_versions.c.number).where(t.document_versions.c.id == version_id)
     document = document_of(connection, version_id)
-    return document.current_version_id is None and connection.execute(number).scalar() == 1
+    return document.current_version_id is None and connection.scalar(number) == 1
 
 
 def is_current(connection: Connection, version_id: str) -> bool:
     """Whether the version is its document's current one."""
     current = sa.select(t.documents.c.id).where(t.documents.c.current_version_id == version_id)
-    return connection.execute(current).scalar() is not None
+    return connection.scalar(current) is not None
 
 
 @dataclass(frozen=True)
@@ -683,9 +709,9 @@ def repair_lexical(catalog: Catalog) -> bool:
 def rebuild_lexical(connection: Connection) -> int:
     """Write the whole lexical index anew from the live passages; returns how many there are."""
     lexical.create(connection)
-    sections = connection.execute(
+    sections = connection.scalars(
         sa.select(t.passages.c.section_id).where(t.passages.c.active.is_(True)).distinct()
-    ).scalars()
+    )
     for section_id in list(sections):
         reindex_section(connection, section_id)
     bump_revision(connection)

@@ -1,6 +1,4 @@
-"""Alembic's entry point. The connection is handed in by `kb.catalog.engine`; there is no
-alembic.ini.
-"""
+"""Alembic's entry point, without an alembic.ini. `kb.catalog.schema` passes the connection."""
 
 from alembic import context
 
@@ -8,10 +6,7 @@ from kb.catalog.tables import metadata
 
 
 def _ours(obj: object, name: str | None, kind: str, reflected: bool, compare_to: object) -> bool:
-    """FTS5 keeps its data in tables of its own; `only` limits autogeneration to some tables."""
-    only = context.config.attributes.get("only")
-    if kind == "table" and only is not None and name not in only:
-        return False
+    """Exclude the tables of FTS5 from autogeneration."""
     return not (kind == "table" and (name or "").startswith("lexical_"))
 
 

@@ -141,24 +141,24 @@ Z95 = 1.959963984540054  # of the normal distribution, 95 % two-sided
 
 
 @dataclass(frozen=True)
-class Bounds:
+class RateInterval:
     """An interval of a rate, both ends between 0 and 1."""
 
     low: float
     high: float
 
 
-def wilson(wins: int, trials: int) -> Bounds:
+def wilson(wins: int, trials: int) -> RateInterval:
     """Wilson's 95 % score interval of a rate; all of it, 0 to 1, without trials.
 
     Wilson 1927, "Probable inference, the law of succession, and statistical inference", JASA 22.
     """
     if trials == 0:
-        return Bounds(0.0, 1.0)
+        return RateInterval(0.0, 1.0)
     rate, spread = wins / trials, Z95 * Z95 / trials
     centre = (rate + spread / 2) / (1 + spread)
     half = Z95 / (1 + spread) * math.sqrt(rate * (1 - rate) / trials + spread / (4 * trials))
-    return Bounds(max(0.0, centre - half), min(1.0, centre + half))
+    return RateInterval(max(0.0, centre - half), min(1.0, centre + half))
 
 
 TRIALS = ("ablation", "lift")
@@ -168,7 +168,7 @@ FAILURES = frozenset({"not_compiled", "incorrect", "crashed", "timed_out"})
 AVOID = "avoid"
 
 
-def tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
+def trial_counts(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple[int, int]]:
     """(trials with a speed-up, trials that bear the skill out by themselves), by skill id.
 
     Only trials as new as the skill's present text count. A trial bears a skill out where its lower
@@ -207,7 +207,7 @@ def _tested(connection: Connection, skill_ids: Sequence[str]) -> dict[str, tuple
     return {identity: (int(known), int(won)) for identity, known, won in rows}
 
 
-def measured(connection: Connection, skill: SkillHead) -> bool:
+def is_measured(connection: Connection, skill: SkillHead) -> bool:
     """Whether trials that are as new as the present text bear the skill out.
 
     A skill to avoid something may rest on a failure instead, on another problem or case than the

@@ -25,18 +25,18 @@ from kb.scope import ALL_ACCESS, ANY, AccessScope
 
 # -- records
 
-Tier = Literal["curated", "learned"]
-State = Literal["candidate", "active", "suspect", "retired", "quarantined"]
-Outcome = Literal["created", "updated", "unchanged"]
+SkillTier = Literal["curated", "learned"]
+SkillState = Literal["candidate", "active", "suspect", "retired", "quarantined"]
+StoreOutcome = Literal["created", "updated", "unchanged"]
 EvidenceKind = Literal["ablation", "pair", "lift", "simulator"]
 LinkKind = Literal["conflicts_with"]
-Role = Literal["shown", "used", "withheld"]
+UseRole = Literal["shown", "used", "withheld"]
 
-TIERS: tuple[Tier, ...] = ("curated", "learned")
-STATES: tuple[State, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
+TIERS: tuple[SkillTier, ...] = ("curated", "learned")
+STATES: tuple[SkillState, ...] = ("candidate", "active", "suspect", "retired", "quarantined")
 EVIDENCE_KINDS: tuple[EvidenceKind, ...] = ("ablation", "pair", "lift", "simulator")
 LINK_KINDS: tuple[LinkKind, ...] = ("conflicts_with",)
-ROLES: tuple[Role, ...] = ("shown", "used", "withheld")
+ROLES: tuple[UseRole, ...] = ("shown", "used", "withheld")
 REVISES = "revises"  # in the metadata of a revision: the name of the skill whose text it would be
 REVISES_VERSION = "revises_version"  # the version of that skill which it was made from
 REVISES_SHA256 = "revises_sha256"  # its digest under that name
@@ -74,7 +74,7 @@ class SkillDraft:
     """A skill as it is to be stored. `version` counts only when the skill is new here."""
 
     name: str
-    tier: Tier
+    tier: SkillTier
     transformation: str
     description: str
     body: str
@@ -160,31 +160,34 @@ class SkillEvent:
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """One measurement that backs (or contradicts) a skill. Times are in microseconds a call.
+    """A measurement that supports or contradicts a skill. `id` and `created_at` are empty before it
+    is stored.
 
-    `toolchain_id` is the toolchain as the harness names it (`triton-nvidia triton 3.4.0, ...`).
+    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
+    time without the skill over the time with it, with its 95 % interval. `toolchain_id` is the
+    harness's name of the toolchain (`triton-nvidia triton 3.4.0, ...`).
     """
 
-    id: str
     hardware_id: str
-    device_id: str | None
-    toolchain_id: str | None
-    problem_id: str | None
-    case_id: str | None
-    evaluation_id: str | None
     kind: str
     n: int
-    baseline_us: float | None
-    measured_us: float | None
-    speedup: float | None
-    speedup_low: float | None
-    speedup_high: float | None
-    details: Mapping[str, Any]
-    created_at: str
+    id: str = ""
+    device_id: str | None = None
+    toolchain_id: str | None = None
+    problem_id: str | None = None
+    case_id: str | None = None
+    evaluation_id: str | None = None
+    baseline_us: float | None = None
+    measured_us: float | None = None
+    speedup: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    created_at: str = ""
 
 
 @dataclass(frozen=True)
-class Link:
+class SkillLink:
     """A relation of two skills, by name. It reads `source kind target`."""
 
     source: str
@@ -203,7 +206,7 @@ class NewUse:
 
     retrieval_id: str
     skill: str
-    role: Role
+    role: UseRole
     helped: int | None = None
     gain: float | None = None
     situation: Mapping[str, Any] = field(default_factory=dict)
@@ -225,7 +228,7 @@ class UseRow:
 
 
 @dataclass(frozen=True)
-class Lift:
+class SkillLift:
     """Known outcomes of answers that showed a skill, and of those from which it was withheld."""
 
     shown: int
@@ -235,11 +238,11 @@ class Lift:
 
 
 @dataclass(frozen=True)
-class Stored:
+class StoredSkill:
     """The result of a `put`."""
 
     id: SkillId
-    outcome: Outcome
+    outcome: StoreOutcome
     version: int
 
 
@@ -261,7 +264,7 @@ def as_warning(description: str) -> str:
     return description if description.lower().startswith("avoid") else f"{AVOIDING}{description}"
 
 
-def one_of(value: str, known: Sequence[str], what: str) -> None:
+def check_word(value: str, known: Sequence[str], what: str) -> None:
     """Raise InvalidRequest for a word that is not among the known ones."""
     if value not in known:
         raise InvalidRequest(f"{value!r} is no {what}", hint=f"Use one of {', '.join(known)}.")
@@ -277,7 +280,7 @@ MOST_ASKED = 60  # cached requests, of up to some MB each
 _IS, _NEXT = "\x1f", "\x1e"  # between kind and value, and pairs: in no id of a scope
 
 
-def find(
+def find_skill(
     connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
 ) -> SkillRow | None:
     """The skill of this name, or None."""
@@ -285,13 +288,15 @@ def find(
     return rows[0] if rows else None
 
 
-def get(connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS) -> SkillRow:
+def get_skill(
+    connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
+) -> SkillRow:
     """The skill of this name; NotFound names the nearest."""
-    skill = find(connection, name, access_scope)
+    skill = find_skill(connection, name, access_scope)
     if skill is None:
-        known = connection.execute(
+        known = connection.scalars(
             sa.select(t.skills.c.name).where(visible.in_skills(t.skills, access_scope))
-        ).scalars()
+        )
         near = nearest(name, known)
         hint = f"Did you mean {', '.join(near)}? " if near else ""
         raise NotFound(
@@ -312,18 +317,18 @@ def revision_of(
     return max(rows, key=lambda row: row.updated_at) if rows else None
 
 
-def names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
+def skill_names(connection: Connection, access_scope: AccessScope = ALL_ACCESS) -> list[str]:
     """The names of all skills, sorted."""
     return list(
-        connection.execute(
+        connection.scalars(
             sa.select(t.skills.c.name)
             .where(visible.in_skills(t.skills, access_scope))
             .order_by(t.skills.c.name)
-        ).scalars()
+        )
     )
 
 
-def about(
+def skills_about(
     connection: Connection,
     family: str,
     named: Iterable[str] = (),
@@ -331,12 +336,12 @@ def about(
 ) -> list[SkillRow]:
     """Whole skills about an operator of this family or about any operator, and the named skills (by
     name or id); sorted by name."""
-    known = connection.execute(
+    known = connection.scalars(
         sa.select(t.skill_scopes.c.value).where(t.skill_scopes.c.kind == "op").distinct()
-    ).scalars()
+    )
     ops = [op for op in known if op_family(op) == family]
     seen = sa.select(t.skills.c.id).where(visible.in_skills(t.skills, access_scope))
-    ids = set(connection.execute(seen.where(_admits("op", ops))).scalars())
+    ids = set(connection.scalars(seen.where(_admits("op", ops))))
     for column in (t.skills.c.name, t.skills.c.id):
         ids |= {row.id for row in select_in(connection, seen, column, sorted(set(named)))}
     return [
@@ -346,7 +351,7 @@ def about(
     ]
 
 
-def heads_of(
+def heads_by_name(
     connection: Connection, names: Iterable[str], access_scope: AccessScope = ALL_ACCESS
 ) -> dict[str, SkillHead]:
     """The skills with these names, by name; unknown names are left out."""
@@ -357,7 +362,7 @@ def heads_of(
     return heads
 
 
-def events(
+def events_of(
     connection: Connection, skill_id: str, access_scope: AccessScope = ALL_ACCESS
 ) -> list[SkillEvent]:
     """The whole history, oldest first."""
@@ -458,7 +463,7 @@ def error_words(
     return look_up(connection, "words of errors", [key], read, most=MOST_ASKED)[key]
 
 
-def heads(
+def skill_heads(
     connection: Connection, limit: int | None = None, offset: int = 0, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills sorted by name, without their texts. Takes the arguments of `listed`; with `limit`, at
@@ -468,14 +473,14 @@ def heads(
     return _heads(connection, query.limit(limit).offset(offset))
 
 
-def count(connection: Connection, **narrowing: Any) -> int:
+def count_skills(connection: Connection, **narrowing: Any) -> int:
     """How many skills there are. Takes the arguments of `listed`."""
     scope = narrowing.get("access_scope", ALL_ACCESS)
     query = _narrowed(_light(scope), **narrowing).subquery()
     return int(connection.execute(sa.select(sa.func.count()).select_from(query)).scalar_one())
 
 
-def listed(connection: Connection, **narrowing: Any) -> list[SkillRow]:
+def list_skills(connection: Connection, **narrowing: Any) -> list[SkillRow]:
     """Whole skills, sorted by name.
 
     `states`, `tier`, `origin` and `transformation` keep only skills with these values,
@@ -516,7 +521,7 @@ def _narrowed(
     return query
 
 
-def search(
+def search_skills(
     connection: Connection, text: str, *, limit: int = 50, **narrowing: Any
 ) -> list[SkillHead]:
     """Skills that contain the most of the words, best first.
@@ -649,5 +654,5 @@ def named_languages(connection: Connection) -> frozenset[str]:
         .where(t.skill_scopes.c.kind == "language", t.skills.c.origin == "shipped"),
     )
     for query in scopes:
-        named |= set(connection.execute(query.distinct()).scalars())
+        named |= set(connection.scalars(query.distinct()))
     return frozenset(named)

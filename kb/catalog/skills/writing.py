@@ -8,6 +8,7 @@ where a person approved it without a measurement.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import sqlalchemy as sa
@@ -21,7 +22,7 @@ from kb.catalog.rows import columns_of, record_of
 from kb.catalog.skills.evidence import (
     _TOOLCHAINS,
     AVOID,
-    measured,
+    is_measured,
     present_toolchains,
     toolchain_name,
 )
@@ -34,25 +35,24 @@ from kb.catalog.skills.reading import (
     SCOPE_KINDS,
     TRANSITIONS,
     WRITTEN,
-    EvidenceKind,
     EvidenceRow,
-    Lift,
-    Link,
     LinkKind,
     NewUse,
-    Role,
     SkillDraft,
     SkillEvent,
     SkillHead,
+    SkillLift,
+    SkillLink,
     SkillRow,
     SkillScopes,
-    State,
-    Stored,
+    SkillState,
+    StoredSkill,
+    UseRole,
     UseRow,
-    find,
-    get,
-    heads_of,
-    one_of,
+    check_word,
+    find_skill,
+    get_skill,
+    heads_by_name,
     structured_key,
 )
 from kb.catalog.tables import outcomes, retrievals
@@ -67,16 +67,16 @@ _OF_THE_SKILL = frozenset(
 )
 
 
-def put(
+def store_skill(
     connection: Connection,
     draft: SkillDraft,
     *,
-    state: State,
+    state: SkillState,
     actor: str,
     reason: str,
     details: Mapping[str, Any] | None = None,
     access_scope: AccessScope = ALL_ACCESS,
-) -> Stored:
+) -> StoredSkill:
     """Store a skill. `state` is the state of a new skill.
 
     An existing skill gets a new version when its content differs, and keeps its state; a learned
@@ -104,10 +104,10 @@ def put(
                 access_scope=access_scope.owner,
             )
         )
-        stored = Stored(skill_id, "created", draft.version)
+        stored = StoredSkill(skill_id, "created", draft.version)
         change: tuple[str | None, str] = (None, state)
     elif known.tier == draft.tier and _says_the_same(connection, known, draft):
-        return Stored(known.id, "unchanged", known.version)
+        return StoredSkill(known.id, "unchanged", known.version)
     else:
         unmeasured = draft.tier == "learned" and known.state in ("active", "suspect")
         change = (known.state, "candidate" if unmeasured else known.state)
@@ -116,7 +116,7 @@ def put(
             .where(t.skills.c.id == known.id)
             .values(**values, version=known.version + 1, state=change[1], trials=0, wins=0)
         )
-        stored = Stored(known.id, "updated", known.version + 1)
+        stored = StoredSkill(known.id, "updated", known.version + 1)
     _replace_scopes(connection, stored.id, draft.scopes)
     event = "created" if stored.outcome == "created" else "revised"
     noted = {**(details or {}), "version": stored.version, "sha256": draft.content_sha256}
@@ -130,9 +130,9 @@ def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) 
     it by the draft.
     """
     if not access.restricted:
-        return find(connection, draft.name, access)
+        return find_skill(connection, draft.name, access)
     access.check_change(draft.scopes.hardware, f"the skill {draft.name}")
-    known = find(connection, draft.name, AccessScope(access.owner))
+    known = find_skill(connection, draft.name, AccessScope(access.owner))
     if known is not None and not (
         known.scopes.hardware and access.own >= set(known.scopes.hardware)
     ):
@@ -143,7 +143,7 @@ def _changeable(connection: Connection, draft: SkillDraft, access: AccessScope) 
 def set_state(
     connection: Connection,
     name: str,
-    state: State,
+    state: SkillState,
     *,
     actor: str,
     reason: str,
@@ -162,7 +162,7 @@ def set_state(
     for a step that the states do not allow, and for a learned skill without a measurement.
     """
     _signed(actor, reason)
-    skill = get(connection, name, access_scope)
+    skill = get_skill(connection, name, access_scope)
     access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
     allowed = TRANSITIONS[skill.state]
     if state not in allowed:
@@ -172,7 +172,7 @@ def set_state(
             hint=f"From {skill.state} it can become {', '.join(sorted(allowed))}.",
         )
     noted = dict(details or {})
-    if state == "active" and skill.tier == "learned" and not measured(connection, skill):
+    if state == "active" and skill.tier == "learned" and not is_measured(connection, skill):
         if not force:
             raise _unmeasured(skill)
         noted["approved_without_measurement"] = True
@@ -202,7 +202,7 @@ def _take_place(
     is active; its earlier text stays in its history. The measurements count from now on: they
     are newer than the text.
     """
-    skill = get(connection, str(revision.revises), access_scope)
+    skill = get_skill(connection, str(revision.revises), access_scope)
     access_scope.check_change(skill.scopes.hardware, f"the skill {skill.name}")
     if skill.state == "quarantined" or skill.tier != revision.tier:
         raise Conflict(
@@ -276,7 +276,7 @@ def _copy_evidence(connection: Connection, revision: SkillRow, skill_id: str, mo
         connection.execute(t.evidence.insert().values(**{**values, "details": told}))
 
 
-def narrow(
+def narrow_skill(
     connection: Connection,
     name: str,
     *,
@@ -288,14 +288,14 @@ def narrow(
     reason: str,
     details: Mapping[str, Any],
     access_scope: AccessScope = ALL_ACCESS,
-) -> Stored:
+) -> StoredSkill:
     """Store a new version that claims less: other scopes and preconditions, the same texts.
 
     State and evidence stay, because the measurements were made within the remaining part. `counted`
     is (trials, wins) of the uses in that part.
     """
     _signed(actor, reason)
-    skill = get(connection, name, access_scope)
+    skill = get_skill(connection, name, access_scope)
     access_scope.check_change(skill.scopes.hardware, f"the skill {name}")
     version = skill.version + 1
     connection.execute(
@@ -321,7 +321,7 @@ def narrow(
     }
     append_event(connection, skill.id, "narrowed", (skill.state, skill.state), actor, reason, noted)
     bump_skills(connection)
-    return Stored(skill.id, "updated", version)
+    return StoredSkill(skill.id, "updated", version)
 
 
 def append_event(
@@ -334,11 +334,11 @@ def append_event(
     details: Mapping[str, Any],
 ) -> SkillEvent:
     """Add to the skill's history; `change` is its state before and after."""
-    last = connection.execute(
+    last = connection.scalar(
         sa.select(sa.func.max(t.skill_events.c.sequence)).where(
             t.skill_events.c.skill_id == skill_id
         )
-    ).scalar()
+    )
     row = SkillEvent((last or 0) + 1, event, *change, actor, reason, dict(details), clock.now())
     connection.execute(
         t.skill_events.insert().values(**vars(row), id=new_id("ske"), skill_id=skill_id)
@@ -381,12 +381,12 @@ def _says_the_same(connection: Connection, known: SkillRow, draft: SkillDraft) -
 
 def _narrowed_from(connection: Connection, skill: SkillHead) -> str | None:
     """Digest of the text as it was written, where all later changes only narrowed it."""
-    details = connection.execute(
+    details = connection.scalar(
         sa.select(t.skill_events.c.details)
         .where(t.skill_events.c.skill_id == skill.id, t.skill_events.c.event.in_(WRITTEN))
         .order_by(t.skill_events.c.sequence.desc())
         .limit(1)
-    ).scalar()
+    )
     return (details or {}).get("sha256")
 
 
@@ -413,7 +413,7 @@ def _replace_scopes(connection: Connection, skill_id: str, scopes: SkillScopes) 
         connection.execute(t.skill_scopes.insert(), rows)
 
 
-def link(
+def link_skills(
     connection: Connection,
     source: str,
     kind: LinkKind,
@@ -427,19 +427,19 @@ def link(
 
     Both get an event. Returns False, and nothing changes, if the relation is stored already.
     """
-    one_of(kind, LINK_KINDS, "kind of link")
+    check_word(kind, LINK_KINDS, "kind of link")
     if source == target:
         raise InvalidRequest(f"{source} cannot be linked to itself", hint="Name two skills.")
-    ends = [get(connection, name, access_scope) for name in (source, target)]
+    ends = [get_skill(connection, name, access_scope) for name in (source, target)]
     ends.sort(key=lambda skill: skill.name)
     first, second = ends
-    known = connection.execute(
+    known = connection.scalar(
         sa.select(t.skill_links.c.kind).where(
             t.skill_links.c.skill_id == first.id,
             t.skill_links.c.other_id == second.id,
             t.skill_links.c.kind == kind,
         )
-    ).scalar()
+    )
     if known is not None:
         return False
     connection.execute(
@@ -458,9 +458,9 @@ def link(
 
 def links_of(
     connection: Connection, name: str, access_scope: AccessScope = ALL_ACCESS
-) -> list[Link]:
+) -> list[SkillLink]:
     """Every relation of the skill, oldest first."""
-    skill = get(connection, name, access_scope)
+    skill = get_skill(connection, name, access_scope)
     source, target = t.skills.alias(), t.skills.alias()
     rows = connection.execute(
         sa.select(
@@ -478,7 +478,7 @@ def links_of(
         )
         .order_by(t.skill_links.c.created_at, source.c.name, target.c.name)
     )
-    return [record_of(Link, row) for row in rows]
+    return [record_of(SkillLink, row) for row in rows]
 
 
 # -- uses
@@ -492,11 +492,11 @@ def record_uses(
     Uses of a skill that no longer exists are left out. The retrievals that they belong to must be
     stored. Raises InvalidRequest for an unknown role.
     """
-    skills = heads_of(connection, {use.skill for use in uses}, access_scope)
+    skills = heads_by_name(connection, {use.skill for use in uses}, access_scope)
     now = clock.now()
     rows = []
     for use in uses:
-        one_of(use.role, ROLES, "role of a skill in an answer")
+        check_word(use.role, ROLES, "role of a skill in an answer")
         if use.skill in skills:
             skill = skills[use.skill]
             values = {key: value for key, value in vars(use).items() if key != "skill"}
@@ -529,7 +529,7 @@ def uses_of(
     skill_id: str,
     access_scope: AccessScope = ALL_ACCESS,
     *,
-    role: Role | None = None,
+    role: UseRole | None = None,
     since: str | None = None,
 ) -> list[UseRow]:
     """Uses of a skill, oldest first."""
@@ -546,7 +546,7 @@ def uses_of(
     return [record_of(UseRow, row) for row in connection.execute(query)]
 
 
-def lift_of(connection: Connection, skill_id: str) -> Lift:
+def lift_of(connection: Connection, skill_id: str) -> SkillLift:
     """Outcomes with a known effect of answers that showed the skill, and of answers that would have
     shown it and withheld it: the difference of the two rates is the value of showing it.
 
@@ -571,7 +571,9 @@ def lift_of(connection: Connection, skill_id: str) -> Lift:
         .group_by(t.skill_uses.c.role)
     )
     outcomes_by_role = {role: (int(known), int(wins)) for role, known, wins in rows}
-    return Lift(*outcomes_by_role.get("shown", (0, 0)), *outcomes_by_role.get("withheld", (0, 0)))
+    return SkillLift(
+        *outcomes_by_role.get("shown", (0, 0)), *outcomes_by_role.get("withheld", (0, 0))
+    )
 
 
 def nth_last_retrieval(
@@ -593,11 +595,11 @@ def nth_last_retrieval(
     )
     if hardware is not None:
         query = query.where(retrievals.c.hardware_id.in_(list(hardware)))
-    moment: str | None = connection.execute(query).scalar()
+    moment: str | None = connection.scalar(query)
     return moment
 
 
-def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
+def record_toolchain(connection: Connection, hardware: str, toolchain: str) -> str | None:
     """Store that this toolchain is in use on the hardware.
 
     Returns the one of the same name that was in use before, or None. Raises InvalidRequest.
@@ -619,65 +621,22 @@ def note_toolchain(connection: Connection, hardware: str, toolchain: str) -> str
 def add_evidence(
     connection: Connection,
     name: str,
+    evidence: EvidenceRow,
     *,
-    kind: EvidenceKind,
-    hardware: str,
-    n: int,
     actor: str,
     reason: str,
-    device: str | None = None,
-    toolchain: str | None = None,
-    problem: str | None = None,
-    case: str | None = None,
-    evaluation: str | None = None,
-    baseline_us: float | None = None,
-    measured_us: float | None = None,
-    speedup: float | None = None,
-    low: float | None = None,
-    high: float | None = None,
-    details: Mapping[str, Any] | None = None,
     access_scope: AccessScope = ALL_ACCESS,
 ) -> EvidenceRow:
-    """Add a measurement of the skill `name`; returns its row.
+    """Add a measurement of the skill `name`; returns its row, with a new id and the present time.
 
-    `n` counts pairs of blocks, or repetitions. Times are in microseconds a call. `speedup` is the
-    time without the skill over the time with it, `low` and `high` its 95 % interval. `toolchain` is
-    named as the harness names it. A wall-clock measurement makes its toolchain the one that the
-    skill was last verified with. Raises InvalidRequest and NotFound.
+    A wall-clock measurement makes its toolchain the one that the skill was last verified with.
+    Raises InvalidRequest and NotFound.
     """
-    one_of(kind, EVIDENCE_KINDS, "kind of evidence")
-    _check_figures(n, speedup, low, high)
-    skill = get(connection, name, access_scope)
-    row = EvidenceRow(
-        id=new_id("ev"),
-        hardware_id=hardware,
-        device_id=device,
-        toolchain_id=toolchain,
-        problem_id=problem,
-        case_id=case,
-        evaluation_id=evaluation,
-        kind=kind,
-        n=n,
-        baseline_us=baseline_us,
-        measured_us=measured_us,
-        speedup=speedup,
-        speedup_low=low,
-        speedup_high=high,
-        details=dict(details or {}),
-        created_at=clock.now(),
-    )
-    _store_evidence(connection, skill, row, actor, reason, access_scope)
-    return row
-
-
-def _store_evidence(
-    connection: Connection,
-    skill: SkillRow,
-    row: EvidenceRow,
-    actor: str,
-    reason: str,
-    access_scope: AccessScope,
-) -> None:
+    check_word(evidence.kind, EVIDENCE_KINDS, "kind of evidence")
+    _check_figures(evidence.n, evidence.speedup, evidence.speedup_low, evidence.speedup_high)
+    skill = get_skill(connection, name, access_scope)
+    details = dict(evidence.details)
+    row = replace(evidence, id=new_id("ev"), created_at=clock.now(), details=details)
     connection.execute(
         t.evidence.insert().values(
             **vars(row), subject_kind="skill", subject_id=skill.id, access_scope=access_scope.owner
@@ -687,10 +646,11 @@ def _store_evidence(
         connection.execute(
             t.skills.update().where(t.skills.c.id == skill.id).values(toolchain_id=row.toolchain_id)
         )
-    noted = {"evidence": row.id, "kind": row.kind, "version": skill.version}
+    event = {"evidence": row.id, "kind": row.kind, "version": skill.version}
     state = (skill.state, skill.state)
-    append_event(connection, skill.id, "evidence", state, actor, reason, noted)
+    append_event(connection, skill.id, "evidence", state, actor, reason, event)
     bump_skills(connection)
+    return row
 
 
 def _check_figures(n: int, speedup: float | None, low: float | None, high: float | None) -> None:

@@ -8,9 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kb.catalog import skills as rows
-from kb.catalog.skills import SkillHead, SkillRow
 from kb.catalog.skills.evidence import AVOID
+from kb.catalog.skills.reading import SkillHead, SkillRow, get_skill, list_skills
 from kb.hardware.table_reader import Problems
 from kb.moves_vocabulary import changes_named
 from kb.scope import ALL_ACCESS
@@ -47,7 +46,7 @@ class ServiceKnowledge:
 
     def __init__(self, base: KnowledgeBase) -> None:
         self._base = base
-        self._skills: dict[str, rows.SkillRow] = {}  # by name
+        self._skills: dict[str, SkillRow] = {}  # by name
 
     def consult(self, request: RetrieveRequest) -> Knowledge:
         """The whole answer."""
@@ -85,10 +84,10 @@ class ServiceKnowledge:
             parts=tuple(part.id for part in answer.parts),
         )
 
-    def _skill(self, name: str) -> rows.SkillRow:
+    def _skill(self, name: str) -> SkillRow:
         if name not in self._skills:
             with self._base.catalog.read() as connection:
-                self._skills[name] = rows.get(connection, name, ALL_ACCESS)
+                self._skills[name] = get_skill(connection, name, ALL_ACCESS)
         return self._skills[name]
 
     def report(self, retrieval_id: str, used: tuple[str, ...], node: Node) -> None:
@@ -146,7 +145,7 @@ def _parsed(name: str, body: Mapping[str, Any], files: Mapping[str, str]) -> Rec
 def library_sources(base: KnowledgeBase) -> dict[str, RecipeSource]:
     """Stored recipes of active skills, by name."""
     with base.catalog.read() as connection:
-        skills = rows.listed(connection, states=USABLE, access_scope=ALL_ACCESS)
+        skills = list_skills(connection, states=USABLE, access_scope=ALL_ACCESS)
     return {
         row.name: RecipeSource(row.recipe, row.metadata.get("files", {}), row.scopes.signals)
         for row in skills

@@ -20,8 +20,8 @@ from typing import Any
 
 import structlog
 
-from kb.catalog import skills as skill_rows
 from kb.catalog.evaluations import Evaluations
+from kb.catalog.skills.reading import get_skill
 from kb.data_dir import private_file, private_folder
 from kb.errors import Conflict, InvalidRequest, KernloreError, NotFound, Unavailable
 from kb.ids import new_id
@@ -153,7 +153,7 @@ def _snapshot(
 
 def _recipe(base: KnowledgeBase, recipe: Recipe) -> dict[str, Any]:
     with base.catalog.read() as connection:
-        row = skill_rows.get(connection, recipe.name, ALL_ACCESS)
+        row = get_skill(connection, recipe.name, ALL_ACCESS)
     return {"name": row.name, "recipe": row.recipe, "files": row.metadata.get("files", {})}
 
 

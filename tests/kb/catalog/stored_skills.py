@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from sqlalchemy import Connection
 
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillScopes
+from kb.catalog.skills.reading import SkillDraft, SkillScopes, SkillState
+from kb.catalog.skills.writing import store_skill
 
 SCOPES = SkillScopes(
     hardware=("h100",),
@@ -31,8 +31,8 @@ DRAFT = SkillDraft(
 
 def put(connection: Connection, *drafts: SkillDraft) -> None:
     for draft in drafts:
-        state: store.State = "candidate" if draft.tier == "learned" else "active"
-        store.put(connection, draft, state=state, actor="curator", reason="test")
+        state: SkillState = "candidate" if draft.tier == "learned" else "active"
+        store_skill(connection, draft, state=state, actor="curator", reason="test")
 
 
 def named(name: str, **changes: object) -> SkillDraft:

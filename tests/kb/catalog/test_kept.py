@@ -10,10 +10,12 @@ import pytest
 import sqlalchemy as sa
 
 from kb.catalog import Catalog, meta, open_catalog
-from kb.catalog import skills as store
 from kb.catalog.kept import MOST_ENTRIES, Kept, look_up, revision_of
 from kb.catalog.knowledge import passages
 from kb.catalog.knowledge.passages import Patch
+from kb.catalog.skills.evidence import present_toolchains
+from kb.catalog.skills.reading import error_words
+from kb.catalog.skills.writing import record_toolchain
 from kb.scope import ScopeFilter
 from tests.kb.catalog.stored_skills import named, put
 
@@ -130,8 +132,8 @@ def test_a_correction_a_revision_and_a_deletion_hold_at_once(store: Store) -> No
 def test_words_of_errors_and_toolchains_are_those_of_each_revision(catalog: Catalog) -> None:
     def seen() -> tuple[dict[str, str], object]:
         with catalog.read() as connection:
-            words = store.error_words(connection, ("candidate",))
-            return words, store.present_toolchains(connection)
+            words = error_words(connection, ("candidate",))
+            return words, present_toolchains(connection)
 
     assert seen() == ({}, {})
     mend = named("mend-it", transformation="mend-e7", metadata={"files": {}, "error": "too large"})
@@ -139,7 +141,7 @@ def test_words_of_errors_and_toolchains_are_those_of_each_revision(catalog: Cata
         put(connection, mend)
     assert seen() == ({"mend-it": "too large"}, {})
     with catalog.write() as connection:
-        store.note_toolchain(connection, "h100", "cpp g++ 14")
+        record_toolchain(connection, "h100", "cpp g++ 14")
     assert seen() == ({"mend-it": "too large"}, {"h100": {"cpp": "cpp g++ 14"}})
     with catalog.write() as connection:
         put(connection, replace(mend, metadata={"error": "no room"}, content_sha256="other"))

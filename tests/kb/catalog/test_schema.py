@@ -23,9 +23,6 @@ oldest_code = "{oldest}"
 
 def upgrade():
     op.add_column("work", sa.Column("added_{revision}", sa.String, nullable=True))
-
-def downgrade():
-    op.drop_column("work", "added_{revision}")
 """
 
 

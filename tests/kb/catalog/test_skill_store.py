@@ -4,13 +4,41 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillScopes
+from kb.catalog.skills.evidence import (
+    evidence_line,
+    evidence_lines,
+    evidence_of,
+    is_measured,
+    trial_counts,
+)
+from kb.catalog.skills.reading import (
+    EvidenceKind,
+    EvidenceRow,
+    SkillHead,
+    SkillScopes,
+    events_of,
+    get_skill,
+    list_skills,
+    search_skills,
+    skill_heads,
+    skill_names,
+    skills_about,
+    structured_key,
+)
+from kb.catalog.skills.writing import (
+    add_evidence,
+    link_skills,
+    links_of,
+    narrow_skill,
+    set_state,
+    store_skill,
+)
 from kb.errors import Conflict, InvalidRequest, NotFound
 from kb.scope import AccessScope
 from tests.kb.catalog.stored_skills import DRAFT, SCOPES, named, put
@@ -23,28 +51,30 @@ def connection(catalog: Catalog) -> Iterator[Connection]:
 
 
 def events(connection: Connection, name: str) -> list[str]:
-    skill = store.get(connection, name)
-    return [event.event for event in store.events(connection, skill.id)]
+    skill = get_skill(connection, name)
+    return [event.event for event in events_of(connection, skill.id)]
 
 
-def ablation(connection: Connection, name: str, low: float = 1.1) -> store.EvidenceRow:
-    return store.add_evidence(
+def ablation(connection: Connection, name: str, low: float = 1.1) -> EvidenceRow:
+    return add_evidence(
         connection,
         name,
-        kind="ablation",
-        hardware="h100",
-        device="NVIDIA H100",
-        toolchain="triton-nvidia triton 3.4.0",
-        problem="prb_1",
-        case="cas_1",
-        evaluation="evl_1",
-        n=12,
-        baseline_us=20.0,
-        measured_us=16.0,
-        speedup=low + 0.1,
-        low=low,
-        high=low + 0.2,
-        details={"pairs": 6},
+        EvidenceRow(
+            kind="ablation",
+            hardware_id="h100",
+            device_id="NVIDIA H100",
+            toolchain_id="triton-nvidia triton 3.4.0",
+            problem_id="prb_1",
+            case_id="cas_1",
+            evaluation_id="evl_1",
+            n=12,
+            baseline_us=20.0,
+            measured_us=16.0,
+            speedup=low + 0.1,
+            speedup_low=low,
+            speedup_high=low + 0.2,
+            details={"pairs": 6},
+        ),
         actor="curator",
         reason="held-out shapes",
     )
@@ -58,16 +88,16 @@ def test_skills_about_a_family_are_those_of_its_operators_of_any_and_the_named(
 ) -> None:
     ops = {"a-sibling": ("log_softmax",), "b-other": ("matmul",), "c-any": (), "d-odd": ("xyz",)}
     put(connection, DRAFT, *(named(name, scopes=SkillScopes(ops=op)) for name, op in ops.items()))
-    assert names(store.about(connection, "softmax")) == ["a-sibling", "c-any", "widen-loads"]
-    assert names(store.about(connection, "xyz")) == ["c-any", "d-odd"]
-    other = store.get(connection, "b-other").id
+    assert names(skills_about(connection, "softmax")) == ["a-sibling", "c-any", "widen-loads"]
+    assert names(skills_about(connection, "xyz")) == ["c-any", "d-odd"]
+    other = get_skill(connection, "b-other").id
     for called in ("b-other", other):
-        assert "b-other" in names(store.about(connection, "softmax", [called, "nowhere"]))
-    assert store.about(connection, "softmax", ["b-other"], AccessScope("team")) == []
-    assert store.names(connection) == ["a-sibling", "b-other", "c-any", "d-odd", "widen-loads"]
+        assert "b-other" in names(skills_about(connection, "softmax", [called, "nowhere"]))
+    assert skills_about(connection, "softmax", ["b-other"], AccessScope("team")) == []
+    assert skill_names(connection) == ["a-sibling", "b-other", "c-any", "d-odd", "widen-loads"]
 
 
-def names(rows: Sequence[store.SkillHead]) -> list[str]:
+def names(rows: Sequence[SkillHead]) -> list[str]:
     return [row.name for row in rows]
 
 
@@ -78,18 +108,18 @@ def test_search_looks_at_name_description_operators_and_signals(connection: Conn
         named("tile-matmul", description="Use for products.", scopes=SkillScopes(ops=("matmul",))),
         named("hide-latency", description="Matmul too.", scopes=SkillScopes(signals=("latency",))),
     )
-    assert names(store.search(connection, "SOFTMAX")) == ["widen-loads"]
-    assert names(store.search(connection, "narrow row")) == ["widen-loads"]
-    assert names(store.search(connection, "matmul")) == ["tile-matmul", "hide-latency"]
-    assert names(store.search(connection, "latency matmul")) == ["hide-latency", "tile-matmul"]
-    assert names(store.search(connection, "tile-matmul", limit=1)) == ["tile-matmul"]
-    assert names(store.search(connection, "matmul", states=("retired",))) == []
-    assert store.search(connection, "100%") == store.search(connection, " ") == []
+    assert names(search_skills(connection, "SOFTMAX")) == ["widen-loads"]
+    assert names(search_skills(connection, "narrow row")) == ["widen-loads"]
+    assert names(search_skills(connection, "matmul")) == ["tile-matmul", "hide-latency"]
+    assert names(search_skills(connection, "latency matmul")) == ["hide-latency", "tile-matmul"]
+    assert names(search_skills(connection, "tile-matmul", limit=1)) == ["tile-matmul"]
+    assert names(search_skills(connection, "matmul", states=("retired",))) == []
+    assert search_skills(connection, "100%") == search_skills(connection, " ") == []
 
 
 def test_heads_are_rows_without_their_texts(connection: Connection) -> None:
     put(connection, DRAFT, named("tile"))
-    rows, heads = store.listed(connection), store.heads(connection, states=("candidate",))
+    rows, heads = list_skills(connection), skill_heads(connection, states=("candidate",))
     for row, head in zip(rows, heads, strict=True):
         assert vars(head).items() <= vars(row).items()
         assert row.body and not hasattr(head, "body")
@@ -101,63 +131,65 @@ def test_heads_are_rows_without_their_texts(connection: Connection) -> None:
 def test_evidence_is_kept_with_an_event_that_names_it(connection: Connection) -> None:
     put(connection, DRAFT)
     added = ablation(connection, "widen-loads")
-    skill = store.get(connection, "widen-loads")
-    assert store.evidence_of(connection, skill.id) == [added]
+    skill = get_skill(connection, "widen-loads")
+    assert evidence_of(connection, skill.id) == [added]
     assert skill.toolchain_id == "triton-nvidia triton 3.4.0"
-    last = store.events(connection, skill.id)[-1]
+    last = events_of(connection, skill.id)[-1]
     assert (last.event, last.details["evidence"]) == ("evidence", added.id)
-    assert store.tested(connection, [skill.id]) == {skill.id: (1, 1)}
+    assert trial_counts(connection, [skill.id]) == {skill.id: (1, 1)}
     ablation(connection, "widen-loads", low=0.9)
-    assert store.tested(connection, [skill.id]) == {skill.id: (2, 1)}
+    assert trial_counts(connection, [skill.id]) == {skill.id: (2, 1)}
     line = "n=24;speedup_lcb=0.90;shapes=1;runs=1"
-    assert store.evidence_line(store.evidence_of(connection, skill.id)) == line
+    assert evidence_line(evidence_of(connection, skill.id)) == line
     none = "sk_none"
-    lines = store.evidence_lines(connection, [skill.id, none])
+    lines = evidence_lines(connection, [skill.id, none])
     assert lines == {skill.id: line, none: "not measured here"}
 
 
 def test_simulated_evidence_says_nothing_of_time(connection: Connection) -> None:
     put(connection, DRAFT)
-    store.add_evidence(
+    add_evidence(
         connection,
         "widen-loads",
-        kind="simulator",
-        hardware="mtia-v2i",
-        n=1,
-        speedup=3.0,
-        low=3.0,
-        high=3.0,
-        toolchain="sim 1",
+        EvidenceRow(
+            kind="simulator",
+            hardware_id="mtia-v2i",
+            n=1,
+            speedup=3.0,
+            speedup_low=3.0,
+            speedup_high=3.0,
+            toolchain_id="sim 1",
+        ),
         actor="curator",
         reason="simulated",
     )
-    skill = store.get(connection, "widen-loads")
-    assert store.tested(connection, [skill.id]) == {}
-    found = store.evidence_of(connection, skill.id)
+    skill = get_skill(connection, "widen-loads")
+    assert trial_counts(connection, [skill.id]) == {}
+    found = evidence_of(connection, skill.id)
     assert skill.toolchain_id is None and len(found) == 1
     line = "not measured here;simulated=1"
-    assert store.evidence_line(found) == line
-    assert store.evidence_lines(connection, [skill.id]) == {skill.id: line}
+    assert evidence_line(found) == line
+    assert evidence_lines(connection, [skill.id]) == {skill.id: line}
     with pytest.raises(Conflict, match="no measurement here"):
-        store.set_state(connection, "widen-loads", "active", actor="ann", reason="simulated")
+        set_state(connection, "widen-loads", "active", actor="ann", reason="simulated")
     found.append(ablation(connection, "widen-loads"))
     line = "n=12;speedup_lcb=1.10;shapes=1;runs=1;simulated=1"
-    assert store.evidence_line(found) == line
-    assert store.evidence_lines(connection, [skill.id]) == {skill.id: line}
+    assert evidence_line(found) == line
+    assert evidence_lines(connection, [skill.id]) == {skill.id: line}
 
 
-def figure(
-    connection: Connection, name: str, kind: store.EvidenceKind, low: float, high: float
-) -> None:
-    store.add_evidence(
+def figure(connection: Connection, name: str, kind: EvidenceKind, low: float, high: float) -> None:
+    add_evidence(
         connection,
         name,
-        kind=kind,
-        hardware="h100",
-        n=12,
-        speedup=(low * high) ** 0.5,
-        low=low,
-        high=high,
+        EvidenceRow(
+            kind=kind,
+            hardware_id="h100",
+            n=12,
+            speedup=(low * high) ** 0.5,
+            speedup_low=low,
+            speedup_high=high,
+        ),
         actor="curator",
         reason="test",
     )
@@ -166,23 +198,23 @@ def figure(
 def test_pairs_that_a_skill_comes_from_are_no_trials_of_it(connection: Connection) -> None:
     put(connection, DRAFT)
     figure(connection, "widen-loads", "pair", 1.4, 1.6)
-    skill = store.get(connection, "widen-loads")
-    assert store.tested(connection, [skill.id]) == {}
-    assert not store.measured(connection, skill)
+    skill = get_skill(connection, "widen-loads")
+    assert trial_counts(connection, [skill.id]) == {}
+    assert not is_measured(connection, skill)
     figure(connection, "widen-loads", "lift", 1.1, 1.2)
-    assert store.tested(connection, [skill.id]) == {skill.id: (1, 1)}
-    assert store.measured(connection, skill)
+    assert trial_counts(connection, [skill.id]) == {skill.id: (1, 1)}
+    assert is_measured(connection, skill)
 
 
 def test_what_is_to_be_avoided_is_borne_out_by_what_is_slower(connection: Connection) -> None:
     put(connection, named("no-atomics", polarity="avoid"))
-    skill = store.get(connection, "no-atomics")
+    skill = get_skill(connection, "no-atomics")
     figure(connection, "no-atomics", "ablation", 1.2, 1.4)
-    assert store.tested(connection, [skill.id]) == {skill.id: (1, 0)}
-    assert not store.measured(connection, skill)
+    assert trial_counts(connection, [skill.id]) == {skill.id: (1, 0)}
+    assert not is_measured(connection, skill)
     figure(connection, "no-atomics", "ablation", 0.7, 0.8)
-    assert store.tested(connection, [skill.id]) == {skill.id: (2, 1)}
-    assert store.measured(connection, skill)
+    assert trial_counts(connection, [skill.id]) == {skill.id: (2, 1)}
+    assert is_measured(connection, skill)
 
 
 @pytest.mark.parametrize(
@@ -202,27 +234,41 @@ def test_the_newest_trials_bear_a_skill_out_or_not(
     put(connection, DRAFT)
     for low, high in trials:
         figure(connection, "widen-loads", "ablation", low, high)
-    assert store.measured(connection, store.get(connection, "widen-loads")) is borne_out
+    assert is_measured(connection, get_skill(connection, "widen-loads")) is borne_out
 
 
 def test_a_skill_that_made_a_wrong_kernel_is_not_borne_out(connection: Connection) -> None:
     put(connection, DRAFT)
-    store.add_evidence(connection, "widen-loads", kind="ablation", hardware="h100", n=4,
-                       speedup=1.5, low=1.4, high=1.6, details={"wrong": 1},
-                       actor="c", reason="r")  # fmt: skip
-    assert not store.measured(connection, store.get(connection, "widen-loads"))
+    add_evidence(
+        connection,
+        "widen-loads",
+        EvidenceRow(
+            kind="ablation",
+            hardware_id="h100",
+            n=4,
+            speedup=1.5,
+            speedup_low=1.4,
+            speedup_high=1.6,
+            details={"wrong": 1},
+        ),
+        actor="c",
+        reason="r",
+    )
+    assert not is_measured(connection, get_skill(connection, "widen-loads"))
 
 
 def failure(connection: Connection, run: str, problem: str, case: str | None = None) -> None:
-    store.add_evidence(
+    add_evidence(
         connection,
         "no-atomics",
-        kind="pair",
-        hardware="h100",
-        n=1,
-        problem=problem,
-        case=case,
-        details={"run": run, "validity": "incorrect", "polarity": "avoid"},
+        EvidenceRow(
+            kind="pair",
+            hardware_id="h100",
+            n=1,
+            problem_id=problem,
+            case_id=case,
+            details={"run": run, "validity": "incorrect", "polarity": "avoid"},
+        ),
         actor="curator",
         reason="test",
     )
@@ -230,52 +276,51 @@ def failure(connection: Connection, run: str, problem: str, case: str | None = N
 
 def test_a_failure_bears_out_what_is_to_be_avoided_only_elsewhere(connection: Connection) -> None:
     put(connection, named("no-atomics", polarity="avoid", origin_run_id="run_1"))
-    skill = store.get(connection, "no-atomics")
+    skill = get_skill(connection, "no-atomics")
     failure(connection, "run_1", "prb_1")
     failure(connection, "run_2", "prb_1")  # the same again
-    assert not store.measured(connection, skill)
+    assert not is_measured(connection, skill)
     with pytest.raises(Conflict, match="no measurement here") as refused:
-        store.set_state(connection, "no-atomics", "active", actor="ann", reason="it failed")
+        set_state(connection, "no-atomics", "active", actor="ann", reason="it failed")
     assert "on another problem or case" in refused.value.hint and "force" in refused.value.hint
     failure(connection, "run_3", "prb_2")
-    assert store.measured(connection, skill)
-    store.set_state(connection, "no-atomics", "active", actor="ann", reason="it failed twice")
+    assert is_measured(connection, skill)
+    set_state(connection, "no-atomics", "active", actor="ann", reason="it failed twice")
 
 
 def test_a_failure_is_no_support_of_what_is_to_be_done(connection: Connection) -> None:
     put(connection, named("no-atomics", origin_run_id="run_1"))
     failure(connection, "run_1", "prb_1")
     failure(connection, "run_2", "prb_2")
-    assert not store.measured(connection, store.get(connection, "no-atomics"))
+    assert not is_measured(connection, get_skill(connection, "no-atomics"))
 
 
 def test_evidence_of_an_older_text_counts_no_more(connection: Connection) -> None:
     put(connection, DRAFT)
     ablation(connection, "widen-loads")
-    store.set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
+    set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
     put(connection, replace(DRAFT, content_sha256="sha-2", body="Another text."))
-    skill = store.get(connection, "widen-loads")
-    assert skill.state == "candidate" and not store.measured(connection, skill)
-    assert store.tested(connection, [skill.id]) == {}
-    assert len(store.evidence_of(connection, skill.id)) == 1
+    skill = get_skill(connection, "widen-loads")
+    assert skill.state == "candidate" and not is_measured(connection, skill)
+    assert trial_counts(connection, [skill.id]) == {}
+    assert len(evidence_of(connection, skill.id)) == 1
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"kind": "opinion"}, {"n": 0}, {"low": 1.5}, {"speedup": -1.0}, {"high": 0.5}]
+    "wrong",
+    [{"kind": "opinion"}, {"n": 0}, {"speedup_low": 1.5}, {"speedup": -1.0}, {"speedup_high": 0.5}],
 )
-def test_evidence_that_cannot_be_is_refused(
-    connection: Connection, wrong: dict[str, object]
-) -> None:
+def test_evidence_that_cannot_be_is_refused(connection: Connection, wrong: dict[str, Any]) -> None:
     put(connection, DRAFT)
-    given = {"kind": "pair", "n": 3, "speedup": 1.2, "low": 1.1, "high": 1.3, **wrong}
+    figures = {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3}
+    given: dict[str, Any] = {"kind": "pair", "n": 3, **figures, **wrong}
     with pytest.raises(InvalidRequest):
-        store.add_evidence(
+        add_evidence(
             connection,
             "widen-loads",
-            hardware="h100",
+            EvidenceRow(hardware_id="h100", **given),
             actor="curator",
             reason="r",
-            **given,  # type: ignore[arg-type]
         )
 
 
@@ -284,32 +329,32 @@ def test_evidence_that_cannot_be_is_refused(
 
 def test_relations_are_read_from_both_ends(connection: Connection) -> None:
     put(connection, DRAFT, named("tile"), named("fuse"))
-    assert store.link(connection, "widen-loads", "conflicts_with", "tile", actor="c", reason="r")
-    assert not store.link(
+    assert link_skills(connection, "widen-loads", "conflicts_with", "tile", actor="c", reason="r")
+    assert not link_skills(
         connection, "tile", "conflicts_with", "widen-loads", actor="c", reason="r"
     )
-    assert store.link(connection, "tile", "conflicts_with", "fuse", actor="c", reason="r")
-    found = store.links_of(connection, "tile")
+    assert link_skills(connection, "tile", "conflicts_with", "fuse", actor="c", reason="r")
+    found = links_of(connection, "tile")
     assert {(link.source, link.kind, link.target) for link in found} == {
         ("tile", "conflicts_with", "widen-loads"),
         ("fuse", "conflicts_with", "tile"),
     }
-    assert store.links_of(connection, "fuse")[0].target == "tile"
+    assert links_of(connection, "fuse")[0].target == "tile"
     assert events(connection, "fuse") == ["created", "linked"]
     assert events(connection, "tile") == ["created", "linked", "linked"]
     with pytest.raises(InvalidRequest, match="itself"):
-        store.link(connection, "tile", "conflicts_with", "tile", actor="c", reason="r")
+        link_skills(connection, "tile", "conflicts_with", "tile", actor="c", reason="r")
     with pytest.raises(InvalidRequest, match="no kind of link"):
-        store.link(connection, "tile", "likes", "fuse", actor="c", reason="r")  # type: ignore[arg-type]
+        link_skills(connection, "tile", "likes", "fuse", actor="c", reason="r")  # type: ignore[arg-type]
     with pytest.raises(NotFound, match="no skill"):
-        store.link(connection, "tile", "conflicts_with", "nowhere", actor="c", reason="r")
+        link_skills(connection, "tile", "conflicts_with", "nowhere", actor="c", reason="r")
 
 
 # -- narrowing
 
 
 def narrow(connection: Connection, name: str) -> None:
-    store.narrow(
+    narrow_skill(
         connection,
         name,
         scopes=replace(SCOPES, dtypes=("float16",)),
@@ -325,26 +370,26 @@ def narrow(connection: Connection, name: str) -> None:
 def test_narrowing_is_a_version_that_keeps_state_and_evidence(connection: Connection) -> None:
     put(connection, DRAFT)
     ablation(connection, "widen-loads")
-    store.set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
+    set_state(connection, "widen-loads", "active", actor="ann", reason="measured")
     narrow(connection, "widen-loads")
-    skill = store.get(connection, "widen-loads")
+    skill = get_skill(connection, "widen-loads")
     assert (skill.version, skill.state, skill.scopes.dtypes) == (2, "active", ("float16",))
     assert (skill.trials, skill.wins, skill.content_sha256) == (3, 2, "narrow")
-    assert store.measured(connection, skill)
-    event = store.events(connection, skill.id)[-1]
+    assert is_measured(connection, skill)
+    event = events_of(connection, skill.id)[-1]
     assert event.event == "narrowed" and event.details["before"]["predicate"] is None
-    assert skill.structured_key == store.structured_key(skill.scopes, "vectorise")
+    assert skill.structured_key == structured_key(skill.scopes, "vectorise")
 
 
 def test_what_ships_stays_narrow_until_another_text_ships(connection: Connection) -> None:
     shipped = replace(DRAFT, tier="curated", origin="shipped")
     put(connection, shipped)
     narrow(connection, "widen-loads")
-    stored = store.put(connection, shipped, state="active", actor="builtin", reason="ships")
+    stored = store_skill(connection, shipped, state="active", actor="builtin", reason="ships")
     assert stored.outcome == "unchanged"
-    assert store.get(connection, "widen-loads").predicate == 'problem.op != "softmax"'
+    assert get_skill(connection, "widen-loads").predicate == 'problem.op != "softmax"'
     revised = replace(shipped, content_sha256="sha-2")
-    stored = store.put(connection, revised, state="active", actor="builtin", reason="ships")
-    skill = store.get(connection, "widen-loads")
+    stored = store_skill(connection, revised, state="active", actor="builtin", reason="ships")
+    skill = get_skill(connection, "widen-loads")
     assert (stored.outcome, skill.version, skill.predicate) == ("updated", 3, None)
     assert (skill.trials, skill.wins) == (0, 0)

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
 from kb.catalog.evaluations import CandidateRow, Evaluations, ProblemRow
 from kb.catalog.runs import NodeRow, Runs
-from kb.catalog.skills import NewUse
+from kb.catalog.skills.reading import NewUse, SkillLift, candidate_skills, get_skill
+from kb.catalog.skills.writing import lift_of, record_uses, set_state, uses_of
 from kb.ids import new_id
 from retrieval.journal import Journal
 from retrieval.request import RetrieveRequest
@@ -61,12 +61,12 @@ def test_a_use_counts_when_its_effect_is_known(catalog: Catalog) -> None:
         put(connection, DRAFT)
     shown = retrieval(catalog, shown=["widen-loads"])
     with catalog.write() as connection:
-        assert store.record_uses(connection, [NewUse(shown, "nowhere", "used", 1)]) == 0
+        assert record_uses(connection, [NewUse(shown, "nowhere", "used", 1)]) == 0
         for helped in (1, 0, None):
-            store.record_uses(connection, [NewUse(shown, "widen-loads", "used", helped, 1.3)])
-        skill = store.get(connection, "widen-loads")
-        used = store.uses_of(connection, skill.id, role="used")
-        told = store.uses_of(connection, skill.id)
+            record_uses(connection, [NewUse(shown, "widen-loads", "used", helped, 1.3)])
+        skill = get_skill(connection, "widen-loads")
+        used = uses_of(connection, skill.id, role="used")
+        told = uses_of(connection, skill.id)
     assert (skill.trials, skill.wins) == (2, 1) and skill.last_used_at is not None
     assert [use.helped for use in used] == [1, 0, None]
     assert [use.role for use in told] == ["shown", "used", "used", "used"]
@@ -101,8 +101,8 @@ def test_helped_is_right_and_faster_than_what_was_there(
     Journal(catalog).report(shown, used=["widen-loads", "psg_1"], **told)  # type: ignore[arg-type]
     with catalog.read() as connection:
         for name, expected in (("widen-loads", [helped]), ("tile", [])):
-            skill = store.get(connection, name)
-            used = store.uses_of(connection, skill.id, role="used")
+            skill = get_skill(connection, name)
+            used = uses_of(connection, skill.id, role="used")
             assert [use.helped for use in used] == expected
 
 
@@ -120,8 +120,8 @@ def test_lift_compares_answers_with_and_without_the_skill(catalog: Catalog) -> N
         shown = retrieval(catalog, shown=["widen-loads"], run_id=nobody)
         journal.report(shown, used=[], correct=True, speedup=1.5)
     with catalog.read() as connection:
-        skill = store.get(connection, "widen-loads")
-        assert store.lift_of(connection, skill.id) == store.Lift(3, 2, 1, 0)
+        skill = get_skill(connection, "widen-loads")
+        assert lift_of(connection, skill.id) == SkillLift(3, 2, 1, 0)
         assert skill.trials == 0
 
 
@@ -137,8 +137,8 @@ def test_lift_is_of_the_present_text(catalog: Catalog) -> None:
     after = retrieval(catalog, shown=["widen-loads"], run_id="run_x")
     journal.report(after, used=[], correct=True, speedup=1.5)
     with catalog.read() as connection:
-        skill = store.get(connection, "widen-loads")
-        assert store.lift_of(connection, skill.id) == store.Lift(1, 1, 0, 0)
+        skill = get_skill(connection, "widen-loads")
+        assert lift_of(connection, skill.id) == SkillLift(1, 1, 0, 0)
 
 
 def node_of_a_run(catalog: Catalog, number: int, validity: str, speedup: float | None) -> None:
@@ -176,7 +176,7 @@ def test_a_run_of_this_catalog_is_compared_with_its_own_parent(
     shown = retrieval(catalog, shown=["widen-loads"], run_id="run_1", node_id=node)
     Journal(catalog).report(shown, used=["widen-loads"], correct=True, speedup=1.8)
     with catalog.read() as connection:
-        (use,) = store.uses_of(connection, store.get(connection, "widen-loads").id, role="used")
+        (use,) = uses_of(connection, get_skill(connection, "widen-loads").id, role="used")
     assert (use.gain, use.helped) == (gain, helped)
 
 
@@ -188,7 +188,7 @@ def test_candidates_that_are_kept_show_new_uses_and_leave_when_they_are_retired(
 
     def candidates() -> list[tuple[str, int, int]]:
         with catalog.read() as connection:
-            heads = store.candidate_skills(
+            heads = candidate_skills(
                 connection, [], None, None, None, None, ("candidate", "active")
             )
         return [(head.name, head.trials, head.wins) for head in heads]
@@ -196,8 +196,8 @@ def test_candidates_that_are_kept_show_new_uses_and_leave_when_they_are_retired(
     assert candidates() == [("widen-loads", 0, 0)]
     shown = retrieval(catalog, shown=["widen-loads"])
     with catalog.write() as connection:
-        store.record_uses(connection, [NewUse(shown, "widen-loads", "used", 1, 1.3)])
+        record_uses(connection, [NewUse(shown, "widen-loads", "used", 1, 1.3)])
     assert candidates() == [("widen-loads", 1, 1)]
     with catalog.write() as connection:
-        store.set_state(connection, "widen-loads", "retired", actor="ana", reason="replaced")
+        set_state(connection, "widen-loads", "retired", actor="ana", reason="replaced")
     assert candidates() == []

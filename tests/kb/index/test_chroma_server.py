@@ -15,7 +15,7 @@ import pytest
 from kb.catalog.moving import copy_catalog
 from kb.errors import InvalidRequest, StoreAway
 from kb.index import chroma as chroma_client
-from kb.index.chroma import ChromaIndex, Server, parse_address
+from kb.index.chroma import ChromaIndex, ServedChroma, parse_address
 from kb.index.near import NearIndex, state_of
 from retrieval.request import RetrieveRequest
 from retrieval.service import Retriever
@@ -199,8 +199,8 @@ def test_a_server_that_does_not_answer_costs_one_wait(
     mode: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chroma_client, "ASKING_SECONDS", 0.5)
-    monkeypatch.setattr(chroma_client, "WRITING_SECONDS", 0.5)
+    monkeypatch.setattr(chroma_client, "READ_SECONDS", 0.5)
+    monkeypatch.setattr(chroma_client, "WRITE_SECONDS", 0.5)
     monkeypatch.setattr("tests.faulty_proxy.CUT_BYTES", 10)
     near = near_of(filled, url, exact_up_to=100)
     near.catch_up()
@@ -226,9 +226,9 @@ def test_a_slow_server_is_waited_for(filled: Store, url: str, proxy: FaultyProxy
 
 
 def test_who_asks_and_who_adds_have_limits_of_their_own(url: str) -> None:
-    server = Server(url)
+    server = ServedChroma(url)
     limits = [server.client(writing)._server._session.timeout.read for writing in (False, True)]
-    assert limits == [chroma_client.ASKING_SECONDS, chroma_client.WRITING_SECONDS]
+    assert limits == [chroma_client.READ_SECONDS, chroma_client.WRITE_SECONDS]
     server.disconnect()
 
 

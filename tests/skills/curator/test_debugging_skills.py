@@ -14,8 +14,8 @@ import pytest
 
 from api.services import Services
 from benchmarks.search.model_writes.chips import Chip
-from kb.catalog import skills as store
 from kb.catalog.evaluations import CandidateRow, CaseRow, Evaluations, ProblemRow
+from kb.catalog.skills.reading import SkillRow, get_skill
 from optimizer.evaluation.bundle import Bundle
 from optimizer.evaluation.problem.load import load_problem
 from optimizer.evaluation.problem.spec import Problem
@@ -136,10 +136,10 @@ def looked(place: Place) -> tuple[MendedErrors, MendedErrors, MendedErrors]:
     return first, distil_errors(place.services), distil_errors(place.services)
 
 
-def skill_of(place: Place, mended: MendedErrors) -> store.SkillRow:
+def skill_of(place: Place, mended: MendedErrors) -> SkillRow:
     [added] = mended.stored
     with place.services.catalog.read() as connection:
-        return store.get(connection, added.skill)
+        return get_skill(connection, added.skill)
 
 
 def test_one_kernel_is_no_lesson_and_two_are(

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillDraft, SkillScopes
+from kb.catalog.skills.reading import SkillDraft, SkillScopes, get_skill
+from kb.catalog.skills.writing import store_skill
 from kb.embedding import LocalEmbedder, Vectors
 from kb.errors import InvalidKnowledge
 from skills.curator.distil import StoredVectors, parameter_roles, snapshot
@@ -39,7 +39,7 @@ def put(catalog: Catalog, name: str, *ops: str, **given: object) -> None:
         }
     )
     with catalog.write() as connection:
-        store.put(connection, draft, state="active", actor="ann", reason="test")
+        store_skill(connection, draft, state="active", actor="ann", reason="test")
 
 
 def met(catalog: Catalog, **fields: Any) -> list[str]:
@@ -73,7 +73,7 @@ def test_a_skills_move_names_the_skill(catalog: Catalog) -> None:
 def test_roles_are_those_of_the_librarys_recipes(catalog: Catalog) -> None:
     SkillLibrary(catalog).sync_builtin(SHIPPED)
     with catalog.read() as connection:
-        recipe = store.get(connection, RECIPE).recipe
+        recipe = get_skill(connection, RECIPE).recipe
     assert recipe is not None
     roles = {p["name"]: p["role"] for p in recipe["parameters"]}
     assert roles and parameter_roles(cast(Any, SimpleNamespace(catalog=catalog)))[RECIPE] == roles

@@ -12,7 +12,7 @@ import pytest
 from skills_ref import validate
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
+from kb.catalog.skills.reading import SkillRow, get_skill
 from kb.errors import InvalidKnowledge
 from kb.hardware.lineage import NameIndex
 from kb.hardware.table_reader import Problems
@@ -226,10 +226,10 @@ def refuses(*_: Any) -> str:
     return REFUSAL
 
 
-def text_skill(catalog: Catalog, made: Distillation) -> store.SkillRow:
+def text_skill(catalog: Catalog, made: Distillation) -> SkillRow:
     [added] = made.stored
     with catalog.read() as connection:
-        return store.get(connection, added.skill)
+        return get_skill(connection, added.skill)
 
 
 def test_a_kernel_that_cannot_be_lifted_is_a_text_skill(catalog: Catalog) -> None:

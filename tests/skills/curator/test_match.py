@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills.evidence import evidence_of
+from kb.catalog.skills.reading import EvidenceRow, SkillRow, get_skill, list_skills
+from kb.catalog.skills.writing import links_of, set_state
 from kb.embedding import LocalEmbedder
 from kb.predicates import Bindings, compile_predicate
 from kb.scope import ALL_ACCESS
@@ -81,12 +82,12 @@ def test_words_decide_nothing_about_other_knobs_operators_or_chips(
 
 def rows(catalog: Catalog) -> dict[str, SkillRow]:
     with catalog.read() as connection:
-        return {row.name: row for row in store.listed(connection)}
+        return {row.name: row for row in list_skills(connection)}
 
 
-def evidence(catalog: Catalog, name: str) -> Sequence[store.EvidenceRow]:
+def evidence(catalog: Catalog, name: str) -> Sequence[EvidenceRow]:
     with catalog.read() as connection:
-        return store.evidence_of(connection, store.get(connection, name, ALL_ACCESS).id)
+        return evidence_of(connection, get_skill(connection, name, ALL_ACCESS).id)
 
 
 def test_the_same_claim_on_a_sibling_and_another_type_widens_a_candidate(
@@ -113,7 +114,7 @@ def test_a_skill_in_use_keeps_its_claim(catalog: Catalog) -> None:
     distil(trajectory(tuned(), hardware="h100"), catalog, roles=ROLES)
     (name,) = rows(catalog)
     with catalog.write() as connection:
-        store.set_state(connection, name, "active", actor="ann", reason="verified", force=True)
+        set_state(connection, name, "active", actor="ann", reason="verified", force=True)
     distil(trajectory(tuned(), hardware="h200", run="run_2"), catalog, roles=ROLES)
     (row,) = rows(catalog).values()
     assert (row.state, row.version, row.scopes.hardware) == ("active", 1, ("h100",))
@@ -144,7 +145,7 @@ def test_opposite_effects_narrow_both_by_what_differs(
     (use,) = [row for row in skills.values() if row.polarity == "use"]
     (avoid,) = [row for row in skills.values() if row.polarity == "avoid"]
     with catalog.read() as connection:
-        (link,) = store.links_of(connection, use.name)
+        (link,) = links_of(connection, use.name)
     assert {link.source, link.target} == set(skills) and link.kind == "conflicts_with"
     base = {"op": "layernorm", "dtype": "float32", "compulsory_bytes": 3e7}
 
@@ -182,13 +183,13 @@ def test_a_knob_of_another_recipe_is_another_claim(catalog: Catalog) -> None:
     distil(trajectory(replace(made, **sides), run="run_2"), catalog, roles=roles)
     assert {row.polarity for row in rows(catalog).values()} == {"use", "avoid"}
     with catalog.read() as connection:
-        assert [store.links_of(connection, name) for name in rows(catalog)] == [[], []]
+        assert [links_of(connection, name) for name in rows(catalog)] == [[], []]
 
 
 def test_what_a_person_took_out_is_not_learned_again(catalog: Catalog) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
     (name,) = rows(catalog)
     with catalog.write() as connection:
-        store.set_state(connection, name, "quarantined", actor="ann", reason="doubtful")
+        set_state(connection, name, "quarantined", actor="ann", reason="doubtful")
     made = distil(trajectory(tuned(), run="run_2"), catalog, roles=ROLES)
     assert made.deltas == () and "took it out" in made.decisions[-1].reason

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
+from kb.catalog.skills.evidence import evidence_of
+from kb.catalog.skills.reading import SkillRow, events_of, get_skill, list_skills
+from kb.catalog.skills.writing import set_state
 from kb.embedding import LocalEmbedder
 from kb.errors import Conflict
 from kb.scope import ALL_ACCESS
@@ -50,9 +52,9 @@ PARALLEL = LOOP.replace("  for", "  #pragma omp parallel for\n  for")
 UNKNOWN = LOOP.replace("y[i] = x[i];", "{ float a = x[i]; y[i] = a; }")
 
 
-def stored(catalog: Catalog) -> dict[str, store.SkillRow]:
+def stored(catalog: Catalog) -> dict[str, SkillRow]:
     with catalog.read() as connection:
-        return {row.name: row for row in store.listed(connection)}
+        return {row.name: row for row in list_skills(connection)}
 
 
 def kernels(before: str, after: str, **other: Any) -> Trajectory:
@@ -130,8 +132,8 @@ def test_passes_that_build_on_one_another_are_stored_together(catalog: Catalog) 
     made = store_deltas(catalog, [learned, again], record="ab" * 32)
     assert [row.outcome for one in made for row in one.stored] == ["created", "updated"]
     with catalog.read() as connection:
-        skill = store.get(connection, made[0].stored[0].skill)
-        events_of_skill = store.events(connection, skill.id)
+        skill = get_skill(connection, made[0].stored[0].skill)
+        events_of_skill = events_of(connection, skill.id)
     assert events_of_skill[0].details["record"] == "ab" * 32
 
 
@@ -142,8 +144,8 @@ def test_evidence_and_events_tell_where_it_comes_from(catalog: Catalog) -> None:
     distil(trajectory(tuned()), catalog, roles=ROLES)
     (row,) = stored(catalog).values()
     with catalog.read() as connection:
-        (evidence,) = store.evidence_of(connection, row.id)
-        events = store.events(connection, row.id, ALL_ACCESS)
+        (evidence,) = evidence_of(connection, row.id)
+        events = events_of(connection, row.id, ALL_ACCESS)
     assert (evidence.kind, evidence.case_id, evidence.n) == ("pair", "main", 12)
     assert (evidence.baseline_us, evidence.measured_us) == (100.0, pytest.approx(66.7, abs=0.1))
     assert (evidence.evaluation_id, evidence.details["run"]) == ("ev-2", "run_1")
@@ -176,7 +178,7 @@ def test_simulated_cycles_stay_apart_from_time(catalog: Catalog) -> None:
     distil(trajectory(replace(made, parent=parent)), catalog, roles=ROLES)
     (row,) = stored(catalog).values()
     with catalog.read() as connection:
-        (evidence,) = store.evidence_of(connection, row.id)
+        (evidence,) = evidence_of(connection, row.id)
     assert evidence.kind == "simulator" and "no wall time" in row.body
 
 
@@ -237,7 +239,7 @@ def test_the_use_of_a_skill_is_evidence_for_it(catalog: Catalog) -> None:
     )
     made = trajectory(step(*sides, attributed=(RECIPE,)), tuned(speedups=(2.0, 3.0)))
     with catalog.read() as connection:
-        recipe = recipe_of(store.get(connection, RECIPE))
+        recipe = recipe_of(get_skill(connection, RECIPE))
     assert recipe is not None
     done = distil(made, catalog, roles=roles_of([recipe]))
     assert [(d.operation, d.skill) for d in done.deltas] == [
@@ -359,7 +361,7 @@ def test_a_model_may_say_that_a_skill_says_it_or_put_it_better(catalog: Catalog)
     (row,) = stored(catalog).values()
     assert (row.version, row.description) == (2, text()["description"])
     with catalog.write() as connection:
-        store.set_state(connection, name, "active", actor="ann", reason="verified", force=True)
+        set_state(connection, name, "active", actor="ann", reason="verified", force=True)
     again = Says([text(operation="REFINE", skill=name, description="Use it for another thing.")])
     made = distil(replace(kernels(LOOP, PARALLEL), id="run_4"), catalog, drafter=again)
     assert [delta.operation for delta in made.deltas] == ["ADD_EVIDENCE"]

@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills.reading import SkillRow, get_skill
 from optimizer.evaluation.isolation.pool import RunnerPool
 from optimizer.evaluation.isolation.runner_process import RunnerSettings
 from optimizer.evaluation.problem.load import load_problem
@@ -160,4 +159,4 @@ def skill_in(catalog: Catalog, folder: Path, template: str, **changed: Any) -> S
     )
     SkillLibrary(catalog).import_folder(write_skill(written, folder), actor="test")
     with catalog.read() as connection:
-        return store.get(connection, name)
+        return get_skill(connection, name)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills.reading import SkillRow
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Interval

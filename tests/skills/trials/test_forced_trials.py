@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from kb.catalog import Catalog
-from kb.catalog import skills as store
-from kb.catalog.skills import EvidenceRow, SkillEvent, SkillRow
+from kb.catalog.skills.evidence import evidence_of
+from kb.catalog.skills.reading import EvidenceRow, SkillEvent, SkillRow, events_of, get_skill
 from kb.errors import Unavailable
 from optimizer.evaluation.problem.spec import Problem
 from optimizer.evaluation.records import Evaluation, Interval
@@ -111,11 +111,11 @@ def recipe(catalog: Catalog, folder: Path, template: str = TEMPLATE) -> Recipe:
 
 def history(catalog: Catalog, name: str) -> tuple[str, list[EvidenceRow], list[SkillEvent]]:
     with catalog.read() as connection:
-        row = store.get(connection, name)
+        row = get_skill(connection, name)
         return (
             row.state,
-            store.evidence_of(connection, row.id),
-            store.events(connection, row.id),
+            evidence_of(connection, row.id),
+            events_of(connection, row.id),
         )
 
 

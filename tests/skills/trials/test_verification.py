@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kb.catalog import skills as store
-from kb.catalog.skills import SkillRow
+from kb.catalog.skills.evidence import evidence_of
+from kb.catalog.skills.reading import SkillRow, events_of, get_skill
+from kb.catalog.skills.writing import set_state
 from kb.errors import Conflict, Unavailable
 from optimizer.evaluation.records import Interval
 from skills.trials.ablation import Ablation
@@ -113,9 +114,9 @@ def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path
     done = verify(catalog, name, helpful, actor="ann")
     assert done.state == "active" and json.dumps(asdict(done))
     with catalog.read() as connection:
-        row = store.get(connection, name)
-        kept = store.evidence_of(connection, row.id)
-        events = store.events(connection, row.id)
+        row = get_skill(connection, name)
+        kept = evidence_of(connection, row.id)
+        events = events_of(connection, row.id)
     assert row.state == "active"
     assert [(e.kind, e.case_id, e.speedup) for e in kept] == [
         ("ablation", "main", 1.0),
@@ -184,8 +185,8 @@ def test_what_harms_on_some_sizes_is_narrowed_and_tried_again_on_others(
     assert predicate == "problem.compulsory_bytes >= 4000000"
     assert [t.case for t in done.trials] == [t.case for t in (*first, *then)]
     with catalog.read() as connection:
-        row = store.get(connection, name)
-        events = [e for e in store.events(connection, row.id) if e.event == "narrowed"]
+        row = get_skill(connection, name)
+        events = [e for e in events_of(connection, row.id) if e.event == "narrowed"]
     assert row.predicate == predicate
     assert [e.details["parts"][0]["below"] for e in events] == [4e6]
     catalog.close()
@@ -208,7 +209,7 @@ def test_a_skill_that_is_out_of_use_is_not_verified(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     name = skill_in(catalog, tmp_path, TEMPLATE).name
     with catalog.write() as connection:
-        store.set_state(connection, name, "retired", actor="ann", reason="a test")
+        set_state(connection, name, "retired", actor="ann", reason="a test")
     with pytest.raises(Conflict, match="is retired"):
         verify(catalog, name, Planted(trial(ratio(1.5))))
     catalog.close()

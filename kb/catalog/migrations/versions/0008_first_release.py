@@ -18,8 +18,6 @@ down_revision = None
 branch_labels = None
 depends_on = None
 
-LEXICAL_TABLES = ("lexical_passages", "lexical_sections")
-
 
 def upgrade() -> None:
     _create_documents()
@@ -29,22 +27,12 @@ def upgrade() -> None:
     _create_searches()
     dialect.create_marks(op.get_bind())
     dialect.mark_writes(op.get_bind(), "embeddings")
-    for table in LEXICAL_TABLES:
+    for table in ("lexical_passages", "lexical_sections"):
         dialect.create_word_table(op.get_bind(), table)
 
 
-def downgrade() -> None:
-    for name in LEXICAL_TABLES:
-        op.drop_table(name)
-    present = sa.MetaData()
-    present.reflect(op.get_bind())
-    for table in reversed(present.sorted_tables):
-        if table.name != "alembic_version":
-            op.drop_table(table.name)
-
-
 def _create(name: str, *columns: sa.schema.SchemaItem) -> None:
-    """A table with an id of its own."""
+    """Create a table with an id."""
     op.create_table(name, _text("id", primary_key=True), *columns)
 
 

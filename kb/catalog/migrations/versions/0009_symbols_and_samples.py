@@ -43,11 +43,6 @@ def upgrade() -> None:
     )
 
 
-def downgrade() -> None:
-    op.drop_table("samples")
-    op.drop_table("symbols")
-
-
 def _ref(name: str, target: str, *, nullable: bool = True, index: bool = False) -> sa.Column[Any]:
     key = sa.ForeignKey(target, ondelete="CASCADE")
     return sa.Column(name, sa.String, key, nullable=nullable, index=index)

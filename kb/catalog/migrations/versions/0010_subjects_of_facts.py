@@ -13,7 +13,3 @@ depends_on = None
 
 def upgrade() -> None:
     op.add_column("facts", sa.Column("subject_kind", sa.String, nullable=True))
-
-
-def downgrade() -> None:
-    op.drop_column("facts", "subject_kind")

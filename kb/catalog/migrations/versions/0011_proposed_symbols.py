@@ -12,12 +12,7 @@ depends_on = None
 
 
 def upgrade() -> None:
-    # Cards so far were read from the structure of documents; nobody has to decide about them.
+    # Cards so far were read from the structure of documents and need no decision.
     for name, default in (("origin", "structure"), ("status", "accepted")):
         column = sa.Column(name, sa.String, nullable=False, server_default=sa.text(f"'{default}'"))
         op.add_column("symbols", column)
-
-
-def downgrade() -> None:
-    op.drop_column("symbols", "status")
-    op.drop_column("symbols", "origin")

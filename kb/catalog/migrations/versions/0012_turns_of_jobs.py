@@ -31,10 +31,3 @@ def upgrade() -> None:
         op.add_column("jobs", column)
     for name, columns in INDEXES.items():
         op.create_index(name, "jobs", columns)
-
-
-def downgrade() -> None:
-    for name in INDEXES:
-        op.drop_index(name, "jobs")
-    for name in COLUMNS:
-        op.drop_column("jobs", name)

@@ -41,8 +41,3 @@ def upgrade() -> None:
         ),
     )
     op.create_index("ix_key_sessions_key_id", "key_sessions", ["key_id"])
-
-
-def downgrade() -> None:
-    op.drop_table("key_sessions")
-    op.drop_table("api_keys")

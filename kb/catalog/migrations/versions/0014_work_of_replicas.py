@@ -57,10 +57,3 @@ def upgrade() -> None:
         sa.Column("at", sa.String, nullable=False),
         sa.PrimaryKeyConstraint("who", "kind", name="pk_request_counts"),
     )
-
-
-def downgrade() -> None:
-    op.drop_table("request_counts")
-    op.drop_table("run_mail")
-    op.drop_table("run_processes")
-    op.drop_table("submissions")

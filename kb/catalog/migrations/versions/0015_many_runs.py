@@ -22,8 +22,3 @@ INDEXES = {
 def upgrade() -> None:
     for name, (table, columns) in INDEXES.items():
         op.create_index(name, table, columns)
-
-
-def downgrade() -> None:
-    for name, (table, _) in INDEXES.items():
-        op.drop_index(name, table)

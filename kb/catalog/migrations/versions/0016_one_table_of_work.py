@@ -1,6 +1,5 @@
-"""One table of work for jobs, sent evaluations, trajectories and runs, in place of four.
-
-Older code cannot work with it: it looks for `jobs`. Going back makes the four tables anew, empty.
+"""One table of work for jobs, sent evaluations, trajectories and runs, in place of four. Code of
+older releases cannot work with it.
 """
 
 from __future__ import annotations
@@ -31,24 +30,17 @@ INDEXES = {
     "ix_work_kind_share_started_at": ["kind", "share", "started_at"],
     "ix_work_group_id_created_at": ["group_id", "created_at"],
 }
-_JOB_INDEXES = {
-    "ix_jobs_subject_id": ["subject_id"],
-    "ix_jobs_state_created_at": ["state", "created_at"],
-    "ix_jobs_group_id_created_at": ["group_id", "created_at"],
-    "ix_jobs_state_behind_share_created_at": ["state", "behind", "share", "created_at"],
-    "ix_jobs_share_started_at": ["share", "started_at"],
-}
 _JOB_COLUMNS = (
     "id, kind, state, subject_id, payload, progress, result, error, attempts, lease_owner,"
     " lease_expires_at, heartbeat_at, created_at, started_at, finished_at, access_scope, group_id,"
     " share, behind, passages, passages_done"
 )
-# Where a run's process was not yet, or will never be.
+# States of runs without a process, by the former owner.
 _STATES_OF_OWNERS = {"starting": "queued", "cancelled": "failed"}
 
 
 def upgrade() -> None:
-    _create_table("work", INDEXES)
+    _create_work()
     op.execute(f"INSERT INTO work ({_JOB_COLUMNS}) SELECT {_JOB_COLUMNS} FROM jobs")
     shared = "id, state, error, attempts, lease_owner, lease_expires_at, created_at, started_at"
     shared += ", finished_at, access_scope"
@@ -69,7 +61,7 @@ def _move_trajectories(connection: sa.Connection) -> None:
         sa.text("SELECT id, state, summary, created_at, access_scope FROM trajectories")
     )
     for row in rows.all():
-        # Text of Python, which may hold an infinite bound: no function of SQL reads it.
+        # It may contain infinite numbers, which no SQL function reads.
         summary = json.loads(row.summary)
         owner, until = summary.pop("worker", None), summary.pop("lease_expires_at", None)
         _insert(
@@ -111,9 +103,9 @@ def _insert(connection: sa.Connection, **values: Any) -> None:
     connection.execute(sa.text(f"INSERT INTO work ({names}) VALUES ({places})"), values)
 
 
-def _create_table(name: str, indexes: dict[str, list[str]]) -> None:
+def _create_work() -> None:
     op.create_table(
-        name,
+        "work",
         sa.Column("id", sa.String, nullable=False),
         sa.Column("kind", sa.String, nullable=False),
         sa.Column("state", sa.String, nullable=False),
@@ -135,42 +127,7 @@ def _create_table(name: str, indexes: dict[str, list[str]]) -> None:
         sa.Column("behind", sa.Boolean, nullable=False, server_default=sa.false()),
         sa.Column("passages", sa.Integer, nullable=True),
         sa.Column("passages_done", sa.Integer, nullable=False, server_default=sa.text("0")),
-        sa.PrimaryKeyConstraint("id", name=f"pk_{name}"),
+        sa.PrimaryKeyConstraint("id", name="pk_work"),
     )
-    for index, columns in indexes.items():
-        op.create_index(index, name, columns)
-
-
-def downgrade() -> None:
-    _create_table("jobs", _JOB_INDEXES)
-    op.create_table(
-        "submissions",
-        sa.Column("id", sa.String, nullable=False),
-        sa.Column("state", sa.String, nullable=False),
-        sa.Column("lease_owner", sa.String, nullable=True),
-        sa.Column("lease_expires_at", sa.String, nullable=True),
-        sa.Column("attempts", sa.Integer, nullable=False, server_default=sa.text("0")),
-        sa.Column("submission", sa.JSON, nullable=False, server_default=sa.text("'{}'")),
-        sa.Column("result", sa.JSON, nullable=True),
-        sa.Column("error", sa.JSON, nullable=True),
-        sa.Column("created_at", sa.String, nullable=False),
-        sa.Column("started_at", sa.String, nullable=True),
-        sa.Column("finished_at", sa.String, nullable=True),
-        sa.Column("access_scope", sa.String, nullable=False, server_default=sa.text("'all'")),
-        sa.PrimaryKeyConstraint("id", name="pk_submissions"),
-    )
-    op.create_index("ix_submissions_state_created_at", "submissions", ["state", "created_at"])
-    op.create_table(
-        "run_processes",
-        sa.Column("run_id", sa.String, nullable=False),
-        sa.Column("owner", sa.String, nullable=False),
-        sa.Column("place", sa.String, nullable=False),
-        sa.Column("pid", sa.Integer, nullable=False),
-        sa.Column("began", sa.Float, nullable=False),
-        sa.Column("seconds", sa.Float, nullable=False),
-        sa.Column("lease_expires_at", sa.String, nullable=False),
-        sa.PrimaryKeyConstraint("run_id", name="pk_run_processes"),
-    )
-    state = sa.Column("state", sa.String, nullable=False, server_default="unverified")
-    op.add_column("trajectories", state)
-    op.drop_table("work")
+    for index, columns in INDEXES.items():
+        op.create_index(index, "work", columns)
