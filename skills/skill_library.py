@@ -59,13 +59,13 @@ from kb.problem_terms import problem_terms
 from kb.scope import ALL_ACCESS, AccessScope
 from retrieval.diagnose.signals import load_signals
 from skills.format.schema import (
-    MAX_NAME,
     MOVES_JSON,
     RECIPE_JSON,
     SkillFile,
     advice,
     check,
     marked,
+    numbered_name,
     skill_file,
 )
 from skills.format.skillfile import content_sha256, render, write_skill
@@ -596,7 +596,10 @@ def _store_revision(
     if skill.content_sha256 == draft.content_sha256:
         return Imported(skill.name, "unchanged", skill.state)
     pending = revision_of(connection, skill.name, access_scope)
-    name = pending.name if pending is not None else _free_name(connection, skill)
+    if pending is not None:
+        name = pending.name
+    else:  # a name that no skill has, including those that the caller may not see
+        name = numbered_name(skill.name, "-r", skill.version + 1, skill_names(connection))
     metadata = {
         **draft.metadata,
         REVISES: skill.name,
@@ -619,18 +622,6 @@ def _changes(revision: SkillRow, skill: SkillRow) -> str:
     )
     label = f"{skill.name} version {skill.version}"
     return "".join(difflib.unified_diff(before, after, label, revision.name))
-
-
-def _free_name(connection: Connection, skill: SkillRow) -> str:
-    """A name for a revision that no skill has, including those that the caller may not see."""
-    taken = set(skill_names(connection))
-    number = skill.version + 1
-    while True:
-        suffix = f"-r{number}"
-        name = f"{skill.name[: MAX_NAME - len(suffix)].rstrip('-')}{suffix}"
-        if name not in taken:
-            return name
-        number += 1
 
 
 def _digest(draft: SkillDraft) -> str:

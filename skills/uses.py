@@ -214,15 +214,6 @@ def _number(value: Any) -> float | None:
 # -- lift
 
 
-@dataclass(frozen=True)
-class LiftInterval:
-    """The difference of two rates, with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-
 def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     """The lift of a skill as JSON; `lift` is None without outcomes of answers that showed it, or
     that withheld it. Raises NotFound."""
@@ -240,27 +231,22 @@ def lift_report(base: KnowledgeBase, name: str) -> dict[str, Any]:
     if not counts.shown or not counts.withheld:
         missing = "shown" if not counts.shown else "withheld"
         return {**report, "reason": f"no outcome of an answer that had it {missing}: no lift"}
-    lift = difference(counts)
-    certain = lift.low > 0 or lift.high < 0
+    lift, low, high = lift_interval(counts)
+    certain = low > 0 or high < 0
     return {
         **report,
-        "lift": round(lift.value, 4),
-        "low": round(lift.low, 4),
-        "high": round(lift.high, 4),
+        "lift": round(lift, 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
         "reason": "certain at 95 %" if certain else "the interval holds 0: nothing certain",
     }
 
 
-def difference(counts: SkillLift) -> LiftInterval:
-    """Rate shown minus rate withheld, for counts above 0."""
+def lift_interval(counts: SkillLift) -> tuple[float, float, float]:
+    """Rate shown minus rate withheld, and its 95 % interval, for counts above 0."""
     shown, withheld = counts.shown_wins / counts.shown, counts.withheld_wins / counts.withheld
-    with_it, without_it = (
-        wilson(counts.shown_wins, counts.shown),
-        wilson(counts.withheld_wins, counts.withheld),
-    )
-    value = shown - withheld
-    return LiftInterval(
-        value,
-        value - math.hypot(shown - with_it.low, without_it.high - withheld),
-        value + math.hypot(with_it.high - shown, withheld - without_it.low),
-    )
+    with_it = wilson(counts.shown_wins, counts.shown)
+    without_it = wilson(counts.withheld_wins, counts.withheld)
+    below = math.hypot(shown - with_it.low, without_it.high - withheld)
+    above = math.hypot(with_it.high - shown, withheld - without_it.low)
+    return shown - withheld, shown - withheld - below, shown - withheld + above

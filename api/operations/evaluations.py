@@ -11,7 +11,7 @@ from api.operations import operation
 from api.operations.bodies import CandidateBody, Name, ProblemBody
 from api.services import Services
 from kb.plain import Doc
-from optimizer.evaluation.queue import EvaluationJob
+from optimizer.evaluation.queue import EvaluationJob, check_submission
 
 declared = partial(operation, tag="evaluations")
 

@@ -25,7 +25,7 @@ from optimizer.search.runs.run_store import (
 )
 from optimizer.search.synthesizers.external import CONTEXT_TOKENS
 from retrieval.request import MAX_TOKENS
-from skills.trajectories.reading import FlaggedNode, FlaggedNodes, flagged_nodes, review_node
+from skills.trajectories.reading import FlaggedCandidate, FlaggedNodes, flagged_nodes, review_node
 
 if TYPE_CHECKING:
     from optimizer.search.runs.processes import ServiceRuns
@@ -186,7 +186,7 @@ def review_candidate(
     ],
     actor: Annotated[Actor, Doc("Who decides.")],
     reason: Annotated[Reason, Doc("What was looked at. It is kept.")],
-) -> FlaggedNode:
+) -> FlaggedCandidate:
     """Every decision is kept, and the newest counts. 409 where no flag of the candidate waits for a
     person, or where a check rejected it, which nobody can overrule."""
     if not (number.isascii() and number.isdigit() and len(number) < 10):

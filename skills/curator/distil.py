@@ -40,7 +40,7 @@ from optimizer.search.runs.places import bench_for, places_for
 from retrieval.knowledge_base import KnowledgeBase
 from skills.curator.contrast import roles_of
 from skills.curator.drafter import Drafter, model_drafter
-from skills.curator.lifting import KernelLifter, RecipeLifter, tuned_instance
+from skills.curator.lifting import KernelLifter, recipe_lift, tuned_instance
 from skills.curator.pipeline import propose_deltas, replay
 from skills.curator.records import (
     CuratorContext,
@@ -119,7 +119,7 @@ def distil_source(base: KnowledgeBase, identity: str, model: str = "") -> Distil
         shown=_shown_excerpts(base, whole),
         embedder=base.embedder,
         drafter=model_drafter(model) if model else None,
-        lift=RecipeLifter(recipes, _whole_kernels(base, search, whole)).lift,
+        lift=recipe_lift(recipes, _whole_kernels(base, search, whole)),
     )
     return replace(distilled, tuned=tuned if isinstance(tuned, str) else tuned.lifted.name)
 

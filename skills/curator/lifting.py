@@ -343,17 +343,17 @@ def _signals(trajectory: Trajectory, source: RecipeSource) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*seen, *source.signals)))
 
 
-@dataclass(frozen=True)
-class RecipeLifter:
+def recipe_lift(
+    tuned: Mapping[str, LiftedRecipe],
+    whole: Lift | str = "there is no device here to try instances of it on",
+) -> Lift:
     """Lifting of tuned recipes, by name, and of whole kernels. `whole` may be the reason why these
     cannot be lifted here."""
 
-    tuned: Mapping[str, LiftedRecipe]
-    whole: Lift | str = "there is no device here to try instances of it on"
-
-    def lift(self, trajectory: Trajectory, change: KernelChange) -> LiftedRecipe | str:
-        """The recipe of a change's kernel, or the reason why there is none."""
+    def lift(trajectory: Trajectory, change: KernelChange) -> LiftedRecipe | str:
         recipe = change.step.proposal.recipe
         if recipe is not None:
-            return self.tuned.get(recipe) or f"no skill has the recipe {recipe}"
-        return self.whole if isinstance(self.whole, str) else self.whole(trajectory, change)
+            return tuned.get(recipe) or f"no skill has the recipe {recipe}"
+        return whole if isinstance(whole, str) else whole(trajectory, change)
+
+    return lift

@@ -72,7 +72,7 @@ from skills.curator.records import (
     inputs_from_json,
 )
 from skills.format.lint import Allowed, lint, unsafe
-from skills.format.schema import MAX_NAME, TEXT
+from skills.format.schema import TEXT, numbered_name
 from skills.format.skillfile import with_content_hash
 from skills.trajectories.records import Trajectory, TrajectoryStep
 
@@ -242,13 +242,9 @@ def _learn(run: CuratorRun, change: KernelChange, draft: DraftedSkill) -> None:
 
 def _normalised(run: CuratorRun, draft: DraftedSkill) -> DraftedSkill:
     """The draft under a free name."""
-    name, number = draft.name, 2
-    while name in run.taken:
-        suffix = f"-{number}"
-        name = draft.name[: MAX_NAME - len(suffix)].rstrip("-") + suffix
-        number += 1
-    draft = replace(draft, name=name)
-    run.decide("normalise", True, name, body=body_key(draft.template()))
+    if draft.name in run.taken:
+        draft = replace(draft, name=numbered_name(draft.name, "-", 2, run.taken))
+    run.decide("normalise", True, draft.name, body=body_key(draft.template()))
     return draft
 
 

@@ -78,7 +78,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.:+@/-]{0,127}")
 
 
 @dataclass(frozen=True)
-class LintFinding:
+class SkillTextFinding:
     """A reason to refuse the text named `where`; `found` is an excerpt."""
 
     kind: Kind
@@ -99,22 +99,22 @@ class Allowed:
     names: NameIndex = field(default_factory=lambda: NameIndex({}))
 
 
-def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[LintFinding, ...]:
+def lint(texts: Mapping[str, str], allowed: Allowed) -> tuple[SkillTextFinding, ...]:
     """The findings in texts by name. Figures in code blocks and sources do not count."""
-    findings: list[LintFinding] = []
+    findings: list[SkillTextFinding] = []
     for where, text in texts.items():
         plain = _SOURCES.sub("", _FENCED.sub(" ", text))
         findings += _figures(where, plain, allowed.values)
         findings += _matches("absolute", where, plain, _ABSOLUTE)
         names = sorted(allowed.names.find(text) - allowed.hardware)
-        findings += (LintFinding("hardware", where, name) for name in names)
+        findings += (SkillTextFinding("hardware", where, name) for name in names)
         findings += unsafe(where, text)
         if len(text) > MAX_BODY or text.count("\n") >= MAX_LINES:
-            findings.append(LintFinding("length", where, f"{len(text)} characters"))
+            findings.append(SkillTextFinding("length", where, f"{len(text)} characters"))
     return tuple(findings)
 
 
-def unsafe(where: str, text: str) -> list[LintFinding]:
+def unsafe(where: str, text: str) -> list[SkillTextFinding]:
     """Findings that no text may have, of any origin: instructions, secrets, hidden characters."""
     spoken = re.sub(r"[_-]+", " ", text)  # `ignore_all_previous_instructions` is read as words
     spoken = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", spoken)
@@ -129,7 +129,7 @@ def unsafe(where: str, text: str) -> list[LintFinding]:
     hidden = [c for c in text if unicodedata.category(c) in ("Cf", "Co", "Cn", "Cc")]
     odd = sorted({f"U+{ord(c):04X}" for c in hidden if c not in "\n\t"})
     if odd:
-        findings.append(LintFinding("hidden", where, ", ".join(odd)[:EXCERPT]))
+        findings.append(SkillTextFinding("hidden", where, ", ".join(odd)[:EXCERPT]))
     return findings
 
 
@@ -144,17 +144,17 @@ def sentences(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in parts if part.strip() and not unsafe("text", part))
 
 
-def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[LintFinding]:
+def _figures(where: str, text: str, values: frozenset[str]) -> Iterator[SkillTextFinding]:
     bare = _LIST_MARK.sub(" ", _REFERENCE.sub(" ", text))
     for match in _FIGURE.finditer(bare):
         if match.group() not in values:
-            yield LintFinding("figure", where, _around(bare, match))
+            yield SkillTextFinding("figure", where, _around(bare, match))
     yield from _matches("figure", where, bare, _FIGURE_WORDS)
 
 
-def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[LintFinding]:
+def _matches(kind: Kind, where: str, text: str, pattern: re.Pattern[str]) -> list[SkillTextFinding]:
     match = pattern.search(text)
-    return [LintFinding(kind, where, _around(text, match))] if match else []
+    return [SkillTextFinding(kind, where, _around(text, match))] if match else []
 
 
 def _around(text: str, match: re.Match[str]) -> str:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from itertools import count
 from typing import Any
 from unicodedata import category
 
@@ -254,6 +255,14 @@ def advice(skill: SkillDraft | SkillRow) -> SkillFile:
         metadata={**skill.metadata.get("other", {}), **{k: v for k, v in kb.items() if v}},
         files=files,
     )
+
+
+def numbered_name(name: str, mark: str, first: int, taken: Iterable[str]) -> str:
+    """The name with `mark` and the first free number from `first`, cut to the limit of names."""
+    known = set(taken)
+    suffixes = (f"{mark}{number}" for number in count(first))
+    names = (name[: MAX_NAME - len(suffix)].rstrip("-") + suffix for suffix in suffixes)
+    return next(numbered for numbered in names if numbered not in known)
 
 
 def sources_of(body: str) -> list[dict[str, str]]:

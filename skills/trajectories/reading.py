@@ -279,10 +279,9 @@ def untimed_steps(summary: Mapping[str, Any]) -> list[int]:
 
 
 @dataclass(frozen=True)
-class FlaggedNode:
-    """A candidate with flags that only a person can decide on. `evaluation` is the key of its
-    evaluation; `review` is the newest decision, None before one.
-    """
+class FlaggedCandidate:
+    """A node with flags that a person decides on. `evaluation` is its key, `review` the newest
+    decision, None before one."""
 
     node: int
     speedup: Interval | None
@@ -298,12 +297,12 @@ class FlaggedNodes:
     """The candidates of a run that wait for a person."""
 
     run: str
-    flagged: list[FlaggedNode]
+    flagged: list[FlaggedCandidate]
 
 
 def flagged_nodes(
     base: KnowledgeBase, identity: str, access_scope: AccessScope = ALL_ACCESS
-) -> list[FlaggedNode]:
+) -> list[FlaggedCandidate]:
     """The flagged nodes of a search in order, with decided ones, whose decision can be changed.
     Raises as `stored_search`."""
     tree = stored_search(base, identity).tree
@@ -323,7 +322,7 @@ def review_node(
     actor: str,
     reason: str,
     access_scope: AccessScope = ALL_ACCESS,
-) -> FlaggedNode:
+) -> FlaggedCandidate:
     """Decide about the flags of a node. `decision` is accepted or refused. Raises NotFound,
     InvalidRequest, and Conflict if none of its flags waits for a person."""
     tree = stored_search(base, identity).tree
@@ -337,9 +336,9 @@ def review_node(
     return _flagged(number, evaluation, {evaluation.key: review})
 
 
-def _flagged(number: int, evaluation: Evaluation, reviews: ReviewsByKey) -> FlaggedNode:
+def _flagged(number: int, evaluation: Evaluation, reviews: ReviewsByKey) -> FlaggedCandidate:
     review = reviews.get(evaluation.key)
-    return FlaggedNode(
+    return FlaggedCandidate(
         number,
         evaluation.speedup,
         open_flags(evaluation),

@@ -1,4 +1,4 @@
-"""What the benches of these tests share."""
+"""Shared benches of these tests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A skill in use with a planted gain: asked for, shown by the product, its outcome told."""
+"""A skill in use with a planted gain: requested, shown by the product, its outcome reported."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def learned(
 
 @dataclass
 class Uses:
-    """Asks, uses what it is shown, reports what came of it, and lets the observer look."""
+    """Requests knowledge, uses the shown skill, reports the outcome, and has the skill judged."""
 
     catalog: Catalog
     gain: Gain

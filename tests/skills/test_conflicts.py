@@ -1,4 +1,4 @@
-"""A skill and a warning about the same: each names the other, and an export cannot be misread."""
+"""A skill and a warning about one transformation: each names the other, and exports are clear."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curator wired: a real small run distilled, tuned recipes, trials kept as evidence, lift."""
+"""The curator end to end: a small real run distilled, tuned recipes, trials as evidence, lift."""
 
 from __future__ import annotations
 
@@ -36,12 +36,12 @@ from optimizer.search.synthesizers.recipe.recipe import parse_recipe
 from optimizer.search.tree import Tree
 from retrieval.request import RetrieveRequest
 from skills.curator.distil import Distilled, distil_source, replayed
-from skills.curator.lifting import COMPOSED, RecipeLifter, TunedRecipe, tuned_instance
+from skills.curator.lifting import COMPOSED, TunedRecipe, recipe_lift, tuned_instance
 from skills.curator.records import KernelChange
 from skills.lifecycle import change_state
 from skills.trajectories.records import MeasuredKernel, Trajectory, TrajectoryStep
 from skills.trials.verification import Verifier, waiting
-from skills.uses import difference, lift_report
+from skills.uses import lift_interval, lift_report
 from tests.shared import FINISHED_CANDIDATES, finished_run, place_models
 from tests.skills.curator import planted
 from tests.skills.curator.planted import distil
@@ -258,8 +258,8 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     )  # fmt: skip
     tuned = tuned_instance(made, RECIPES)
     assert isinstance(tuned, TunedRecipe)
-    lifting = RecipeLifter({tuned.lifted.name: tuned.lifted})
-    done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
+    lifting = recipe_lift({tuned.lifted.name: tuned.lifted})
+    done = distil(tuned.trajectory, catalog, lift=lifting, roles=planted.ROLES)
     assert [(d.operation, d.evidence[0].details["parent"]) for d in done.deltas] == [("ADD", 1)]
     (row,) = rows(catalog)
     assert (row.tier, row.state, row.recipe) == ("learned", "candidate", tuned.lifted.recipe)
@@ -270,10 +270,10 @@ def test_a_tuned_recipe_is_learned_as_a_candidate_with_its_template(tmp_path: Pa
     assert row.scopes.signals == tuple(sorted(tuned.lifted.signals))
     assert "poor_reuse" in row.scopes.signals and "signals." not in (row.predicate or "")
     assert "verdict" not in row.description and "verdict" not in row.body
-    again = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
+    again = distil(tuned.trajectory, catalog, lift=lifting, roles=planted.ROLES)
     assert again.deltas == ()
     other = replace(tuned.trajectory, id="run_2")
-    more = distil(other, catalog, lift=lifting.lift, roles=planted.ROLES)
+    more = distil(other, catalog, lift=lifting, roles=planted.ROLES)
     assert [(d.operation, d.skill) for d in more.deltas] == [("ADD_EVIDENCE", row.name)]
     catalog.close()
 
@@ -282,8 +282,8 @@ def test_a_gain_within_the_noise_teaches_no_recipe(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.02)), RECIPES)
     assert isinstance(tuned, TunedRecipe)
-    lifting = RecipeLifter({tuned.lifted.name: tuned.lifted})
-    done = distil(tuned.trajectory, catalog, lift=lifting.lift, roles=planted.ROLES)
+    lifting = recipe_lift({tuned.lifted.name: tuned.lifted})
+    done = distil(tuned.trajectory, catalog, lift=lifting, roles=planted.ROLES)
     assert done.deltas == () and "no certain difference" in done.decisions[0].reason
     catalog.close()
 
@@ -292,12 +292,12 @@ def test_a_recipe_that_nobody_has_is_not_learned(tmp_path: Path) -> None:
     catalog = planted.catalog_in(tmp_path / "data")
     tuned = tuned_instance(searched({}, {"unroll": 4}, speedups=(1.0, 1.5)), RECIPES)
     assert isinstance(tuned, TunedRecipe)
-    done = distil(tuned.trajectory, catalog, lift=RecipeLifter({}).lift, roles=planted.ROLES)
+    done = distil(tuned.trajectory, catalog, lift=recipe_lift({}), roles=planted.ROLES)
     assert done.deltas == () and "no skill has the recipe" in done.decisions[-1].reason
-    lift = RecipeLifter({}).lift(tuned.trajectory, _change(tuned))
+    lift = recipe_lift({})(tuned.trajectory, _change(tuned))
     assert lift == f"no skill has the recipe {tuned.lifted.name}"
-    own = RecipeLifter({tuned.lifted.name: tuned.lifted})
-    assert own.lift(tuned.trajectory, _change(tuned)) == tuned.lifted
+    own = recipe_lift({tuned.lifted.name: tuned.lifted})
+    assert own(tuned.trajectory, _change(tuned)) == tuned.lifted
     catalog.close()
 
 
@@ -340,7 +340,7 @@ def test_trials_run_here_on_given_problems(services: Services, tmp_path: Path) -
         Verifier(services, tmp_path / "nowhere").try_out(skill.name, 1)
 
 
-# -- what is learned takes part
+# -- learned skills in later searches
 
 
 def measured_and_active(services: Services, name: str) -> SkillEvent:
@@ -421,8 +421,8 @@ def test_lift_is_told_with_its_interval(services: Services, tmp_path: Path) -> N
 
 def test_the_interval_of_a_lift_is_that_of_the_literature() -> None:
     """Newcombe 1998, table II, row (a), method 10: 56/70 and 48/80."""
-    lift = difference(SkillLift(70, 56, 80, 48))
-    assert lift.value == pytest.approx(0.2)
-    assert (lift.low, lift.high) == pytest.approx((0.0524, 0.3339), abs=5e-5)
-    none = difference(SkillLift(5, 5, 5, 0))
-    assert none.value == 1.0 and none.high == 1.0 and none.low > 0
+    value, *bounds = lift_interval(SkillLift(70, 56, 80, 48))
+    assert value == pytest.approx(0.2)
+    assert bounds == pytest.approx([0.0524, 0.3339], abs=5e-5)
+    value, low, high = lift_interval(SkillLift(5, 5, 5, 0))
+    assert value == 1.0 and high == 1.0 and low > 0

@@ -1,4 +1,4 @@
-"""An export leaves no withdrawn skill in an agent's folder, and touches nothing of anybody else."""
+"""An export removes withdrawn skills from an agent's folder and touches no other folder."""
 
 from __future__ import annotations
 

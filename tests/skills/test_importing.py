@@ -1,4 +1,4 @@
-"""What an import refuses, all at once, and how a skill of one's own is revised."""
+"""An import reports all problems at once, and an imported skill can be revised."""
 
 from __future__ import annotations
 

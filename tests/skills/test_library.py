@@ -1,4 +1,4 @@
-"""The library over a real catalog: shipped skills, import and export, states and their history."""
+"""The library over a real catalog: shipped skills, import and export, states and history."""
 
 from __future__ import annotations
 

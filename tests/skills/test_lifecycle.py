@@ -1,4 +1,4 @@
-"""States by a person's word and by a change of the toolchain."""
+"""States changed by a person and by a change of the toolchain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planted outcomes through the real store: what loses goes or gets narrower, what wins stays."""
+"""Planted outcomes in the real store: losing skills are narrowed or retired, winning ones stay."""
 
 from __future__ import annotations
 

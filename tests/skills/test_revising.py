@@ -1,4 +1,4 @@
-"""A skill in use is revised while it stays in use: a candidate beside it takes its place."""
+"""A skill in use stays in use while its revision is a candidate, which then replaces its text."""
 
 from __future__ import annotations
 

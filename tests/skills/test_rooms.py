@@ -1,4 +1,4 @@
-"""The parts of skills/ import one another one way."""
+"""The folders of skills/ import one another in one direction."""
 
 from __future__ import annotations
 

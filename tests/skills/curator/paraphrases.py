@@ -1,5 +1,5 @@
-"""Skills in two sets of words each, and skills that only sound alike: what the thresholds of
-`match` were chosen on. (transformation, description, steps)"""
+"""Skills in two wordings each, and skills that only sound alike: the data on which the thresholds
+of `match` were chosen."""
 
 from __future__ import annotations
 

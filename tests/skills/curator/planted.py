@@ -1,4 +1,4 @@
-"""Trajectories with a known lesson in them, and a catalog to distil them into."""
+"""Trajectories with a planted lesson, and a catalog to distil them into."""
 
 from __future__ import annotations
 

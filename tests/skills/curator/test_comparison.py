@@ -1,4 +1,4 @@
-"""Equal code and texts are recognised, and what a step was shown is taken out of its words."""
+"""Equal code and texts are recognised, and shown texts are removed from a model's sentences."""
 
 from __future__ import annotations
 

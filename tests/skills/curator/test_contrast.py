@@ -1,4 +1,4 @@
-"""What changed, as structure."""
+"""Changes between parent and child, as structure."""
 
 from __future__ import annotations
 

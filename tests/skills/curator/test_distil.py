@@ -1,4 +1,4 @@
-"""What of the library a trajectory meets, and that nothing is embedded twice."""
+"""The part of the library that a trajectory meets, and that no text is embedded twice."""
 
 from __future__ import annotations
 

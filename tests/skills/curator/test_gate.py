@@ -1,4 +1,4 @@
-"""What may be learned from: correct, honest, new, and different beyond noise."""
+"""Only correct, honest, new and certain changes pass the gate."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A kernel that somebody wrote becomes a recipe, as far as instances of it are right."""
+"""A whole kernel becomes a recipe if its instances are correct."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a draft says what the library says already, and what sets opposite effects apart."""
+"""Whether the library already has a draft, and what separates opposite effects."""
 
 from __future__ import annotations
 

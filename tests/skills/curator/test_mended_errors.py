@@ -1,4 +1,4 @@
-"""Which pairs of kernels mend an error, and which errors are a lesson."""
+"""Pairs of kernels that mend an error, and errors that are a lesson."""
 
 from __future__ import annotations
 

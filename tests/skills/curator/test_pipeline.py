@@ -1,4 +1,4 @@
-"""From a trajectory to stored candidates, with everything that tries to get in beside."""
+"""From a trajectory to stored candidates, and what is kept out on the way."""
 
 from __future__ import annotations
 

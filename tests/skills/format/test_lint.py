@@ -1,4 +1,4 @@
-"""Texts that are refused, and the product's own that are not."""
+"""Texts that the linter refuses, and that it accepts the product's own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SKILL.md as the open format has it: strict to read, canonical to write."""
+"""SKILL.md in the open format: strict reading, canonical writing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples of a small search, one of each kind that matters to training."""
+"""Samples of a small search, one of each kind that training distinguishes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples in the shapes of TRL's trainers, in both formats, and what may be trained on."""
+"""Samples in the shapes of TRL's trainers, in both formats, and which are trainable."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from skills.training.rows import (
 from skills.training.samples import Licences, TrainingPrompt, stated_licence, trainable
 from tests.skills.training.judged import SAMPLES, TYPE, WRONG, proposal, reward, sample
 
-# What TRL 1.16 itself reads or hands to reward functions beside the columns of a type.
+# Names that TRL 1.16 reads or passes to reward functions, besides the columns of a type.
 RESERVED = {
     "text",
     "messages",
@@ -139,7 +139,7 @@ def test_without_rows_a_file_still_has_its_columns(tmp_path: Path) -> None:
     assert parquet.read_table(path).column_names == ["prompt", "chosen", "rejected"]
 
 
-# -- what may be trained on
+# -- trainable samples
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The exported files in TRL's own trainers: one step each of a tiny model, drawn at random."""
+"""The exported files in TRL's own trainers: one step each of a tiny random model."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""A tiny model, drawn at random, and what TRL's trainers need beside it. A test imports this when
-it runs: transformers and TRL take seconds to import, in every process that collects tests.
+"""A tiny random model and the other inputs of TRL's trainers.
+
+Tests import this when they run, because transformers and TRL take seconds to import.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What others tell: read with its limits, claims kept apart from what is measured."""
+"""External trajectories: limits on reading, and claims separate from measurements."""
 
 from __future__ import annotations
 

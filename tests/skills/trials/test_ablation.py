@@ -132,7 +132,7 @@ def test_a_skill_that_takes_no_part_is_given_up_after_as_many_searches_as_trials
 
 
 class Remembered(NoKnowledge):
-    """Knowledge of one skill and its moves; keeps what it was asked."""
+    """Knowledge of one skill and its moves; records the requests."""
 
     def __init__(self, skill: SkillRow) -> None:
         self.skill, self.asked = skill, list[RetrieveRequest]()

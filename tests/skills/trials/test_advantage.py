@@ -1,4 +1,4 @@
-"""What one search has over another at every point of the budget."""
+"""The advantage of one search over another at every point of the budget."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a skill says to avoid is done on purpose, on cases that it was not made of."""
+"""Trials of warnings: the change to avoid is made on purpose, on unseen cases."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ Speed = Callable[[Mapping[str, Value]], float | str]
 
 @dataclass
 class KnownBench:
-    """A bench on which it is known how fast a kernel is, or in which way it fails. confirmed:
-    values of what was measured anew."""
+    """A bench with a planted speed or failure for each kernel. `confirmed` holds the values of
+    kernels that are measured again."""
 
     problem: Problem
     speed: Speed
@@ -119,7 +119,7 @@ def history(catalog: Catalog, name: str) -> tuple[str, list[EvidenceRow], list[S
         )
 
 
-# -- what is true, false, and cannot be told
+# -- true warnings, false ones, and open ones
 
 
 def test_a_true_warning_becomes_active_with_the_slow_change_as_evidence(
@@ -275,7 +275,7 @@ def test_a_kernel_that_the_change_leaves_right_is_measured_on_both_sides(
         assert trial.gain.low <= trial.gain.value <= trial.gain.high
 
 
-# -- judging, and what a skill says as data
+# -- verdicts, and the parameters that a warning names
 
 
 def test_one_wide_figure_takes_the_certainty_of_all_together() -> None:

@@ -1,4 +1,4 @@
-"""What a skill is to a proposer: moves, or a step that comes last."""
+"""A skill as a proposer sees it: moves, or a step that comes last."""
 
 from __future__ import annotations
 

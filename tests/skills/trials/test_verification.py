@@ -1,4 +1,4 @@
-"""What trials with and without a skill make of it: believed, narrowed, suspect or left as it is."""
+"""The outcome of trials: a skill becomes active, narrowed or suspect, or stays as it is."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def test_a_helpful_candidate_becomes_active_with_its_trials_as_evidence(tmp_path
 
 
 class Rounds(Planted):
-    """One set of trials first, and others when asked for cases that nobody tried."""
+    """One set of trials first, and another for untried cases."""
 
     def __init__(self, first: Sequence[Trial], then: Sequence[Trial]) -> None:
         super().__init__()
