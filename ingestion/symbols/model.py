@@ -108,7 +108,7 @@ class Reply(Protocol):
 
 
 class Model(Protocol):
-    """A language model behind any provider (`optimizer.search.synthesizers.llm.asker` has one)."""
+    """A language model behind any provider (`optimizer.search.synthesizers.llm.client` has one)."""
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Reply:
         """The reply. Raises a KernloreError where there is none."""
