@@ -17,7 +17,7 @@ from kb.scope import ALL_ACCESS
 from optimizer.search.knowledge import Excerpt, Knowledge, Move, ShownSkill, applicable_moves
 from optimizer.search.records import Node, Value
 from optimizer.search.synthesizers.recipe.recipe import Recipe, parse_recipe
-from optimizer.search.synthesizers.recipe.steps import DIRECTIONS, Knob, avoiding
+from optimizer.search.synthesizers.recipe.synthesizer import DIRECTIONS, Knob, avoiding
 from retrieval.answer import Answer
 from retrieval.answer import Excerpt as AnsweredExcerpt
 from retrieval.answer import Move as AnsweredMove

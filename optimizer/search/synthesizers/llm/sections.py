@@ -37,7 +37,7 @@ from optimizer.search.synthesizers.llm.templates import (
     rendered,
     wanted,
 )
-from optimizer.search.synthesizers.recipe.steps import avoided
+from optimizer.search.synthesizers.recipe.synthesizer import avoided
 
 # Values of the evaluation, which would import torch; a test compares them.
 JUDGED: Mapping[str, str] = {
