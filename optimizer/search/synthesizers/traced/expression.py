@@ -36,6 +36,12 @@ COSTS: Mapping[str, int] = {
 _COMPARISONS: Mapping[str, Callable[[Any, Any], bool]] = {
     name: getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
+# Operators that C++ and Triton write with the same symbol.
+INFIX: Mapping[str, str] = (
+    {"add": "+", "sub": "-", "mul": "*", "div": "/", "shift_left": "<<", "shift_right": ">>"}
+    | {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+    | {"bits_and": "&", "bits_or": "|", "bits_xor": "^"}
+)
 FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
@@ -45,7 +51,7 @@ def computed_in(dtype: str) -> str:
 
 
 @dataclass(frozen=True, eq=False)
-class Expression:
+class ElementExpression:
     """A call of the operator `name`; `load`, `literal` and `counted` are operators too.
 
     `load` has the buffer's name as `value` and one index a dimension, `literal` a number as
@@ -55,7 +61,7 @@ class Expression:
 
     name: str
     dtype: str
-    args: tuple[Expression, ...] = ()
+    args: tuple[ElementExpression, ...] = ()
     indices: tuple[Index, ...] = ()
     value: int | float | bool | str = 0
 
@@ -82,18 +88,18 @@ class Expression:
         return frozenset([self.name]).union(*(arg.operators for arg in self.args))
 
     @cached_property
-    def loads(self) -> tuple[Expression, ...]:
+    def loads(self) -> tuple[ElementExpression, ...]:
         """Every element that it reads, once."""
         if self.name == "load":
             return (self,)
         return tuple(dict.fromkeys(load for arg in self.args for load in arg.loads))
 
-    def substituted(self, values: Mapping[Var, Index]) -> Expression:
+    def substituted(self, values: Mapping[Var, Index]) -> ElementExpression:
         """The expression with other indices in place of variables."""
         return _substituted(self, values, {})
 
 
-def _inner_cost(of: Expression, every: frozenset[Var], known: dict[int, int]) -> int:
+def _inner_cost(of: ElementExpression, every: frozenset[Var], known: dict[int, int]) -> int:
     if of.variables != every:
         return 0
     if id(of) not in known:
@@ -104,40 +110,42 @@ def _inner_cost(of: Expression, every: frozenset[Var], known: dict[int, int]) ->
 
 
 @dataclass
-class _Known:
+class _Interned:
     """The expressions of this process by what makes them equal."""
 
-    entries: dict[object, Expression] = field(default_factory=dict)
+    entries: dict[object, ElementExpression] = field(default_factory=dict)
 
 
-_KNOWN = _Known()
+_INTERNED = _Interned()
 
 
-def _made(of: Expression) -> Expression:
+def _made(of: ElementExpression) -> ElementExpression:
     value = (type(of.value).__name__, repr(of.value))
     key = (of.name, of.dtype, tuple(map(id, of.args)), of.indices, value)
-    return _KNOWN.entries.setdefault(key, of)
+    return _INTERNED.entries.setdefault(key, of)
 
 
 def forget() -> None:
     """Let the expressions go; to be called before a graph is lowered, not within."""
-    _KNOWN.entries.clear()
+    _INTERNED.entries.clear()
 
 
-def renamed(of: Expression, names: Mapping[str, str]) -> Expression:
+def renamed(of: ElementExpression, names: Mapping[str, str]) -> ElementExpression:
     """The expression with elements of other buffers in place of those that are named."""
     return _renamed(of, names, {}) if names else of
 
 
-def _renamed(of: Expression, names: Mapping[str, str], done: dict[int, Expression]) -> Expression:
+def _renamed(
+    of: ElementExpression, names: Mapping[str, str], done: dict[int, ElementExpression]
+) -> ElementExpression:
     if id(of) not in done:
         args = tuple(_renamed(arg, names, done) for arg in of.args)
         value = names.get(str(of.value), of.value) if of.name == "load" else of.value
-        done[id(of)] = _made(Expression(of.name, of.dtype, args, of.indices, value))
+        done[id(of)] = _made(ElementExpression(of.name, of.dtype, args, of.indices, value))
     return done[id(of)]
 
 
-def literal(value: float | int | bool, dtype: str) -> Expression:
+def literal(value: float | int | bool, dtype: str) -> ElementExpression:
     """A number of this dtype."""
     dtype = computed_in(dtype)
     if dtype in FLOATS:
@@ -146,20 +154,20 @@ def literal(value: float | int | bool, dtype: str) -> Expression:
         value = bool(value)
     else:
         value = int(value)
-    return _made(Expression("literal", dtype, value=value))
+    return _made(ElementExpression("literal", dtype, value=value))
 
 
-def load(buffer: str, indices: tuple[Index, ...], dtype: str) -> Expression:
+def load(buffer: str, indices: tuple[Index, ...], dtype: str) -> ElementExpression:
     """An element of a buffer."""
-    return _made(Expression("load", computed_in(dtype), indices=indices, value=buffer))
+    return _made(ElementExpression("load", computed_in(dtype), indices=indices, value=buffer))
 
 
-def counted(index: Index) -> Expression:
+def counted(index: Index) -> ElementExpression:
     """The value of an index, as an int64."""
-    return _made(Expression("counted", "int64", indices=(index,)))
+    return _made(ElementExpression("counted", "int64", indices=(index,)))
 
 
-def cast(of: Expression, dtype: str) -> Expression:
+def cast(of: ElementExpression, dtype: str) -> ElementExpression:
     """The expression in another dtype."""
     dtype = computed_in(dtype)
     if of.dtype == dtype:
@@ -167,10 +175,10 @@ def cast(of: Expression, dtype: str) -> Expression:
     if of.name == "literal":
         assert not isinstance(of.value, str)
         return literal(of.value, dtype)
-    return _made(Expression("cast", dtype, (of,)))
+    return _made(ElementExpression("cast", dtype, (of,)))
 
 
-def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
+def call(name: str, args: tuple[ElementExpression, ...], dtype: str) -> ElementExpression:
     """A call; arguments are cast by the caller. Raises KeyError for an unknown operator."""
     if name not in COSTS:
         raise KeyError(name)
@@ -179,10 +187,10 @@ def call(name: str, args: tuple[Expression, ...], dtype: str) -> Expression:
         if place is not None:
             return counted(place)
     folded = _folded(name, args)
-    return _made(Expression(name, computed_in(dtype), args)) if folded is None else folded
+    return _made(ElementExpression(name, computed_in(dtype), args)) if folded is None else folded
 
 
-def _folded(name: str, args: tuple[Expression, ...]) -> Expression | None:
+def _folded(name: str, args: tuple[ElementExpression, ...]) -> ElementExpression | None:
     """A comparison of two literals, and an exclusive or with a literal, as what it is; None for
     anything else.
     """
@@ -194,7 +202,7 @@ def _folded(name: str, args: tuple[Expression, ...]) -> Expression | None:
     return None
 
 
-def _as_index(name: str, args: tuple[Expression, ...]) -> Index | None:
+def _as_index(name: str, args: tuple[ElementExpression, ...]) -> Index | None:
     """A sum, difference or product of an index and a number as an index; None for anything else."""
     if name not in ("add", "sub", "mul") or args[0].name != "counted":
         return None
@@ -209,10 +217,10 @@ def _as_index(name: str, args: tuple[Expression, ...]) -> Index | None:
 
 
 def _substituted(
-    of: Expression, values: Mapping[Var, Index], done: dict[int, Expression]
-) -> Expression:
+    of: ElementExpression, values: Mapping[Var, Index], done: dict[int, ElementExpression]
+) -> ElementExpression:
     if id(of) not in done:
         args = tuple(_substituted(arg, values, done) for arg in of.args)
         indices = tuple(substituted(part, values) for part in of.indices)
-        done[id(of)] = _made(Expression(of.name, of.dtype, args, indices, of.value))
+        done[id(of)] = _made(ElementExpression(of.name, of.dtype, args, indices, of.value))
     return done[id(of)]

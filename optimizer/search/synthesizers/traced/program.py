@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any, Literal
 
-from optimizer.search.synthesizers.traced.expression import Expression
+from optimizer.search.synthesizers.traced.expression import ElementExpression
 from optimizer.search.synthesizers.traced.index import Index, Var
 
 Combine = Literal["sum", "prod", "max", "min", "logaddexp"]  # the last in scans alone
@@ -66,7 +66,7 @@ class Stage:
 
     out: Buffer
     space: tuple[Var, ...]
-    body: Expression
+    body: ElementExpression
     reduced: tuple[Var, ...] = ()
     combine: Combine | None = None
     scanned: Var | None = None
