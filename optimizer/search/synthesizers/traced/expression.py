@@ -1,8 +1,8 @@
-"""What a kernel computes for one element: calls of a closed set of operators over elements that are
-read, numbers and loop variables.
+"""Expressions for one element of a kernel's result: calls of a closed set of operators over loaded
+elements, numbers and loop variables.
 
-Equal expressions are one object, so a graph that is used twice stays small and is written once.
-Floats of 16 bits are computed with as float32. Standard library only.
+Equal expressions are one object, so that shared parts are written once. Floats of 16 bits are
+computed as float32. Standard library only.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from typing import Any
 
 from optimizer.search.synthesizers.traced.index import Index, Var, substituted, variables
 
-# The operators, with what a call costs in units of an addition: a rough figure, which decides only
-# whether a value that is used twice is kept or computed again.
+# The operators, with the rough cost of a call in additions, which decides whether a value that is
+# used twice is stored or computed again.
 COSTS: Mapping[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "neg", "abs", "min", "max", "square"), 1),
     **dict.fromkeys(("eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "where"), 1),
@@ -46,7 +46,7 @@ FLOATS = ("float32", "float64", "float16", "bfloat16")
 
 
 def computed_in(dtype: str) -> str:
-    """The dtype in which values of a tensor of this dtype are computed."""
+    """The dtype in which values of this dtype are computed."""
     return "float32" if dtype in ("float16", "bfloat16") else dtype
 
 
@@ -54,9 +54,9 @@ def computed_in(dtype: str) -> str:
 class ElementExpression:
     """A call of the operator `name`; `load`, `literal` and `counted` are operators too.
 
-    `load` has the buffer's name as `value` and one index a dimension, `literal` a number as
-    `value`, `counted` one index, whose value it is. Made by the functions below alone, which give
-    equal expressions as one object.
+    `load` has the buffer's name as `value` and one index for each dimension, `literal` a number as
+    `value`, `counted` the index that is its value. Constructed only by the functions below, which
+    return equal expressions as one object.
     """
 
     name: str
@@ -73,29 +73,29 @@ class ElementExpression:
 
     @cached_property
     def cost(self) -> int:
-        """Roughly what it costs to compute it, in additions."""
+        """Rough cost of its computation, in additions."""
         return COSTS.get(self.name, 0) + sum(arg.cost for arg in self.args)
 
     @cached_property
     def inner_cost(self) -> int:
-        """As `cost`, without the parts that do not change with all of its variables: loops compute
-        those outside of the innermost one."""
+        """The part of `cost` that depends on all its variables: the other parts are computed
+        outside of the innermost loop."""
         return _inner_cost(self, self.variables, {})
 
     @cached_property
     def operators(self) -> frozenset[str]:
-        """The names of all operators in it, those that compute places left out."""
+        """The names of its operators, without those of places."""
         return frozenset([self.name]).union(*(arg.operators for arg in self.args))
 
     @cached_property
     def loads(self) -> tuple[ElementExpression, ...]:
-        """Every element that it reads, once."""
+        """The elements that it loads, without those of places."""
         if self.name == "load":
             return (self,)
         return tuple(dict.fromkeys(load for arg in self.args for load in arg.loads))
 
     def substituted(self, values: Mapping[Var, Index]) -> ElementExpression:
-        """The expression with other indices in place of variables."""
+        """The expression with variables replaced by indices."""
         return _substituted(self, values, {})
 
 
@@ -111,7 +111,7 @@ def _inner_cost(of: ElementExpression, every: frozenset[Var], known: dict[int, i
 
 @dataclass
 class _Interned:
-    """The expressions of this process by what makes them equal."""
+    """The expressions of this process by their structure."""
 
     entries: dict[object, ElementExpression] = field(default_factory=dict)
 
@@ -126,12 +126,12 @@ def _made(of: ElementExpression) -> ElementExpression:
 
 
 def forget() -> None:
-    """Let the expressions go; to be called before a graph is lowered, not within."""
+    """Free all expressions; must not be called while a graph is lowered."""
     _INTERNED.entries.clear()
 
 
 def renamed(of: ElementExpression, names: Mapping[str, str]) -> ElementExpression:
-    """The expression with elements of other buffers in place of those that are named."""
+    """The expression with buffers renamed."""
     return _renamed(of, names, {}) if names else of
 
 
@@ -191,9 +191,7 @@ def call(name: str, args: tuple[ElementExpression, ...], dtype: str) -> ElementE
 
 
 def _folded(name: str, args: tuple[ElementExpression, ...]) -> ElementExpression | None:
-    """A comparison of two literals, and an exclusive or with a literal, as what it is; None for
-    anything else.
-    """
+    """The value of a comparison of two literals or of an exclusive or with a literal, else None."""
     literals = [arg.value for arg in args if arg.name == "literal"]
     if name in _COMPARISONS and len(literals) == 2:
         return literal(_COMPARISONS[name](*literals), "bool")
@@ -203,7 +201,7 @@ def _folded(name: str, args: tuple[ElementExpression, ...]) -> ElementExpression
 
 
 def _as_index(name: str, args: tuple[ElementExpression, ...]) -> Index | None:
-    """A sum, difference or product of an index and a number as an index; None for anything else."""
+    """A sum, difference or product of an index and a number as an index, else None."""
     if name not in ("add", "sub", "mul") or args[0].name != "counted":
         return None
     first, second = args[0].indices[0], args[1]
